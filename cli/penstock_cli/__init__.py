@@ -1,0 +1,1 @@
+"""The `penstock` command: parse, load configuration, call; nothing else."""

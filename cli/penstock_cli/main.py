@@ -1,0 +1,74 @@
+"""Entry point of the `penstock` command; subcommands are imported only when they run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from penstock_core import logs
+from penstock_core.errors import ConfigError, PenstockError
+
+_SUBCOMMANDS = {
+    "up": ("penstock_cli.local:up", "Start a graph's processes on this machine."),
+    "load": ("penstock_cli.load:load", "Replay a trace against a running graph."),
+    "status": ("penstock_cli.local:status", "Show workers, GPUs, queues and the last decisions."),
+    "down": ("penstock_cli.local:down", "Drain and stop a graph started by `up`."),
+    "demo": ("penstock_cli.demo:demo", "Run the whole main job on a real trace slice and report."),
+    "report": ("penstock_cli.report:report", "Draw a report from a load run and a planner ledger."),
+    "validate": ("penstock_cli.graph:validate", "Check manifests; print every problem at once."),
+    "render": ("penstock_cli.graph:render", "Print the processes that a graph becomes."),
+    "import": ("penstock_cli.graph:import_", "Convert a DynamoGraphDeployment to a GraphDeployment."),
+    "router": ("penstock_cli.router:router", "Run the router."),
+    "planner": ("penstock_cli.planner:planner", "Run the planner, or explain and replay its decisions."),
+    "engine": ("penstock_cli.engine:engine", "Run a simulated worker."),
+}
+
+
+class _LazyGroup(click.Group):
+    """Lists subcommands without importing them, so that `penstock --help` stays quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _SUBCOMMANDS:
+            return None
+        module, attribute = _SUBCOMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _SUBCOMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="penstock")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    envvar="PENSTOCK_LOG_LEVEL",
+    help="Least severe log written to stderr.",
+)
+@click.option("--log-json", is_flag=True, envvar="PENSTOCK_LOG_JSON", help="Logs as JSON, one object a line.")
+def cli(log_level: str, log_json: bool) -> None:
+    """Run disaggregated LLM serving: declare a graph, serve it, scale it inside a GPU budget."""
+    logs.configure(log_level, as_json=log_json)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; exit 0 done, 1 failure, 2 usage or configuration."""
+    arguments: Any = argv
+    try:
+        cli.main(args=arguments, prog_name="penstock", standalone_mode=True)
+    except ConfigError as exc:
+        click.echo(f"penstock: {exc}", err=True)
+        sys.exit(2)
+    except PenstockError as exc:
+        click.echo(f"penstock: {exc}", err=True)
+        sys.exit(1)

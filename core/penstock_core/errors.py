@@ -1,0 +1,140 @@
+"""Penstock's exceptions; every component raises and catches these, never a library's own.
+
+::
+
+    PenstockError
+    ├── ConfigError                 a flag, file or port that the user can correct
+    │   ├── InvalidSpecError        a manifest; carries every problem found
+    │   └── PortInUseError
+    ├── ObservationError            a metric that cannot be trusted
+    │   ├── StaleObservation
+    │   ├── MissingMetric
+    │   └── OutOfProfileError       a question beyond the measured range
+    ├── ClusterError                the backend refused or failed
+    │   ├── ConflictError
+    │   └── NotFoundError
+    ├── UpstreamError               a worker, seen from its client
+    │   ├── UpstreamConnectError
+    │   ├── UpstreamTimeout         carries its phase
+    │   └── StreamBroken            bytes stopped before the message ended
+    ├── ClientDisconnected          the caller went away
+    ├── SaturatedError              busy: answered as 429
+    ├── NoEndpointsError            nothing to send to: answered as 503
+    └── LedgerError                 a decision could not be recorded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class PenstockError(Exception):
+    """Root of all errors that Penstock raises on purpose."""
+
+
+class ConfigError(PenstockError):
+    """The user's configuration is wrong; the message names key, value, bound and remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a manifest.
+
+    Attributes:
+        path: Key path, for example ``spec.planner.maxGpuBudget``.
+        message: Value, bound and remedy.
+        file: File name, or None when the manifest did not come from a file.
+        line: 1-based line, or None when unknown.
+    """
+
+    path: str
+    message: str
+    file: str | None = None
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = self.file or "manifest"
+        if self.line is not None:
+            place = f"{place}:{self.line}"
+        return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
+
+
+class InvalidSpecError(ConfigError):
+    """A manifest breaks the API's rules; carries all problems at once."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class PortInUseError(ConfigError):
+    """The address to listen on is taken."""
+
+
+class ObservationError(PenstockError):
+    """A metric cannot be trusted."""
+
+
+class StaleObservation(ObservationError):  # noqa: N818 - the name states the fact; the base says Error
+    """The newest value is older than allowed."""
+
+
+class MissingMetric(ObservationError):  # noqa: N818 - the name states the fact; the base says Error
+    """The source answers but does not carry the metric."""
+
+
+class OutOfProfileError(ObservationError):
+    """The question lies beyond what was measured."""
+
+
+class ClusterError(PenstockError):
+    """The backend (cluster or local arbiter) refused or failed."""
+
+
+class ConflictError(ClusterError):
+    """Somebody else changed the object first."""
+
+
+class NotFoundError(ClusterError):
+    """The object is not there."""
+
+
+class UpstreamError(PenstockError):
+    """A worker failed, as its client sees it."""
+
+
+class UpstreamConnectError(UpstreamError):
+    """No connection could be made; the request was not sent."""
+
+
+class UpstreamTimeout(UpstreamError):  # noqa: N818 - named like the fact it reports
+    """The worker did not answer in time.
+
+    Attributes:
+        phase: ``connect``, ``first_byte``, ``idle`` or ``total``.
+    """
+
+    def __init__(self, message: str, *, phase: str) -> None:
+        self.phase = phase
+        super().__init__(message)
+
+
+class StreamBroken(UpstreamError):  # noqa: N818 - named like the fact it reports
+    """The connection ended, or carried garbage, before the message was complete."""
+
+
+class ClientDisconnected(PenstockError):  # noqa: N818 - named like the fact it reports
+    """The caller closed the connection; there is nobody to answer."""
+
+
+class SaturatedError(PenstockError):
+    """All capacity is in use: the caller should retry later (429)."""
+
+
+class NoEndpointsError(PenstockError):
+    """No worker can serve this request now (503)."""
+
+
+class LedgerError(PenstockError):
+    """A decision could not be recorded, so it was not taken."""

@@ -1,0 +1,87 @@
+"""Structured logs on stderr: constant event text, bound keys, one JSON object or one plain line each."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any
+
+
+class EventLogger:
+    """Logs events with keys: ``log.info("worker ready", worker="llama_decode")``."""
+
+    __slots__ = ("_keys", "_logger")
+
+    def __init__(self, logger: logging.Logger, **keys: Any) -> None:
+        self._logger = logger
+        self._keys = keys
+
+    def bind(self, **keys: Any) -> EventLogger:
+        """Return a logger that adds ``keys`` to every event."""
+        return EventLogger(self._logger, **{**self._keys, **keys})
+
+    def debug(self, event: str, **keys: Any) -> None:
+        """Log per-request or per-tick detail; the keys cost nothing when DEBUG is off."""
+        if self._logger.isEnabledFor(logging.DEBUG):
+            self._log(logging.DEBUG, event, keys)
+
+    def info(self, event: str, **keys: Any) -> None:
+        """Log a change of lifecycle or a changed decision."""
+        self._log(logging.INFO, event, keys)
+
+    def warning(self, event: str, **keys: Any) -> None:
+        """Log something that works less well than it should."""
+        self._log(logging.WARNING, event, keys)
+
+    def error(self, event: str, **keys: Any) -> None:
+        """Log a failure that somebody should look at."""
+        self._log(logging.ERROR, event, keys)
+
+    def exception(self, event: str, **keys: Any) -> None:
+        """Log a failure with the current traceback; only for task roots."""
+        self._logger.error(event, exc_info=True, extra={"keys": {**self._keys, **keys}})  # noqa: LOG014 - called inside handlers
+
+    def _log(self, level: int, event: str, keys: dict[str, Any]) -> None:
+        self._logger.log(level, event, extra={"keys": {**self._keys, **keys}})
+
+
+class _PlainFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        keys = getattr(record, "keys", None)
+        if keys:
+            text += " " + " ".join(f"{key}={value!r}" for key, value in keys.items())
+        return text
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "ts": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            **getattr(record, "keys", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def get_logger(name: str) -> EventLogger:
+    """Return the event logger of a module; ``name`` is its ``__name__``."""
+    return EventLogger(logging.getLogger(name))
+
+
+def configure(level: str = "info", *, as_json: bool = False) -> None:
+    """Send all logs to stderr; called once by the command line.
+
+    Args:
+        level: debug, info, warning or error.
+        as_json: One JSON object per line instead of plain text.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    plain = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    handler.setFormatter(_JsonFormatter() if as_json else _PlainFormatter(plain))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,0 +1,1 @@
+"""Pure: the engine without a clock."""

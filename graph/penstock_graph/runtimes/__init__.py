@@ -1,0 +1,1 @@
+"""Pure: one service of a graph becomes process specs."""

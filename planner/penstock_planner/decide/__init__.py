@@ -1,0 +1,1 @@
+"""Pure: how many replicas there should be."""

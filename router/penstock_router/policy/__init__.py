@@ -1,0 +1,1 @@
+"""Pure: where a request goes."""
