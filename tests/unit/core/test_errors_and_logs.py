@@ -1,0 +1,85 @@
+"""The exception tree and the structured logs."""
+
+import io
+import json
+import logging
+import sys
+
+import pytest
+
+from penstock_core import errors, logs
+
+
+def test_every_exception_descends_from_the_root():
+    """One `except PenstockError` at the command line catches all that Penstock raises."""
+    raised = [
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
+    ]
+
+    assert all(issubclass(cls, errors.PenstockError) for cls in raised)
+    assert all(cls.__name__ in errors.__doc__ for cls in raised)
+
+
+def test_an_invalid_spec_prints_each_problem_with_file_and_line():
+    """All problems at once, one line each."""
+    error = errors.InvalidSpecError(
+        [
+            errors.Problem("spec.a", "1 must be below 1", file="g.yaml", line=3),
+            errors.Problem("", "is empty"),
+        ]
+    )
+
+    assert str(error) == "g.yaml:3: spec.a: 1 must be below 1\nmanifest: is empty"
+
+
+@pytest.fixture
+def stderr(monkeypatch):
+    """Catches what `configure` sends to stderr and restores the root logger."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield stream
+    root.handlers[:], root.level = handlers, level
+
+
+def test_json_logs_hold_event_and_bound_keys(stderr):
+    """A log line is one JSON object whose event text is constant."""
+    logs.configure("info", as_json=True)
+
+    logs.get_logger("penstock.test").bind(worker="w").info("worker ready", port=1)
+
+    line = json.loads(stderr.getvalue())
+    assert (line["event"], line["worker"], line["port"], line["level"]) == ("worker ready", "w", 1, "info")
+
+
+def test_plain_logs_append_keys(stderr):
+    """People read the same keys after the text."""
+    logs.configure("info")
+
+    logs.get_logger("penstock.test").warning("worker late", lag_s=0.5)
+
+    assert "worker late lag_s=0.5" in stderr.getvalue()
+
+
+def test_debug_costs_nothing_when_off(stderr):
+    """Below the level nothing is written."""
+    logs.configure("info")
+
+    logs.get_logger("penstock.test").debug("request done", request_id="x")
+
+    assert stderr.getvalue() == ""
+
+
+def test_an_exception_carries_its_traceback(stderr):
+    """Task roots log what went wrong, with the cause."""
+    logs.configure("info", as_json=True)
+
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        logs.get_logger("penstock.test").exception("task failed")
+
+    assert "ValueError: boom" in json.loads(stderr.getvalue())["exception"]

@@ -1,0 +1,74 @@
+"""The Prometheus text parser."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from penstock_core.errors import ObservationError
+from penstock_core.exposition import parse_samples
+
+PAGE = """\
+# HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="a}\\"b\\\\c"} 0.25
+vllm:num_requests_waiting{engine="0"} 3.0 1700000000000
+vllm:num_requests_waiting_by_reason{reason="capacity"} 2
+up 1
+"""
+
+
+def test_only_wanted_names_are_returned_with_their_labels():
+    """Labels with braces, quotes and backslashes arrive unescaped."""
+    samples = parse_samples(PAGE, {"vllm:kv_cache_usage_perc"})
+
+    assert [(s.name, s.value) for s in samples] == [("vllm:kv_cache_usage_perc", 0.25)]
+    assert samples[0].labels == {"engine": "0", "model_name": 'a}"b\\c'}
+
+
+def test_a_name_that_is_a_prefix_of_another_does_not_match_it():
+    """num_requests_waiting is not num_requests_waiting_by_reason."""
+    samples = parse_samples(PAGE, {"vllm:num_requests_waiting"})
+
+    assert [s.value for s in samples] == [3.0]
+
+
+@pytest.mark.parametrize(("text", "check"), [("NaN", math.isnan), ("+Inf", math.isinf), ("-Inf", math.isinf)])
+def test_non_finite_values_are_kept_for_the_reader(text, check):
+    """The parser judges form; whoever reads the value judges sense."""
+    (sample,) = parse_samples(f"up {text}\n", {"up"})
+
+    assert check(sample.value)
+
+
+@pytest.mark.parametrize("line", ["up", "up{a=1} 2", "up one", 'up{a="x} 1'])
+def test_an_unreadable_wanted_line_is_an_error_that_quotes_it(line):
+    """A broken line of a wanted metric is never taken for absence."""
+    with pytest.raises(ObservationError, match="metrics page") as caught:
+        parse_samples(line + "\n", {"up"})
+
+    assert line in str(caught.value)
+
+
+def test_an_unreadable_unwanted_line_is_ignored():
+    """Garbage in a metric that nobody asked for harms nobody."""
+    samples = parse_samples("upper{broken\nup 1\n", {"up"})
+
+    assert [s.value for s in samples] == [1.0]
+
+
+@given(
+    st.dictionaries(st.text(max_size=12), st.floats(allow_nan=False), min_size=1, max_size=8),
+)
+def test_whatever_the_official_client_writes_is_read_back(series):
+    """Round trip through prometheus_client for arbitrary label text and values."""
+    registry = CollectorRegistry()
+    gauge = Gauge("penstock_test", "synthetic", ["label"], registry=registry)
+    for label, value in series.items():
+        gauge.labels(label).set(value)
+
+    samples = parse_samples(generate_latest(registry).decode(), {"penstock_test"})
+
+    assert series == {s.labels["label"]: s.value for s in samples}
