@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from penstock_core.errors import ObservationError
 
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:\\.|[^"\\])*)"')
 _LINE = re.compile(
     r"^(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)"
-    r"(?:\{(?P<labels>(?:[^\"}]|\"(?:\\.|[^\"\\])*\")*)\})?"
-    r"[ \t]+(?P<value>\S+)(?:[ \t]+(?P<timestamp>-?\d+))?[ \t]*$"
+    rf"(?:\{{(?P<labels>[ \t]*(?:{_LABEL.pattern}[ \t]*,?[ \t]*)*)\}})?"
+    r"[ \t]+(?P<value>\S+)(?:[ \t]+(?P<timestamp>-?\d+))?[ \t\r]*$"
 )
-_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:\\.|[^"\\])*)"')
 _ESCAPE = re.compile(r"\\(.)")
 
 
@@ -53,7 +53,7 @@ def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
     wanted = frozenset(names)
     prefixes = tuple(wanted)
     found = []
-    for line in page.splitlines():
+    for line in page.split("\n"):
         if not line.startswith(prefixes):
             continue
         match = _LINE.match(line)

@@ -1,9 +1,7 @@
 """The exception tree and the structured logs."""
 
-import io
 import json
 import logging
-import sys
 
 import pytest
 
@@ -35,13 +33,11 @@ def test_an_invalid_spec_prints_each_problem_with_file_and_line():
 
 
 @pytest.fixture
-def stderr(monkeypatch):
-    """Catches what `configure` sends to stderr and restores the root logger."""
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
+def stderr(capsys):
+    """Reads what went to stderr, and restores the root logger that `configure` takes over."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    yield stream
+    yield lambda: capsys.readouterr().err
     root.handlers[:], root.level = handlers, level
 
 
@@ -51,7 +47,7 @@ def test_json_logs_hold_event_and_bound_keys(stderr):
 
     logs.get_logger("penstock.test").bind(worker="w").info("worker ready", port=1)
 
-    line = json.loads(stderr.getvalue())
+    line = json.loads(stderr())
     assert (line["event"], line["worker"], line["port"], line["level"]) == ("worker ready", "w", 1, "info")
 
 
@@ -61,7 +57,7 @@ def test_plain_logs_append_keys(stderr):
 
     logs.get_logger("penstock.test").warning("worker late", lag_s=0.5)
 
-    assert "worker late lag_s=0.5" in stderr.getvalue()
+    assert "worker late lag_s=0.5" in stderr()
 
 
 def test_debug_costs_nothing_when_off(stderr):
@@ -70,7 +66,7 @@ def test_debug_costs_nothing_when_off(stderr):
 
     logs.get_logger("penstock.test").debug("request done", request_id="x")
 
-    assert stderr.getvalue() == ""
+    assert stderr() == ""
 
 
 def test_an_exception_carries_its_traceback(stderr):
@@ -82,4 +78,4 @@ def test_an_exception_carries_its_traceback(stderr):
     except ValueError:
         logs.get_logger("penstock.test").exception("task failed")
 
-    assert "ValueError: boom" in json.loads(stderr.getvalue())["exception"]
+    assert "ValueError: boom" in json.loads(stderr())["exception"]
