@@ -1,0 +1,95 @@
+"""Settings of the workers: KV leases, admission, preemption, batch and cache sizes.
+
+The batch and cache sizes carry the runtime's own default when they are null. ``profile`` is read by
+the simulated runtime only.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from penstock_graph.models.base import (
+    Flag,
+    Integer,
+    Number,
+    ProfileName,
+    SpecModel,
+    Violation,
+    refuse,
+)
+
+SHORTEST_SAFE_LEASE_S = 6
+"""Below it vLLM's heartbeat interval, duration // 6, is 0: a heartbeat in every step."""
+
+DEFAULT_PROFILE = "h200-llama-3.1-8b-tp1"
+
+
+class LeaseConfig(SpecModel):
+    """How long a prefill worker holds KV blocks for a decode worker.
+
+    ``acknowledgeShortLease`` is the explicit consent that a lease under 6 s needs.
+    """
+
+    duration_seconds: Annotated[Integer, Field(ge=1, le=86400)] = Field(
+        default=30,
+        description="First lease; heartbeats come every sixth and extend by two thirds of it; seconds.",
+    )
+    decoder_blocks_ttl_seconds: Annotated[Integer, Field(ge=1, le=604800)] = Field(
+        default=480, description="Life of blocks cached on decode workers, bidirectional mode; seconds."
+    )
+    acknowledge_short_lease: Flag = Field(
+        default=False, description="Accept a duration below 6 s and its heartbeat in every step."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> LeaseConfig:
+        if self.duration_seconds < SHORTEST_SAFE_LEASE_S and not self.acknowledge_short_lease:
+            message = (
+                f"{self.duration_seconds} s is below {SHORTEST_SAFE_LEASE_S} s, so heartbeats would go out "
+                "in every step; raise it or set acknowledgeShortLease: true"
+            )
+            refuse([Violation(("durationSeconds",), message, (("acknowledgeShortLease",),))])
+        return self
+
+
+class PreemptionConfig(SpecModel):
+    """Bounds of preemption between tiers."""
+
+    max_per_request: Annotated[Integer, Field(ge=0, le=100)] = Field(
+        default=3, description="Most preemptions of one request; then it may not be a victim."
+    )
+    premium_reserved_fraction: Annotated[Number, Field(ge=0, lt=1)] = Field(
+        default=0.3, description="Fraction of KV blocks only tier premium may take, 0 to below 1."
+    )
+
+
+class EngineConfig(SpecModel):
+    """The graph's workers."""
+
+    request_limit: Annotated[Integer, Field(ge=1)] | None = Field(
+        default=None, description="Most requests in one worker's engine; null: no limit of ours."
+    )
+    request_queue: Annotated[Integer, Field(ge=2)] = Field(
+        default=16, description="Requests that may wait beyond requestLimit; then 503. At least 2."
+    )
+    preemption: PreemptionConfig = Field(
+        default=PreemptionConfig(), description="Bounds of preemption between tiers."
+    )
+    profile: ProfileName = Field(default=DEFAULT_PROFILE, description="Latency profile of simulated workers.")
+    block_tokens: Annotated[Integer, Field(ge=1, le=1024)] | None = Field(
+        default=None, description="Tokens of one KV block; null: the runtime's default, 16."
+    )
+    kv_blocks: Annotated[Integer, Field(ge=1)] | None = Field(
+        default=None, description="KV blocks of one worker; null: as many as its memory or profile holds."
+    )
+    max_running_requests: Annotated[Integer, Field(ge=1)] | None = Field(
+        default=None, description="Most requests in one batch; null: the runtime's default."
+    )
+    max_batch_tokens: Annotated[Integer, Field(ge=1)] | None = Field(
+        default=None, description="Most tokens in one step; null: the runtime's default."
+    )
+    stream_interval_tokens: Annotated[Integer, Field(ge=1)] = Field(
+        default=1, description="Tokens between two streamed events."
+    )
