@@ -1,0 +1,277 @@
+"""HTTP/1.1 client with keep-alive pools, for router, planner, load generator and workers.
+
+Requests are never repeated, with one exception: a kept-alive connection that the peer had closed, on
+which an idempotent request was tried, is replaced once. Everything that sockets and the parser raise is
+mapped to ``penstock_core.errors`` here or in ``client_connection``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+from penstock_core.errors import (
+    ConfigError,
+    SaturatedError,
+    StreamBroken,
+    UpstreamConnectError,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from penstock_wire.client_connection import ClientConnection, StaleConnection, StreamingResponse, Timeouts
+from penstock_wire.messages import Headers, encode_headers
+
+__all__ = ["ConnectionPool", "PoolLimits", "Response", "StreamingResponse", "Timeouts"]
+
+# RFC 9110 9.2.2.
+_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
+_BODYLESS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "DELETE"})
+_SWEEP_MAX_S = 1.0
+_SWEEP_MIN_S = 0.02
+
+Origin = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """Bounds of one pool.
+
+    Attributes:
+        max_connections: Open connections of all origins; beyond it a request raises SaturatedError.
+        max_idle_per_origin: Kept-alive connections without a request.
+        keep_alive_s: Longest rest of a kept connection, real seconds; below the servers' own limit, so
+            that this side closes first and no request meets a closing socket.
+        max_body_bytes: Longest body that ``request`` returns.
+    """
+
+    max_connections: int = 16384
+    max_idle_per_origin: int = 1024
+    keep_alive_s: float = 30.0
+    max_body_bytes: int = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole response; header names are lower-case."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    origin: Origin
+    path: bytes
+    host: bytes
+
+
+class ConnectionPool:
+    """Keep-alive connections by origin; used from one event loop."""
+
+    def __init__(self, *, limits: PoolLimits = PoolLimits()) -> None:
+        self._limits = limits
+        self._idle: dict[Origin, list[ClientConnection]] = {}
+        self._open: set[ClientConnection] = set()
+        self._connecting = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_sweep_s = float("inf")
+        self._sweep_period_s = _SWEEP_MAX_S
+        self._closed = False
+        self._all_gone = asyncio.Event()
+
+    @property
+    def connections(self) -> int:
+        """Open connections, idle ones included."""
+        return len(self._open)
+
+    @property
+    def idle_connections(self) -> int:
+        """Kept-alive connections without a request."""
+        return sum(map(len, self._idle.values()))
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        body: bytes = b"",
+        headers: Headers = (),
+        timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
+    ) -> Response:
+        """Return the whole response, whatever its status.
+
+        Raises:
+            UpstreamConnectError: no connection; the request was not sent.
+            UpstreamTimeout: with its phase.
+            StreamBroken: the connection ended early, carried garbage, or the body exceeds the bound.
+            SaturatedError: ``max_connections`` are open.
+            ConfigError: the URL is not a plain http URL.
+        """
+        stream = await self.stream(method, url, body=body, headers=headers, timeouts=timeouts)
+        content = await stream.read(limit_bytes=self._limits.max_body_bytes)
+        return Response(stream.status, stream.headers, content)
+
+    async def stream(
+        self,
+        method: str,
+        url: str,
+        *,
+        body: bytes = b"",
+        headers: Headers = (),
+        timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
+    ) -> StreamingResponse:
+        """Return the response as soon as its head has arrived; raises as ``request`` does."""
+        target = parse_http_url(url)
+        head = _request_head(method, target, body, headers)
+        loop = asyncio.get_running_loop()
+        deadline_s = None if timeouts.total_s is None else loop.time() + timeouts.total_s
+        connection = self._take_idle(target.origin) or await self._connect(target.origin, timeouts, loop)
+        self._sweep_within(timeouts.shortest_s(), loop)
+        for is_last in (False, True):
+            try:
+                return await connection.exchange(method, head, body, timeouts, deadline_s)
+            except StaleConnection as exc:
+                if is_last or (exc.sent and method not in _IDEMPOTENT):
+                    name = connection.name
+                    raise StreamBroken(f"{name} closed the kept-alive connection before it answered") from exc
+            connection = await self._connect(target.origin, timeouts, loop)
+        raise AssertionError  # the loop returns or raises
+
+    async def close(self) -> None:
+        """Close idle connections and break those in use."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for connection in tuple(self._open):
+            connection.cut("the connection pool was closed")
+        if self._open:
+            self._all_gone.clear()
+            await self._all_gone.wait()
+
+    # ------------------------------------------------------------------ called by connections
+
+    def connection_free(self, connection: ClientConnection) -> None:
+        """Keep a connection for the next request."""
+        idle = self._idle.setdefault(connection.origin, [])
+        if self._closed or len(idle) >= self._limits.max_idle_per_origin:
+            connection.close()
+            return
+        connection.reused = True
+        connection.idle_since_s = asyncio.get_running_loop().time()
+        idle.append(connection)
+
+    def connection_gone(self, connection: ClientConnection) -> None:
+        """Forget a closed connection."""
+        self._open.discard(connection)
+        if not self._open:
+            self._all_gone.set()
+        idle = self._idle.get(connection.origin)
+        if idle and connection in idle:
+            idle.remove(connection)
+        if not idle:
+            self._idle.pop(connection.origin, None)
+
+    # ------------------------------------------------------------------ connections
+
+    def _take_idle(self, origin: Origin) -> ClientConnection | None:
+        idle = self._idle.get(origin)
+        while idle:
+            connection = idle.pop()
+            if connection.usable:
+                return connection
+        return None
+
+    async def _connect(
+        self, origin: Origin, timeouts: Timeouts, loop: asyncio.AbstractEventLoop
+    ) -> ClientConnection:
+        if self._closed:
+            raise UpstreamConnectError("the connection pool is closed: no request can be sent")
+        bound = self._limits.max_connections
+        if len(self._open) + self._connecting >= bound:
+            raise SaturatedError(f"max_connections={bound} upstream connections are open: retry later")
+        self._connecting += 1
+        try:
+            async with asyncio.timeout(timeouts.connect_s):
+                _, connection = await loop.create_connection(
+                    lambda: ClientConnection(self, origin, loop), origin[0], origin[1]
+                )
+        except (OSError, TimeoutError) as exc:
+            raise _connect_error(exc, origin, timeouts.connect_s) from exc
+        finally:
+            self._connecting -= 1
+        self._open.add(connection)
+        return connection
+
+    # ------------------------------------------------------------------ one timer for all limits
+
+    def _sweep_within(self, limit_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        period_s = min(_SWEEP_MAX_S, max(_SWEEP_MIN_S, limit_s / 8))
+        if self._timer is not None and period_s >= self._sweep_period_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._sweep_period_s = period_s
+        self._timer = loop.call_later(period_s, self._sweep, loop)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        now_s = loop.time()
+        shortest_s = _SWEEP_MAX_S * 8
+        for connection in tuple(self._open):
+            connection.sweep(now_s)
+            if connection.busy:
+                shortest_s = min(shortest_s, connection.shortest_limit_s)
+        keep_s = self._limits.keep_alive_s
+        for idle in tuple(self._idle.values()):
+            for connection in tuple(idle):
+                if now_s - connection.idle_since_s < keep_s:
+                    break  # the list is ordered: the newest are last
+                connection.close()
+                idle.remove(connection)
+        self._timer = None
+        if self._open and not self._closed:
+            self._sweep_period_s = _SWEEP_MAX_S
+            self._sweep_within(min(shortest_s, keep_s), loop)
+
+
+@lru_cache(maxsize=4096)
+def parse_http_url(url: str) -> _Target:
+    """Split a plain http URL.
+
+    Raises:
+        ConfigError: another scheme, no host, a bad port, or characters that cannot be sent.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or 80
+    except ValueError as exc:
+        raise ConfigError(f"url {url!r}: {exc}; write http://host:port/path") from exc
+    if parts.scheme != "http" or not host:
+        raise ConfigError(f"url {url!r}: only plain http is spoken; write http://host:port/path")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if any(c <= " " or c > "~" for c in path):
+        raise ConfigError(f"url {url!r}: spaces and non-ASCII characters must be percent-encoded")
+    return _Target((host, port), path.encode(), parts.netloc.rpartition("@")[2].encode())
+
+
+def _request_head(method: str, target: _Target, body: bytes, headers: Headers) -> bytes:
+    lines = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), target.path, target.host)
+    if body or method not in _BODYLESS:
+        lines += b"content-length: %d\r\n" % len(body)
+    return lines + encode_headers(headers) + b"\r\n"
+
+
+def _connect_error(exc: OSError | TimeoutError, origin: Origin, connect_s: float | None) -> UpstreamError:
+    """Map what connecting raises: the one place that knows sockets' errors."""
+    name = f"{origin[0]}:{origin[1]}"
+    if isinstance(exc, TimeoutError) and exc.errno is None:
+        return UpstreamTimeout(f"{name} did not accept within connect limit {connect_s} s", phase="connect")
+    if isinstance(exc, socket.gaierror):
+        return UpstreamConnectError(f"host {origin[0]!r} does not resolve: {exc}")
+    if isinstance(exc, ConnectionRefusedError):
+        return UpstreamConnectError(f"{name} refused the connection: nothing listens there")
+    return UpstreamConnectError(f"cannot connect to {name}: {exc}")

@@ -1,0 +1,546 @@
+"""One connection to an upstream and the response that streams over it.
+
+Used by ``client``. Nothing here starts a task or a timer: the pool's one sweep applies the time limits,
+and a response can be relayed by callbacks alone (``StreamingResponse.set_sink``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self, cast
+
+import httptools
+
+from penstock_core.errors import StreamBroken, UpstreamError, UpstreamTimeout
+
+# Chosen: a worker's whole response head is a few hundred bytes; a peer that sends more is not a worker.
+_MAX_HEAD_BYTES = 64 * 1024
+# Chosen: body bytes held for a slow consumer before the upstream is no longer read.
+_BUFFER_HIGH_BYTES = 256 * 1024
+
+OnData = Callable[[bytes], None]
+OnEnd = Callable[[], None]
+OnError = Callable[[UpstreamError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Limits of one request in real seconds; None is unbounded.
+
+    Attributes:
+        connect_s: Until the TCP connection stands (phase ``connect``).
+        first_byte_s: From sending the request to the response's head (phase ``first_byte``).
+        idle_s: Longest silence inside the response (phase ``idle``).
+        total_s: From the call to the last byte (phase ``total``).
+    """
+
+    connect_s: float | None = 5.0
+    first_byte_s: float | None = 600.0
+    idle_s: float | None = 600.0
+    total_s: float | None = None
+
+    def shortest_s(self) -> float:
+        """Return the shortest of the limits that the sweep applies, or infinity."""
+        return min(
+            (t for t in (self.first_byte_s, self.idle_s, self.total_s) if t is not None), default=float("inf")
+        )
+
+
+class StaleConnection(Exception):  # noqa: N818 - never leaves the client
+    """A connection was closed by the peer before it answered a byte.
+
+    Attributes:
+        sent: The request had been handed to the kernel.
+    """
+
+    def __init__(self, *, sent: bool) -> None:
+        self.sent = sent
+        super().__init__(sent)
+
+
+class PoolSide(Protocol):
+    """What a connection needs from its pool."""
+
+    def connection_free(self, connection: ClientConnection) -> None:
+        """Keep the connection for the next request."""
+
+    def connection_gone(self, connection: ClientConnection) -> None:
+        """Forget the connection."""
+
+
+class StreamingResponse:
+    """A response whose body arrives while it is used: iterate over it, or give it a sink.
+
+    Use it as an async context manager, iterate to the end, or call ``abort``: an unfinished response
+    holds its connection.
+
+    Attributes:
+        status: HTTP status.
+        headers: Lower-case names; repeated headers are joined by ``", "``.
+        ended: The whole body has arrived.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_buffered_bytes",
+        "_connection",
+        "_error",
+        "_on_data",
+        "_on_end",
+        "_on_error",
+        "_paused",
+        "_waiter",
+        "ended",
+        "headers",
+        "status",
+    )
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection: ClientConnection | None = connection
+        self._buffer: deque[bytes] = deque()
+        self._buffered_bytes = 0
+        self._error: UpstreamError | None = None
+        self._on_data: OnData | None = None
+        self._on_end: OnEnd | None = None
+        self._on_error: OnError | None = None
+        self._paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self.ended = False
+        self.headers: dict[bytes, bytes] = {}
+        self.status = 0
+
+    def set_sink(self, on_data: OnData, on_end: OnEnd, on_error: OnError) -> None:
+        """Deliver the body by callbacks on the event loop: ``on_data``..., then one of the other two.
+
+        What arrived before is delivered at once. One call of ``on_data`` carries all body bytes of one
+        read of the socket, without framing. After ``abort`` nothing is called.
+        """
+        self._on_data, self._on_end, self._on_error = on_data, on_end, on_error
+        if self._buffer:
+            data = b"".join(self._buffer)
+            self._buffer.clear()
+            self._buffered_bytes = 0
+            on_data(data)
+        if self.ended:
+            self._drop_sink()
+            on_end()
+        elif self._error is not None:
+            self._drop_sink()
+            on_error(self._error)
+        elif self._paused:
+            self.resume()
+
+    def pause(self) -> None:
+        """Stop reading from the upstream; the idle limit rests meanwhile."""
+        self._paused = True
+        if self._connection is not None:
+            self._connection.pause_reading()
+
+    def resume(self) -> None:
+        """Read from the upstream again."""
+        self._paused = False
+        if self._connection is not None:
+            self._connection.resume_reading()
+
+    def abort(self) -> None:
+        """Close the upstream connection unless the response has ended; the sink hears no more."""
+        connection, self._connection = self._connection, None
+        self._drop_sink()
+        if connection is not None:
+            connection.abort()
+        if not self.ended and self._error is None:
+            self._error = StreamBroken("response aborted by its reader before it was complete")
+            self._wake()
+
+    async def read(self, *, limit_bytes: int) -> bytes:
+        """Return the rest of the body.
+
+        Raises:
+            StreamBroken: the stream broke, or the body is longer than ``limit_bytes``.
+            UpstreamTimeout: the upstream fell silent or took too long in all.
+        """
+        parts: list[bytes] = []
+        size = 0
+        async for part in self:
+            size += len(part)
+            if size > limit_bytes:
+                self.abort()
+                raise StreamBroken(f"response body exceeds {limit_bytes} bytes: raise the limit or stream it")
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._buffer:
+            if self._error is not None:
+                raise self._error
+            if self.ended:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError:
+                self.abort()
+                raise
+        data = self._buffer.popleft()
+        self._buffered_bytes -= len(data)
+        if self._paused and self._buffered_bytes < _BUFFER_HIGH_BYTES // 4:
+            self.resume()
+        return data
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    # ------------------------------------------------------------------ called by the connection
+
+    def deliver(self, data: bytes) -> None:
+        """Hand body bytes to the sink or to the buffer."""
+        if self._on_data is not None:
+            self._on_data(data)
+            return
+        self._buffer.append(data)
+        self._buffered_bytes += len(data)
+        if self._buffered_bytes > _BUFFER_HIGH_BYTES and not self._paused:
+            self.pause()
+        self._wake()
+
+    def finish(self) -> None:
+        """Mark the body complete."""
+        self._connection = None
+        self.ended = True
+        on_end = self._on_end
+        self._drop_sink()
+        if on_end is not None:
+            on_end()
+        self._wake()
+
+    def fail(self, error: UpstreamError) -> None:
+        """Mark the response broken."""
+        self._connection = None
+        self._error = error
+        on_error = self._on_error
+        self._drop_sink()
+        if on_error is not None:
+            on_error(error)
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _drop_sink(self) -> None:
+        self._on_data = self._on_end = self._on_error = None
+
+
+class _ParserTarget:
+    """What the parser calls; ``on_body`` is a list's append, so that a chunk costs no Python frame."""
+
+    __slots__ = ("on_body", "on_header", "on_headers_complete", "on_message_begin", "on_message_complete")
+
+    def __init__(self, connection: ClientConnection, parts: list[bytes]) -> None:
+        self.on_message_begin = connection.on_message_begin
+        self.on_header = connection.on_header
+        self.on_headers_complete = connection.on_headers_complete
+        self.on_body = parts.append
+        self.on_message_complete = connection.on_message_complete
+
+
+class ClientConnection(asyncio.Protocol):
+    """Protocol of one upstream socket; carries one exchange at a time."""
+
+    __slots__ = (
+        "_complete",
+        "_head_bytes",
+        "_head_done",
+        "_headers",
+        "_informational",
+        "_keep",
+        "_loop",
+        "_method",
+        "_parser",
+        "_parts",
+        "_pool",
+        "_reading_paused",
+        "_response",
+        "_sent_s",
+        "_started",
+        "_timeouts",
+        "_total_deadline_s",
+        "_touched_s",
+        "_transport",
+        "_until_close",
+        "idle_since_s",
+        "origin",
+        "reused",
+    )
+
+    def __init__(self, pool: PoolSide, origin: tuple[str, int], loop: asyncio.AbstractEventLoop) -> None:
+        self._pool = pool
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._parts: list[bytes] = []
+        self._parser: Any = None
+        self._response: StreamingResponse | None = None
+        self._started: asyncio.Future[StreamingResponse] | None = None
+        self._timeouts = Timeouts()
+        self._total_deadline_s: float | None = None
+        self._sent_s = 0.0
+        self._touched_s = 0.0
+        self._reading_paused = False
+        self._method = ""
+        self._reset()
+        self.origin = origin
+        self.reused = False
+        self.idle_since_s = 0.0
+
+    def _reset(self) -> None:
+        self._headers: dict[bytes, bytes] = {}
+        self._head_bytes = 0
+        self._head_done = False
+        self._informational = False
+        self._until_close = False
+        self._complete = False
+        self._keep = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether a request may be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def busy(self) -> bool:
+        """Whether an exchange is under way."""
+        return self._response is not None
+
+    @property
+    def shortest_limit_s(self) -> float:
+        """The shortest limit of the exchange under way."""
+        return self._timeouts.shortest_s()
+
+    @property
+    def name(self) -> str:
+        """``host:port`` of the upstream, for messages."""
+        return f"{self.origin[0]}:{self.origin[1]}"
+
+    async def exchange(
+        self, method: str, head: bytes, body: bytes, timeouts: Timeouts, total_deadline_s: float | None
+    ) -> StreamingResponse:
+        """Send a request and return its response as soon as the head has arrived.
+
+        Raises:
+            StaleConnection: the peer had closed this kept-alive connection, or closed it without answering a byte.
+            StreamBroken: the connection broke or carried garbage before the head was complete.
+            UpstreamTimeout: phase ``first_byte`` or ``total``.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise StaleConnection(sent=False)
+        if self._parser is None:
+            self._parser = httptools.HttpResponseParser(_ParserTarget(self, self._parts))
+        self._reset()
+        self._method = method
+        self._timeouts, self._total_deadline_s = timeouts, total_deadline_s
+        self._response = StreamingResponse(self)
+        started: asyncio.Future[StreamingResponse] = self._loop.create_future()
+        self._started = started
+        self._sent_s = self._touched_s = self._loop.time()
+        transport.write(head + body if body else head)
+        try:
+            return await started
+        except asyncio.CancelledError:
+            if self._response is not None:
+                self._response.abort()
+            raise
+
+    def pause_reading(self) -> None:
+        """Stop reading; the idle limit rests."""
+        if self._transport is not None and not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again; silence counts from now."""
+        if self._reading_paused:
+            self._reading_paused = False
+            self._touched_s = self._loop.time()
+            if self._transport is not None:
+                self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close the socket; the exchange under way hears nothing."""
+        self._response = None
+        self._started = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def cut(self, reason: str) -> None:
+        """Break the exchange under way, if any, and close the socket."""
+        self._break(f"{self.name}: {reason}", None)
+
+    def close(self) -> None:
+        """Close an idle connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def sweep(self, now_s: float) -> None:
+        """Apply the time limits of the exchange under way."""
+        if self._response is None:
+            return
+        limits = self._timeouts
+        if self._total_deadline_s is not None and now_s >= self._total_deadline_s:
+            self._time_out("total", limits.total_s)
+        elif not self._head_done:
+            if limits.first_byte_s is not None and now_s - self._sent_s >= limits.first_byte_s:
+                self._time_out("first_byte", limits.first_byte_s)
+        elif (
+            limits.idle_s is not None
+            and not self._reading_paused
+            and now_s - self._touched_s >= limits.idle_s
+        ):
+            self._time_out("idle", limits.idle_s)
+
+    # ------------------------------------------------------------------ asyncio callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the transport; asyncio and uvloop set TCP_NODELAY on it."""
+        # uvloop's transport is one by its methods, not by inheritance.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and deliver all body bytes of this read at once."""
+        response = self._response
+        if response is None:
+            # Bytes that nobody asked for: the next response could not be told from them.
+            if self._transport is not None:
+                self._transport.abort()
+            return
+        self._touched_s = self._loop.time()
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+            cause = exc.__context__ if isinstance(exc, httptools.HttpParserCallbackError) else exc
+            self._break(f"{self.name} sent what is not a valid HTTP response: {cause}", exc)
+            return
+        if not self._head_done:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self._break(f"{self.name} sent a response head of over {_MAX_HEAD_BYTES} bytes", None)
+            return
+        parts = self._parts
+        if parts:
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+            response.deliver(body)
+        if self._complete and self._response is response:
+            self._finish(response)
+
+    def eof_received(self) -> bool:
+        """Let the transport close; ``connection_lost`` decides what it means."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End a response that is delimited by close; anything else under way is broken."""
+        response, self._transport = self._response, None
+        self._pool.connection_gone(self)
+        if response is None:
+            return
+        if exc is None and self._until_close and self._head_done:
+            self._response = None
+            response.finish()
+        elif self.reused and not self._head_bytes and not self._head_done and self._started is not None:
+            started, self._started, self._response = self._started, None, None
+            if not started.done():
+                started.set_exception(StaleConnection(sent=True))
+        else:
+            where = "inside its response" if self._head_done else "before it answered"
+            self._break(f"{self.name} closed the connection {where}", exc)
+
+    # ------------------------------------------------------------------ parser callbacks
+
+    def on_message_begin(self) -> None:
+        """Refuse a second response to one request."""
+        if self._complete:
+            raise StreamBroken("more than one response to one request")
+        self._headers = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect one header; trailers are ignored."""
+        if not self._head_done:
+            name = name.lower()
+            headers = self._headers
+            headers[name] = headers[name] + b", " + value if name in headers else value
+
+    def on_headers_complete(self) -> None:
+        """Hand the response over to whoever waits for it."""
+        status = self._parser.get_status_code()
+        self._informational = 100 <= status < 200
+        if self._informational:
+            return
+        response, headers = self._response, self._headers
+        self._head_done = True
+        if response is None:
+            return
+        response.status, response.headers = status, headers
+        bodyless = self._method == "HEAD" or status in {204, 304}
+        chunked = headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
+        self._until_close = not bodyless and not chunked and b"content-length" not in headers
+        started, self._started = self._started, None
+        if started is not None and not started.done():
+            started.set_result(response)
+        if self._method == "HEAD":
+            # The parser would wait for the body that content-length announces.
+            self._complete = True
+            self._keep = self._parser.should_keep_alive()
+            self._parser = None
+
+    def on_message_complete(self) -> None:
+        """Note the end; it is acted on when the bytes of this read have been delivered."""
+        if not self._informational and self._parser is not None:
+            self._complete = True
+            self._keep = self._parser.should_keep_alive()
+
+    # ------------------------------------------------------------------ ends
+
+    def _finish(self, response: StreamingResponse) -> None:
+        self._response = None
+        transport = self._transport
+        # A request that is still being sent, or a body delimited by close, leaves the connection unusable.
+        if self._keep and transport is not None and not transport.get_write_buffer_size():
+            self.resume_reading()
+            self._pool.connection_free(self)
+        elif transport is not None:
+            transport.close()
+        response.finish()
+
+    def _time_out(self, phase: str, bound_s: float | None) -> None:
+        what = {"first_byte": "did not answer", "idle": "fell silent", "total": "took longer than allowed"}[
+            phase
+        ]
+        self._fail(UpstreamTimeout(f"{self.name} {what} ({phase} limit {bound_s} s)", phase=phase))
+
+    def _break(self, message: str, cause: BaseException | None) -> None:
+        error = StreamBroken(message)
+        error.__cause__ = cause
+        self._fail(error)
+
+    def _fail(self, error: UpstreamError) -> None:
+        response, started = self._response, self._started
+        self._response = self._started = None
+        if self._transport is not None:
+            self._transport.abort()
+        if started is not None and not started.done():
+            started.set_exception(error)
+        elif response is not None:
+            response.fail(error)
