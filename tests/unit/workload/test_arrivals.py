@@ -1,0 +1,106 @@
+"""Spreading and rates: order and mean rate are kept, batches never mix."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_core.errors import ConfigError
+from penstock_workload.arrivals import Spread, mean_rate, rescale, spread
+from penstock_workload.traces import TraceRequest
+
+
+def _requests_at(*times):
+    return [TraceRequest(at, 5, 5, None, line) for line, at in enumerate(times, start=1)]
+
+
+def _times_of(requests):
+    return [round(request.arrival_s, 6) for request in requests]
+
+
+def _rng():
+    return np.random.default_rng(7)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "expected"),
+    [
+        ((0, 0, 0, 3, 3), [0, 1, 2, 3, 4.5]),
+        ((0, 0, 2.999, 2.999), [0, 1.4995, 2.999, 4.499]),
+        ((0, 0, 9, 9), [0, 1.5, 9, 10.5]),
+        ((5,), [5]),
+        ((1, 2, 2.5), [1, 2, 2.5]),
+    ],
+)
+def test_even_spreading_divides_the_interval(arrivals, expected):
+    """Request i of n comes at i/n of three seconds, or of what is left before the next batch."""
+    assert _times_of(spread(_requests_at(*arrivals), Spread.EVEN, rng=_rng())) == expected
+
+
+def test_none_keeps_the_recorded_times():
+    """The raw batches can be replayed as they are."""
+    assert _times_of(spread(_requests_at(0, 0, 3), Spread.NONE, rng=_rng())) == [0, 0, 3]
+
+
+def test_poisson_spreading_repeats_under_a_seed():
+    """The same generator state gives the same arrivals; another gives others."""
+    batch = _requests_at(0, 0, 0, 0, 3)
+    first = _times_of(spread(batch, Spread.POISSON, rng=np.random.default_rng(1)))
+
+    assert _times_of(spread(batch, Spread.POISSON, rng=np.random.default_rng(1))) == first
+    assert _times_of(spread(batch, Spread.POISSON, rng=np.random.default_rng(2))) != first
+
+
+batched = st.lists(st.integers(1, 9), min_size=2, max_size=20).map(
+    lambda sizes: _requests_at(*[3.0 * index for index, size in enumerate(sizes) for _ in range(size)])
+)
+
+
+@given(batched, st.sampled_from(Spread))
+def test_spreading_keeps_order_and_stays_in_its_interval(requests, how):
+    """No request leaves its batch's three seconds, none overtakes another, none is lost."""
+    moved = spread(requests, how, rng=_rng())
+
+    assert [request.line for request in moved] == [request.line for request in requests]
+    assert _times_of(moved) == sorted(_times_of(moved))
+    for before, after in zip(requests, moved, strict=True):
+        assert 0 <= after.arrival_s - before.arrival_s < 3.0
+
+
+@given(batched, st.floats(0.01, 100))
+def test_rate_sets_the_mean_and_keeps_the_shape(requests, rate):
+    """The mean rate is the wanted one and every gap is stretched by the same factor."""
+    scaled, factor = rescale(requests, rate_rps=rate)
+
+    assert mean_rate(scaled) == pytest.approx(rate)
+    assert factor == pytest.approx(rate / mean_rate(requests))
+    assert [r.arrival_s * factor for r in scaled] == pytest.approx([r.arrival_s for r in requests])
+
+
+def test_rate_scale_is_a_factor_on_the_rate():
+    """2 sends the same requests in half the time; nothing asked for changes nothing."""
+    assert _times_of(rescale(_requests_at(0, 4, 10), rate_scale=2.0)[0]) == [0, 2, 5]
+    assert rescale(_requests_at(0, 4), rate_scale=None) == (_requests_at(0, 4), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"rate_rps": 1.0, "rate_scale": 1.0}, "give one"),
+        ({"rate_rps": 0.0}, "--rate: 0.0"),
+        ({"rate_scale": float("nan")}, "--rate-scale: nan"),
+        ({"rate_scale": -1.0}, "--rate-scale: -1.0"),
+    ],
+)
+def test_a_rate_out_of_bounds_is_refused(keywords, message):
+    """The message names the flag."""
+    with pytest.raises(ConfigError, match=message):
+        rescale(_requests_at(0, 1), **keywords)
+
+
+def test_requests_that_all_come_at_once_have_no_rate():
+    """Nothing can be stretched to a rate when no time passes."""
+    assert mean_rate(_requests_at(3)) is None
+    assert mean_rate(_requests_at(3, 3)) is None
+    with pytest.raises(ConfigError, match="arrive at once"):
+        rescale(_requests_at(3, 3), rate_rps=2.0)

@@ -1,0 +1,159 @@
+"""Readers of both trace formats, and what each way of being broken says."""
+
+import hashlib
+
+import pytest
+
+from penstock_core.errors import ConfigError
+from penstock_workload.traces import OnBadRow, TraceFormat, TraceRequest, load_trace
+
+
+def test_a_mooncake_row_becomes_a_request(mooncake_file):
+    """Milliseconds become seconds; ids and the line number are kept."""
+    trace = load_trace(str(mooncake_file))
+
+    assert trace.format is TraceFormat.MOONCAKE
+    assert trace.requests[3] == TraceRequest(3.0, 10, 8, (4,), 4)
+    assert len(trace.requests) == 5
+    assert trace.skipped == ()
+    assert trace.sha256 == hashlib.sha256(mooncake_file.read_bytes()).hexdigest()
+
+
+def test_an_azure_row_becomes_a_request_without_ids(azure_file):
+    """Time counts from the first row; seven decimals are read to the microsecond."""
+    trace = load_trace(str(azure_file))
+
+    assert trace.format is TraceFormat.AZURE
+    assert trace.requests[0] == TraceRequest(0.0, 374, 44, None, 2)
+    assert trace.requests[1].arrival_s == pytest.approx(4.314579)
+    assert trace.requests[2].arrival_s == 60.0
+
+
+def test_the_packaged_slice_is_the_real_beginning():
+    """The built-in name gives 608 rows whose bytes are those that the README names."""
+    trace = load_trace("mooncake")
+
+    assert len(trace.requests) == 608
+    assert trace.sha256 == "2e9b7f5d3125a6db947cdb26040a588592823e959f686bd4069fdbd942bf7e7d"
+    assert trace.requests[0].input_tokens == 6758
+    assert trace.requests[-1].arrival_s == 200.999
+
+
+GOOD = '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [0]}'
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ('{"timestamp": 1, "input_length"', "not JSON"),
+        ("[1]", "this is a list"),
+        ('{"timestamp": -1, "input_length": 5, "output_length": 5, "hash_ids": [0]}', "timestamp: -1"),
+        ('{"timestamp": "x", "input_length": 5, "output_length": 5, "hash_ids": [0]}', "timestamp: 'x'"),
+        ('{"timestamp": 1, "input_length": 0, "output_length": 5, "hash_ids": []}', "input_length: 0"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": 1.5, "hash_ids": [0]}', "output_length: 1.5"),
+        (
+            '{"timestamp": 1, "input_length": 5, "output_length": true, "hash_ids": [0]}',
+            "output_length: True",
+        ),
+        ('{"timestamp": 1, "output_length": 5, "hash_ids": [0]}', "input_length: None"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": 5}', "hash_ids: must be a list"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": ["a"]}', "hash_ids: must be"),
+        (
+            '{"timestamp": 1, "input_length": 513, "output_length": 5, "hash_ids": [0]}',
+            "1 ids for 513 tokens, 2",
+        ),
+    ],
+)
+def test_a_bad_mooncake_row_is_named_or_skipped(tmp_path, row, reason):
+    """REFUSE gives line and reason and the remedy; SKIP keeps the others and lists it."""
+    path = tmp_path / "bad.jsonl"
+    path.write_text(f"{GOOD}\n\n{row}\n{GOOD}\n")
+
+    with pytest.raises(ConfigError, match=r"bad\.jsonl:3: ") as refused:
+        load_trace(str(path))
+    trace = load_trace(str(path), on_bad_row=OnBadRow.SKIP)
+
+    assert reason in str(refused.value)
+    assert "--on-bad-row skip" in str(refused.value)
+    assert [request.line for request in trace.requests] == [1, 4]
+    assert [bad.line for bad in trace.skipped] == [3]
+    assert reason in trace.skipped[0].reason
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("2023-11-16 18:15:47,5", "2 columns, the header has 3"),
+        ("yesterday,5,5", "TIMESTAMP: 'yesterday'"),
+        ("2023-11-16 18:15:47,five,5", "ContextTokens: 'five'"),
+        ("2023-11-16 18:15:47,5,0", "GeneratedTokens: 0"),
+        ("2023-11-16 18:15:40,5,5", "6.000 s before"),
+    ],
+)
+def test_a_bad_azure_row_is_skipped_with_its_reason(tmp_path, row, reason):
+    """The list of skipped rows says which line and why."""
+    path = tmp_path / "bad.csv"
+    path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,5\n{row}\n")
+
+    trace = load_trace(str(path), on_bad_row=OnBadRow.SKIP)
+
+    assert len(trace.requests) == 1
+    assert len(trace.skipped) == 1
+    assert trace.skipped[0].line == 3
+    assert reason in trace.skipped[0].reason
+
+
+def test_many_bad_rows_are_counted_and_the_first_are_shown(tmp_path):
+    """A wholly corrupt file gives a short message."""
+    path = tmp_path / "bad.jsonl"
+    path.write_text(GOOD + "\n" + "{\n" * 40)
+
+    with pytest.raises(ConfigError) as refused:
+        load_trace(str(path))
+
+    assert "40 rows cannot be read" in str(refused.value)
+    assert "... and 35 more" in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 7
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the file is empty"),
+        (b"\n  \n", "the file is empty"),
+        (b"{}\n\xff\xfe", r":2: byte 3 is not UTF-8"),
+        (b"a,b\n1,2\n", "neither Mooncake JSONL .* nor Azure CSV"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused(tmp_path, content, message):
+    """Empty, binary and unknown files each say what is wrong."""
+    path = tmp_path / "trace"
+    path.write_bytes(content)
+
+    with pytest.raises(ConfigError, match=message):
+        load_trace(str(path))
+
+
+def test_a_missing_file_names_the_built_in_traces(tmp_path):
+    """A typing error in a built-in name looks like a missing file."""
+    with pytest.raises(ConfigError, match=r"no such file.*there is: mooncake"):
+        load_trace(str(tmp_path / "moonkake"))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_trace(str(tmp_path))
+
+
+def test_a_trace_without_a_usable_row_is_refused_even_when_skipping(tmp_path):
+    """Replaying nothing is never what was meant."""
+    path = tmp_path / "bad.jsonl"
+    path.write_text("{}\n{}\n")
+
+    with pytest.raises(ConfigError, match="none of its 2 rows can be used"):
+        load_trace(str(path), on_bad_row=OnBadRow.SKIP)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
+    """Spreadsheets write one in front of a CSV."""
+    path = tmp_path / "bom.csv"
+    path.write_bytes(b"\xef\xbb\xbfTIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,5\n")
+
+    assert load_trace(str(path)).requests == (TraceRequest(0.0, 5, 5, None, 2),)

@@ -1,0 +1,159 @@
+"""Summarises a load run: counts, percentiles, rates, and whether the client kept up.
+
+Pure. The percentile method is nearest rank (the smallest value that at least that share of the values
+does not exceed), as in `penstock_core.lag`: every figure is one that was measured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_workload.record import RequestResult, Status
+
+PERCENTILE_METHOD: Final = "nearest rank over the ok requests"
+
+LAG_FLOOR_S: Final = 0.05
+"""Chosen: a lateness of 50 ms moves no planner reading (pulled each second) and no queue worth scaling."""
+
+LAG_SHARE_OF_TTFT: Final = 0.05
+"""Chosen: the accuracy asked of the engine's own TTFT; a client less exact than it would hide it."""
+
+_EXAMPLES = 5
+
+Floats = NDArray[np.float32] | NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHealth:
+    """How well the client kept to its own schedule.
+
+    Attributes:
+        send_lag_p99_s: Lateness of sending against the schedule, modelled seconds; None without samples.
+        loop_lag_p99_s: Lateness of a timer in the client's event loop, modelled seconds: what every
+            measured time may be too long by.
+        cpu_share: CPU seconds of the client per real second, 1 is one core.
+    """
+
+    send_lag_p99_s: float | None
+    loop_lag_p99_s: float | None
+    cpu_share: float | None
+
+
+def describe(values: Floats | Sequence[float]) -> dict[str, float | int | None]:
+    """Return count, mean, p50, p90, p99 and max; all but the count are None without values."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.size == 0:
+        return {"count": 0, "mean": None, "p50": None, "p90": None, "p99": None, "max": None}
+    p50, p90, p99 = np.percentile(array, [50, 90, 99], method="inverted_cdf")
+    figures = {"mean": array.mean(), "p50": p50, "p90": p90, "p99": p99, "max": array.max()}
+    return {"count": int(array.size), **{name: round(float(value), 6) for name, value in figures.items()}}
+
+
+def pooled_gaps(results: Iterable[RequestResult]) -> NDArray[np.float32]:
+    """Return the inter-token gaps of all ok requests, in seconds, in no order that means anything."""
+    parts = [np.frombuffer(r.itl_s, dtype=np.float32) for r in results if r.status is Status.OK and r.itl_s]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
+
+
+def summarise(results: Sequence[RequestResult], *, duration_s: float, health: ClientHealth) -> dict[str, Any]:
+    """Return everything that the results alone can say; the caller adds settings and origin.
+
+    Args:
+        results: Finished requests, in any order.
+        duration_s: From the replay's zero to its last answer, modelled seconds, >= 0.
+        health: The client's lateness.
+    """
+    ok = [result for result in results if result.status is Status.OK]
+    ttft = describe([r.ttft_s for r in ok if r.ttft_s is not None])
+    latency = {
+        "percentile_method": PERCENTILE_METHOD,
+        "ttft_s": ttft,
+        "itl_s": describe(pooled_gaps(ok)),
+        "tpot_s": describe([r.tpot_s for r in ok if r.tpot_s is not None]),
+        "e2e_s": describe([r.e2e_s for r in ok if r.e2e_s is not None]),
+    }
+    tokens = _tokens(ok)
+    return {
+        "requests": {
+            status.value: sum(result.status is status for result in results)
+            for status in (Status.OK, Status.FAILED, Status.REJECTED)
+        },
+        "errors": dict(Counter(result.error_class for result in results if result.error_class).most_common()),
+        "latency": latency,
+        "tokens": tokens,
+        "throughput": _throughput(len(ok), tokens, duration_s),
+        "usage_mismatches": _mismatches(ok),
+        "lag": judge_lag(health, ttft_p50_s=ttft["p50"]),
+    }
+
+
+def judge_lag(health: ClientHealth, *, ttft_p50_s: float | None) -> dict[str, Any]:
+    """Return the client's lags against their bound.
+
+    The bound is the larger of 50 ms and 5% of the median TTFT. Past it the figures are marked distorted:
+    arrivals came later than the trace says, or tokens were seen later than they came.
+    """
+    bound_s = max(LAG_FLOOR_S, LAG_SHARE_OF_TTFT * (ttft_p50_s or 0.0))
+    worst_s = max(health.send_lag_p99_s or 0.0, health.loop_lag_p99_s or 0.0)
+    return {
+        "send_p99_s": _rounded(health.send_lag_p99_s),
+        "loop_p99_s": _rounded(health.loop_lag_p99_s),
+        "bound_s": round(bound_s, 6),
+        "bound_rule": "max(50 ms, 5% of TTFT p50), modelled",
+        "is_distorted": worst_s > bound_s,
+        "client_cpu_share": _rounded(health.cpu_share),
+    }
+
+
+def _tokens(ok: Sequence[RequestResult]) -> dict[str, Any]:
+    prompt = sum(r.prompt_tokens or 0 for r in ok)
+    told = [r for r in ok if r.cached_tokens is not None and r.prompt_tokens]
+    cached = sum(r.cached_tokens or 0 for r in told)
+    asked = sum(r.prompt_tokens or 0 for r in told)
+    return {
+        "prompt": prompt,
+        "output": sum(r.output_tokens or 0 for r in ok),
+        "cached": cached if told else None,
+        "prefix_cache_hit_rate": round(cached / asked, 6) if asked else None,
+    }
+
+
+def _throughput(ok: int, tokens: dict[str, Any], duration_s: float) -> dict[str, Any]:
+    def per_second(amount: float) -> float | None:
+        return round(amount / duration_s, 6) if duration_s > 0 else None
+
+    return {
+        "duration_s": round(duration_s, 6),
+        "requests_per_s": per_second(ok),
+        "prompt_tokens_per_s": per_second(tokens["prompt"]),
+        "output_tokens_per_s": per_second(tokens["output"]),
+    }
+
+
+def _mismatches(ok: Sequence[RequestResult]) -> dict[str, Any]:
+    told = [r for r in ok if r.prompt_tokens is not None and r.output_tokens is not None]
+    prompt = [r for r in told if r.is_prompt_exact and r.prompt_tokens != r.trace_input_tokens]
+    output = [r for r in told if r.output_tokens != r.trace_output_tokens]
+    examples = list({r.id: r for r in (*prompt, *output)}.values())[:_EXAMPLES]
+    return {
+        "checked_prompt": sum(r.is_prompt_exact for r in told),
+        "checked_output": len(told),
+        "without_usage": len(ok) - len(told),
+        "prompt_tokens": len(prompt),
+        "output_tokens": len(output),
+        "examples": [
+            f"{r.id}: prompt {r.prompt_tokens} of {r.trace_input_tokens},"
+            f" output {r.output_tokens} of {r.trace_output_tokens}"
+            for r in examples
+        ],
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
