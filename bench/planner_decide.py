@@ -1,0 +1,60 @@
+"""Prints what one decision costs: `decide()` over an interval of 30 pulls, and summarising one pull.
+
+Run: python bench/planner_decide.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+from penstock_graph.models import Role
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.observation import Observation, PoolCounts, Window, summarise
+from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.reading import judge
+from penstock_planner.decide.state import PlannerState
+
+ROUNDS = 300
+BUDGET_US = 200.0
+
+
+def observation(at_s: float, workers: int) -> Observation:
+    """Return one pull of half prefill and half decode workers, all fresh."""
+    half = workers // 2
+    return Observation(
+        at_s,
+        {Role.PREFILL: PoolCounts(half, gpus=1), Role.DECODE: PoolCounts(half, gpus=1)},
+        {
+            f"llama_decode_{i}": judge(0.5 + i / workers, age_s=0.4, max_age_s=10, source="router", upper=1.0)
+            for i in range(half)
+        },
+        judge(1000.0 + at_s, age_s=0.4, max_age_s=10, source="router"),
+    )
+
+
+def median_us(call: Callable[[], object]) -> float:
+    """Return the median CPU time of one call in microseconds."""
+    samples = []
+    for _ in range(ROUNDS):
+        start = time.process_time_ns()
+        call()
+        samples.append((time.process_time_ns() - start) / 1000)
+    return statistics.median(samples)
+
+
+def main() -> None:
+    """Print one line per fleet size."""
+    print(f"{'workers':>8} {'decide us':>10} {'summarise us':>13}   (decide budget {BUDGET_US:g} us)")
+    config = DecideConfig(max_gpu_budget=None)
+    for workers in (2, 8, 100, 1000):
+        pulls = [observation(float(i), workers) for i in range(1, 31)]
+        window = Window(0.0, 30.0, tuple(summarise(pull) for pull in pulls))
+        decide_us = median_us(lambda window=window: decide(window, PlannerState(), config))
+        summarise_us = median_us(lambda pull=pulls[0]: summarise(pull))
+        print(f"{workers:>8} {decide_us:>10.1f} {summarise_us:>13.1f}")
+
+
+if __name__ == "__main__":
+    main()

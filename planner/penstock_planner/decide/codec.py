@@ -1,0 +1,88 @@
+"""Plain data (JSON's types) to and from the decision's dataclasses; ledger, replay and `decide FILE` share it.
+
+Numbers survive unchanged: JSON writes the shortest text that reads back as the same float.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from penstock_graph.models import Role
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.observation import KvSummary, PoolCounts, Pull, Window
+from penstock_planner.decide.reading import Quality, Reading
+from penstock_planner.decide.state import PlannerState, RoleState
+
+
+def to_plain(value: Any) -> Any:
+    """Return dataclasses as dictionaries, enums as their values, tuples as lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(to_plain(key)): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def config_from(plain: Mapping[str, Any]) -> DecideConfig:
+    """Return the configuration that `to_plain` wrote; absent keys take their default.
+
+    Raises:
+        KeyError, TypeError, ValueError: the data is not a configuration.
+    """
+    fields = dict(plain)
+    for name in ("min_replicas", "max_replicas"):
+        if name in fields:
+            fields[name] = {Role(role): int(count) for role, count in fields[name].items()}
+    return DecideConfig(**fields)
+
+
+def state_from(plain: Mapping[str, Any]) -> PlannerState:
+    """Return the state that `to_plain` wrote; absent keys take their default.
+
+    Raises:
+        KeyError, TypeError, ValueError: the data is not a state.
+    """
+    roles = {Role(role): RoleState(**fields) for role, fields in plain.get("roles", {}).items()}
+    return PlannerState(int(plain.get("sequence", 0)), roles)
+
+
+def reading_from(plain: Mapping[str, Any]) -> Reading:
+    """Return the reading that `to_plain` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: the data is not a reading.
+    """
+    return Reading(
+        Quality(plain["quality"]), plain["value"], plain["age_s"], plain["source"], plain.get("why", "")
+    )
+
+
+def pull_from(plain: Mapping[str, Any]) -> Pull:
+    """Return the pull that `to_plain` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: the data is not a pull.
+    """
+    queue = plain.get("queue")
+    return Pull(
+        at_s=plain["at_s"],
+        pools={Role(role): PoolCounts(**counts) for role, counts in plain["pools"].items()},
+        kv=KvSummary(**plain["kv"]),
+        queue=None if queue is None else reading_from(queue),
+    )
+
+
+def window_from(plain: Mapping[str, Any]) -> Window:
+    """Return the window that `to_plain` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: the data is not a window.
+    """
+    return Window(plain["start_s"], plain["end_s"], tuple(pull_from(pull) for pull in plain["pulls"]))

@@ -1,0 +1,105 @@
+"""The result of deciding: per role what changes, one reason, one sentence, and every step that led there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock_graph.models import Role
+
+
+class Action(StrEnum):
+    """What happens to a pool."""
+
+    UP = "up"
+    HOLD = "hold"
+    DOWN = "down"
+
+
+class Reason(StrEnum):
+    """Why; closed set, exported as a metric label."""
+
+    ABOVE_THRESHOLD = "above_threshold"
+    BELOW_THRESHOLD = "below_threshold"
+    BELOW_FLOOR = "below_floor"
+    NEVER_READY = "never_ready"
+    WITHIN_THRESHOLDS = "within_thresholds"
+    METRIC_UNKNOWN = "metric_unknown"
+    NO_READY_WORKER = "no_ready_worker"
+    REPLICA_NOT_READY = "replica_not_ready"
+    DECODE_GRACE_PERIOD = "decode_grace_period"
+    PREFILL_QUEUE_FALLING = "prefill_queue_falling"
+    WITHDRAWAL_BACKOFF = "withdrawal_backoff"
+    AT_FLOOR = "at_floor"
+    AT_MAX_REPLICAS = "at_max_replicas"
+    GPU_BUDGET = "gpu_budget"
+    GPU_BUDGET_YIELDED = "gpu_budget_yielded"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One rule applied.
+
+    Attributes:
+        name: The rule: signal, thresholds, floor, decode_grace, queue_trend, ...
+        inputs: The numbers it looked at, by name with unit.
+        threshold: What they were compared with; None when the rule compares nothing.
+        outcome: What it concluded, in words.
+    """
+
+    name: str
+    inputs: Mapping[str, float | int | str | None]
+    threshold: float | None
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleDecision:
+    """What happens to one role.
+
+    Attributes:
+        role: prefill, decode or aggregated.
+        current: Ready + starting replicas.
+        desired: current - 1, current or current + 1; a withdrawal goes back to the ready ones.
+        action: up, hold or down.
+        reason: The one rule that settled it.
+        sentence: For people: "decode 2 -> 3: KV 0.93 > 0.90".
+        steps: Every rule in the order applied.
+    """
+
+    role: Role
+    current: int
+    desired: int
+    action: Action
+    reason: Reason
+    sentence: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One adjustment.
+
+    Attributes:
+        id: ``d000012``; unique within a ledger.
+        at_s: Modelled seconds.
+        no_operation: Recorded only; nothing is asked of the target.
+        roles: In the order in which they are carried out; empty when nothing could be observed.
+        gpus: GPUs that existing workers hold, draining ones included.
+        gpus_after: The same plus what this decision adds; a scale-down frees its GPUs only once drained.
+        max_gpu_budget: The ceiling that applied; None: none.
+    """
+
+    id: str
+    at_s: float
+    no_operation: bool
+    roles: tuple[RoleDecision, ...]
+    gpus: int
+    gpus_after: int
+    max_gpu_budget: int | None
+
+    @property
+    def changes(self) -> tuple[RoleDecision, ...]:
+        """Return the roles to scale; none in no-operation mode."""
+        return () if self.no_operation else tuple(r for r in self.roles if r.action is not Action.HOLD)

@@ -1,0 +1,122 @@
+"""Threshold rules: what one role's signal alone asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from penstock_graph.models import Role
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Action, Reason, Step
+from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.window import Signal
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One role's decision on its way through the rules.
+
+    Attributes:
+        role: prefill, decode or aggregated.
+        pool: Counts at the interval's newest pull.
+        engine_gpus: GPUs that one replica is charged with.
+        action: What the rules so far ask for.
+        reason: The rule that asked last.
+        detail: That rule in words and numbers, without the role.
+        steps: Rules applied so far.
+    """
+
+    role: Role
+    pool: PoolCounts
+    engine_gpus: int
+    action: Action
+    reason: Reason
+    detail: str
+    steps: tuple[Step, ...]
+
+    def passed(self, step: Step) -> Draft:
+        """Return the draft with a rule that changed nothing."""
+        return replace(self, steps=(*self.steps, step))
+
+    def held(self, reason: Reason, detail: str, step: Step) -> Draft:
+        """Return the draft held by a rule; what was asked stays readable in ``detail``."""
+        return replace(
+            self,
+            action=Action.HOLD,
+            reason=reason,
+            detail=f"{self.detail}, but {detail}",
+            steps=(*self.steps, step),
+        )
+
+
+def propose(role: Role, pool: PoolCounts, signal: Signal, config: DecideConfig) -> Draft:
+    """Return what floor and thresholds ask for, before stabilisation and budget.
+
+    Up needs the lower bound (unknown counted as 0) above the up-threshold; down needs a complete interval
+    with its mean below the down-threshold. Both comparisons are strict.
+    """
+    down, up = config.thresholds(role)
+    gpus = config.engine_gpus(role, pool.gpus)
+    floor = config.floor(role, gpus)
+    step = Step(
+        "signal",
+        {
+            "mean": signal.mean,
+            "at_least": signal.low,
+            "pulls": signal.pulls,
+            "pulls_with_unknown": signal.unknown,
+            "source": signal.source,
+        },
+        None,
+        "complete" if signal.is_complete else f"incomplete: {signal.why or 'no pulls'}",
+    )
+    blank = Draft(role, pool, gpus, Action.HOLD, Reason.WITHIN_THRESHOLDS, "", (step,))
+    if pool.replicas < floor:
+        return _below_floor(blank, floor)
+    action, reason, detail = _compare(role, signal, down, up)
+    threshold = {Action.UP: up, Action.DOWN: down, Action.HOLD: None}[action]
+    compared = Step("thresholds", {"mean": signal.mean, "down": down, "up": up}, threshold, reason.value)
+    return replace(blank, action=action, reason=reason, detail=detail, steps=(step, compared))
+
+
+def _below_floor(blank: Draft, floor: int) -> Draft:
+    step = Step("floor", {"replicas": blank.pool.replicas, "floor": floor}, floor, Reason.BELOW_FLOOR.value)
+    return replace(
+        blank.passed(step),
+        action=Action.UP,
+        reason=Reason.BELOW_FLOOR,
+        detail=f"{blank.pool.replicas} below the floor of {floor}",
+    )
+
+
+def _compare(role: Role, signal: Signal, down: float, up: float) -> tuple[Action, Reason, str]:
+    name = "queue per worker" if role is Role.PREFILL else "KV"
+    if signal.mean is None or signal.low is None:
+        reason = Reason.NO_READY_WORKER if signal.why == "no ready worker" else Reason.METRIC_UNKNOWN
+        return Action.HOLD, reason, f"{name} unknown ({signal.why or 'no pulls'})"
+    if signal.low > up:
+        return Action.UP, Reason.ABOVE_THRESHOLD, f"{name} {against(signal.low, '>', up)}"
+    if signal.mean > up:
+        detail = f"{name} {against(signal.mean, '>', up)} of what is known, but at least {signal.low:.2f} ({signal.why})"
+        return Action.HOLD, Reason.METRIC_UNKNOWN, detail
+    if signal.mean >= down:
+        return (
+            Action.HOLD,
+            Reason.WITHIN_THRESHOLDS,
+            f"{name} {signal.mean:.2f} within {down:.2f} and {up:.2f}",
+        )
+    if not signal.is_complete:
+        detail = f"{name} {against(signal.mean, '<', down)} of what is known, but {signal.unknown} of {signal.pulls} pulls incomplete ({signal.why})"
+        return Action.HOLD, Reason.METRIC_UNKNOWN, detail
+    return Action.DOWN, Reason.BELOW_THRESHOLD, f"{name} {against(signal.mean, '<', down)}"
+
+
+def against(value: float, sign: str, threshold: float) -> str:
+    """Return "0.93 > 0.90", with as many decimals as it takes to see the difference.
+
+    Example: 0.9004 against 0.9 gives "0.9004 > 0.9000".
+    """
+    for decimals in range(2, 18):
+        left, right = f"{value:.{decimals}f}", f"{threshold:.{decimals}f}"
+        if left != right:
+            return f"{left} {sign} {right}"
+    return f"{value!r} {sign} {threshold!r}"

@@ -1,0 +1,79 @@
+"""One measured value with how far it can be trusted; every source builds these, every rule reads them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Quality(StrEnum):
+    """How far a value can be trusted."""
+
+    FRESH = "fresh"
+    STALE = "stale"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A value as a source gave it.
+
+    Attributes:
+        quality: Only fresh values enter a mean; stale and missing ones are unknown.
+        value: The number; None when missing.
+        age_s: Modelled seconds since it was measured; None when missing.
+        source: Who said so: router, scrape, prometheus, or a chain's words about them.
+        why: Why it is not fresh; empty when fresh.
+    """
+
+    quality: Quality
+    value: float | None
+    age_s: float | None
+    source: str
+    why: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Tell whether the value may be decided on."""
+        return self.quality is Quality.FRESH
+
+
+def missing(why: str, *, source: str) -> Reading:
+    """Return the reading of a value that nobody could give."""
+    return Reading(Quality.MISSING, None, None, source, why)
+
+
+def judge(
+    value: float | None, *, age_s: float, max_age_s: float, source: str, upper: float | None = None
+) -> Reading:
+    """Return what a raw number is worth.
+
+    Args:
+        value: As read; None, NaN, infinite, negative or above ``upper`` make it missing.
+        age_s: Modelled seconds since it was measured; a clock a little ahead (negative) counts as 0.
+        max_age_s: Oldest age that is still fresh, closed.
+        source: Kept in the reading.
+        upper: Largest possible value, closed; 1.0 for a fraction, None for a count.
+    """
+    flaw = _flaw(value, upper) or ("its age is NaN" if math.isnan(age_s) else None)
+    if value is None or flaw:
+        return missing(flaw or "not reported", source=source)
+    age_s = max(age_s, 0.0)
+    if age_s > max_age_s:
+        return Reading(Quality.STALE, value, age_s, source, f"{age_s:.0f} s old, more than {max_age_s:g} s")
+    return Reading(Quality.FRESH, value, age_s, source)
+
+
+def _flaw(value: float | None, upper: float | None) -> str | None:
+    if value is None:
+        return "not reported"
+    if math.isnan(value):
+        return "value is NaN"
+    if math.isinf(value):
+        return f"value is {value}"
+    if value < 0:
+        return f"value {value:g} is negative"
+    if upper is not None and value > upper:
+        return f"value {value:g} is above {upper:g}"
+    return None

@@ -1,0 +1,133 @@
+"""The interval's means: KV usage of the decode workers, queued requests per prefill worker, and its trend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock_graph.models import Role
+from penstock_planner.decide.observation import Pull, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One role's load over an interval, with bounds for what is unknown.
+
+    Attributes:
+        mean: Mean of what is known; None when nothing is.
+        low: The same with every unknown counted as 0: the load is at least this. None when nothing is known.
+        is_complete: Every pull knew every ready worker; only then may the role shrink.
+        pulls: Pulls in the interval.
+        unknown: Pulls that missed something.
+        source: Who gave the newest value.
+        why: Why something is unknown, from the newest such pull.
+    """
+
+    mean: float | None
+    low: float | None
+    is_complete: bool
+    pulls: int
+    unknown: int
+    source: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Gaps:
+    unknown: int
+    source: str
+    why: str
+
+
+def kv_signal(pulls: Sequence[Pull]) -> Signal:
+    """Return the mean over the pulls of the mean KV usage fraction over the ready workers.
+
+    A pull with an unknown worker gives two numbers: the mean of the known workers, for people, and a lower
+    bound with the unknown counted as empty, as the Kubernetes HPA does before it scales up. A pull that knew
+    nobody counts as 0 in the bound and is left out of the mean.
+
+    Example: two workers at 0.98 and unknown: mean 0.98, low 0.49, incomplete.
+    """
+    means: list[float] = []
+    low_sum = 0.0
+    unknown = 0
+    source = why = ""
+    for pull in pulls:
+        kv = pull.kv
+        if kv.fresh:
+            means.append(kv.total / kv.fresh)
+            low_sum += kv.total / (kv.fresh + kv.unknown)
+            source = kv.source
+        if kv.unknown or not kv.fresh:
+            unknown += 1
+            why = kv.why or "no ready worker"
+    return _signal(means, low_sum, len(pulls), _Gaps(unknown, source, why))
+
+
+def queue_signal(pulls: Sequence[Pull]) -> Signal:
+    """Return the mean over the pulls of queued requests / ready prefill workers; may exceed 1.
+
+    A pull without a known queue, or without a ready prefill worker to divide by, is unknown: 0 in the lower
+    bound and left out of the mean.
+    """
+    points, gaps = _per_worker(pulls)
+    values = [value for _, value in points]
+    return _signal(values, sum(values), len(pulls), gaps)
+
+
+def queue_trend(window: Window, horizon_s: float) -> tuple[float, float] | None:
+    """Return (slope, predicted) of queued requests per prefill worker.
+
+    The slope is the least-squares line through the interval's known pulls (t, q),
+    ``b = sum((t - mean t)(q - mean q)) / sum((t - mean t)^2)`` in requests per worker per second. The line's
+    value at the interval's end plus ``b * horizon_s`` is the prediction; it may be below 0. Least squares
+    rather than last minus first, because one burst at either end would turn that one around.
+
+    Example: pulls at t = 1..30 s with q = 4 - 0.05 t. b = -0.05, the line ends at 2.5, and three intervals
+    of 30 s later it is 2.5 - 0.05 * 90 = -2.0, below 0.5: the queue drains by itself.
+    With q = 4 - 0.01 t it ends at 3.7 and predicts 3.7 - 0.9 = 2.8: scale up.
+
+    Returns:
+        None when fewer than two pulls at different times are known: no trend.
+    """
+    points, _ = _per_worker(window.pulls)
+    if len(points) < 2:
+        return None
+    mean_t = sum(t for t, _ in points) / len(points)
+    mean_q = sum(q for _, q in points) / len(points)
+    spread = sum((t - mean_t) ** 2 for t, _ in points)
+    if spread == 0:
+        return None
+    slope = sum((t - mean_t) * (q - mean_q) for t, q in points) / spread
+    return slope, mean_q + slope * (window.end_s - mean_t + horizon_s)
+
+
+def _per_worker(pulls: Sequence[Pull]) -> tuple[list[tuple[float, float]], _Gaps]:
+    points: list[tuple[float, float]] = []
+    unknown = 0
+    source = why = ""
+    for pull in pulls:
+        queue = pull.queue
+        pool = pull.pools.get(Role.PREFILL)
+        if queue is None or queue.value is None or not queue.is_known:
+            unknown += 1
+            why = queue.why if queue is not None else "not reported"
+        elif pool is None or pool.ready == 0:
+            unknown += 1
+            why = "no ready worker"
+        else:
+            points.append((pull.at_s, queue.value / pool.ready))
+            source = queue.source
+    return points, _Gaps(unknown, source, why)
+
+
+def _signal(values: Sequence[float], low_sum: float, pulls: int, gaps: _Gaps) -> Signal:
+    return Signal(
+        mean=sum(values) / len(values) if values else None,
+        low=low_sum / pulls if values else None,
+        is_complete=bool(values) and gaps.unknown == 0,
+        pulls=pulls,
+        unknown=gaps.unknown,
+        source=gaps.source,
+        why=gaps.why,
+    )
