@@ -1,0 +1,373 @@
+"""Load for relay benchmarks: a source that speaks vLLM's SSE, clients that time it, CPU and memory of a PID.
+
+The target under test is only a URL and a PID, so the same load measures the minimal relay
+(``bench/relay.py``) and the real router (``bench/router.py``). Run as a script it is the source:
+
+    python bench/sse_load.py --port 0 --itl-ms 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+
+import orjson
+import psutil
+
+from penstock_wire.client import ConnectionPool, Timeouts
+from penstock_wire.loop import run
+from penstock_wire.problem import TEXT
+from penstock_wire.server import HttpServer, Request, Responder
+from penstock_wire.sse import DONE
+
+MODEL = "bench-model"
+_TIMEOUTS = Timeouts(connect_s=10.0, first_byte_s=60.0, idle_s=60.0)
+_METRICS = f"""# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{model_name="{MODEL}",engine="0"}} 1
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{{model_name="{MODEL}",engine="0"}} 0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{{model_name="{MODEL}",engine="0"}} 0.1
+""".encode()
+
+
+# ---------------------------------------------------------------------- the source
+
+
+def _event(
+    request_id: str, text: str, finish: str | None = None, usage: dict[str, int] | None = None
+) -> bytes:
+    choices = (
+        []
+        if usage is not None
+        else [{"index": 0, "text": text, "logprobs": None, "finish_reason": finish, "stop_reason": None}]
+    )
+    chunk = {
+        "id": request_id,
+        "object": "text_completion",
+        "created": 1_700_000_000,
+        "model": MODEL,
+        "choices": choices,
+        "usage": usage,
+    }
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+class _Stream:
+    """Sends one token per ``itl_s`` on its own schedule, each as one event in one write."""
+
+    def __init__(self, responder: Responder, tokens: int, itl_s: float, tail: list[bytes]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._responder = responder
+        self._event = _event("cmpl-0123456789abcdef0123456789abcdef", " abc")
+        self._left = tokens
+        self._itl_s = itl_s
+        self._tail = tail
+        self._due_s = self._loop.time()
+        self.done: asyncio.Future[None] = self._loop.create_future()
+
+    def send(self) -> None:
+        if self._responder.closed:
+            self.done.set_result(None)
+            return
+        self._responder.write(self._event)
+        self._left -= 1
+        if self._left <= 0:
+            for part in self._tail:
+                self._responder.write(part)
+            self._responder.end()
+            self.done.set_result(None)
+            return
+        self._due_s += self._itl_s
+        self._loop.call_at(self._due_s, self.send)
+
+
+class Source:
+    """A worker without a model: prompt tokens are bytes/4, output tokens come every ``itl_s``."""
+
+    def __init__(self, itl_s: float) -> None:
+        self._itl_s = itl_s
+
+    async def handle(self, request: Request, responder: Responder) -> None:
+        """Answer the endpoints that a router asks of a vLLM worker."""
+        path = request.path
+        if path == "/v1/completions":
+            await self._complete(orjson.loads(request.body), responder)
+        elif path == "/health":
+            responder.send(200, b"")
+        elif path == "/metrics":
+            responder.send(200, _METRICS, content_type=TEXT)
+        elif path == "/v1/models":
+            responder.send(200, orjson.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}))
+        else:
+            responder.send(404, b"{}")
+
+    async def _complete(self, body: dict[str, object], responder: Responder) -> None:
+        tokens = int(str(body.get("max_tokens", 16)))
+        prompt = len(str(body.get("prompt", ""))) // 4
+        usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+        request_id = "cmpl-0123456789abcdef0123456789abcdef"
+        if not body.get("stream"):
+            choice = {"index": 0, "text": " abc" * tokens, "logprobs": None, "finish_reason": "length"}
+            answer = {
+                "id": request_id,
+                "object": "text_completion",
+                "created": 1_700_000_000,
+                "model": MODEL,
+                "choices": [choice],
+                "usage": usage,
+                "kv_transfer_params": None,
+            }
+            responder.send(200, orjson.dumps(answer))
+            return
+        tail = [_event(request_id, "", usage=usage)] if body.get("stream_options") else []
+        stream = _Stream(responder, tokens, self._itl_s, [*tail, DONE])
+        responder.start(200)
+        stream.send()
+        await stream.done
+
+
+# ---------------------------------------------------------------------- processes
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """CPU time and memory of a process and its children."""
+
+    cpu_s: float
+    rss_mb: float
+
+
+def sample(pid: int) -> Sample:
+    """Read CPU seconds (user and system, living children included) and resident megabytes."""
+    root = psutil.Process(pid)
+    cpu_s, rss = 0.0, 0
+    for process in (root, *root.children(recursive=True)):
+        times = process.cpu_times()
+        cpu_s += times.user + times.system
+        rss += process.memory_info().rss
+    return Sample(cpu_s, rss / 1e6)
+
+
+def spawn(*argv: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a Python script that prints ``{"port": N}`` first; return it and its port."""
+    process = subprocess.Popen([sys.executable, *argv], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit(f"{argv[0]} ended before it listened; see its error above")
+    return process, int(json.loads(line)["port"])
+
+
+def spawn_source(itl_ms: float) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a source; return it and its URL."""
+    process, port = spawn(__file__, "--itl-ms", str(itl_ms))
+    return process, f"http://127.0.0.1:{port}"
+
+
+def stop(*processes: subprocess.Popen[bytes]) -> None:
+    """Terminate processes that this run started."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def free_port() -> int:
+    """Return a TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_port(port: int, *, within_s: float = 10.0) -> None:
+    """Return when something listens on the port of this host."""
+    deadline_s = time.monotonic() + within_s
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+            return
+        if time.monotonic() > deadline_s:
+            raise SystemExit(f"nothing listens on port {port} after {within_s} s")
+        time.sleep(0.05)
+
+
+def which_nginx() -> str | None:
+    """Return nginx's path, or None."""
+    return shutil.which("nginx")
+
+
+# ---------------------------------------------------------------------- load
+
+
+@dataclass(slots=True)
+class LoadResult:
+    """What one load saw.
+
+    Attributes:
+        done: Requests answered in full.
+        failed: Requests that were not, by cause.
+        events: Events with a token.
+        reads: Socket reads that carried them; ``events / reads`` near 1 means one at a time.
+        ttft_s: Per request, from sending to the first body bytes.
+        cpu_s: CPU seconds of the target during the load.
+        wall_s: Seconds of the load.
+    """
+
+    done: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
+    events: int = 0
+    reads: int = 0
+    ttft_s: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+    def fail(self, cause: str) -> None:
+        """Count a failure."""
+        self.failed[cause] = self.failed.get(cause, 0) + 1
+
+
+def _body(tokens: int, *, stream: bool, prompt_bytes: int = 256) -> bytes:
+    body = {"model": MODEL, "prompt": "wxyz" * (prompt_bytes // 4), "max_tokens": tokens, "stream": stream}
+    return orjson.dumps(body)
+
+
+_HEADERS = ((b"content-type", b"application/json"),)
+
+
+async def _one_stream(pool: ConnectionPool, url: str, body: bytes, result: LoadResult) -> None:
+    sent_s = time.perf_counter()
+    events, first_s = 0, 0.0
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_data(data: bytes) -> None:
+        nonlocal events, first_s
+        if not first_s:
+            first_s = time.perf_counter()
+        count = data.count(b'data: {"')
+        events += count
+        result.events += count
+        result.reads += 1
+
+    try:
+        response = await pool.stream("POST", url, body=body, headers=_HEADERS, timeouts=_TIMEOUTS)
+        response.set_sink(on_data, lambda: done.set_result(None), done.set_exception)
+        await done
+    except Exception as exc:  # noqa: BLE001 - counted and printed by cause
+        result.fail(type(exc).__name__)
+        return
+    if response.status != 200 or not events:
+        result.fail(f"status {response.status}")
+        return
+    result.done += 1
+    result.ttft_s.append(first_s - sent_s)
+
+
+async def streams(url: str, pid: int, *, count: int, tokens: int) -> LoadResult:
+    """Hold ``count`` streams of ``tokens`` events at once, started 1/``count`` of an ITL of 5 ms apart."""
+    result = LoadResult()
+    pool = ConnectionPool()
+    target = f"{url}/v1/completions"
+    body = _body(tokens, stream=True)
+    before, started_s = sample(pid), time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(count):
+            group.create_task(_one_stream(pool, target, body, result))
+            await asyncio.sleep(0.005 * 7 / count)
+    result.cpu_s = sample(pid).cpu_s - before.cpu_s
+    result.wall_s = time.perf_counter() - started_s
+    await pool.close()
+    return result
+
+
+async def shorts(url: str, pid: int, *, requests: int, concurrency: int, tokens: int = 8) -> LoadResult:
+    """Send ``requests`` unstreamed requests, ``concurrency`` at a time."""
+    result = LoadResult()
+    pool = ConnectionPool()
+    target = f"{url}/v1/completions"
+    body = _body(tokens, stream=False)
+    left = requests
+
+    async def worker() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            sent_s = time.perf_counter()
+            try:
+                answer = await pool.request("POST", target, body=body, headers=_HEADERS, timeouts=_TIMEOUTS)
+            except Exception as exc:  # noqa: BLE001 - counted and printed by cause
+                result.fail(type(exc).__name__)
+                continue
+            if answer.status != 200:
+                result.fail(f"status {answer.status}")
+                continue
+            result.done += 1
+            result.ttft_s.append(time.perf_counter() - sent_s)
+
+    before, started_s = sample(pid), time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(worker())
+    result.cpu_s = sample(pid).cpu_s - before.cpu_s
+    result.wall_s = time.perf_counter() - started_s
+    await pool.close()
+    return result
+
+
+async def paced(urls: dict[str, str], *, rps: float, seconds: float, tokens: int) -> dict[str, LoadResult]:
+    """Send streams at a steady rate to each of ``urls`` in turn, so that noise hits all alike."""
+    results = {name: LoadResult() for name in urls}
+    pool = ConnectionPool()
+    body = _body(tokens, stream=True)
+    loop = asyncio.get_running_loop()
+    due_s = loop.time()
+    async with asyncio.TaskGroup() as group:
+        for number in range(int(rps * seconds)):
+            name = list(urls)[number % len(urls)]
+            group.create_task(_one_stream(pool, f"{urls[name]}/v1/completions", body, results[name]))
+            due_s += 1 / rps
+            await asyncio.sleep(max(0.0, due_s - loop.time()))
+    await pool.close()
+    return results
+
+
+def percentile(values: list[float], fraction: float) -> float:
+    """Return the value below which ``fraction`` of ``values`` lie; NaN without values."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
+
+
+async def _serve(stop_event: asyncio.Event, port: int, itl_s: float) -> None:
+    server = HttpServer(Source(itl_s).handle)
+    await server.start("127.0.0.1", port)
+    print(json.dumps({"port": server.port}), flush=True)
+    await stop_event.wait()
+    await server.close(grace_s=0.5)
+
+
+def main() -> None:
+    """Run the source until SIGTERM."""
+    parser = argparse.ArgumentParser(description="SSE source that speaks vLLM's completions")
+    parser.add_argument("--port", type=int, default=0, help="TCP port; 0 takes a free one")
+    parser.add_argument("--itl-ms", type=float, default=5.0, help="time between tokens in milliseconds")
+    args = parser.parse_args()
+    run(lambda stop_event: _serve(stop_event, args.port, args.itl_ms / 1000))
+
+
+if __name__ == "__main__":
+    main()
