@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from penstock_graph.models.base import KeyPath, Violation
-from penstock_graph.models.enums import WORKER_ROLES, Role
+from penstock_graph.models.enums import WORKER_ROLES, Role, RouterPolicy, Runtime
 
 if TYPE_CHECKING:
     from penstock_graph.models.graph import GraphSpec
@@ -20,9 +20,26 @@ MAX_CHILD_NAME = 52
 """A StatefulSet appends an 11-character revision hash to a label value, which may hold 63."""
 
 
+PLANNER_SERVICE = "planner"
+"""Name of the planner's process among a graph's services."""
+
+DYNAMO_POLICIES = {
+    RouterPolicy.ROUND_ROBIN: "round-robin",
+    RouterPolicy.LEAST_LOADED: "least-loaded",
+    RouterPolicy.KV_COST: "kv",
+}
+"""Policies that Dynamo's frontend can follow, with its ``--router-mode``."""
+
+
 def spec_violations(spec: GraphSpec) -> list[Violation]:
     """Return the broken rules of one graph's specification."""
-    violations = [*_role_violations(spec), *_node_pool_violations(spec), *_engine_gpu_violations(spec)]
+    violations = [
+        *_role_violations(spec),
+        *_reserved_violations(spec),
+        *_node_pool_violations(spec),
+        *_engine_gpu_violations(spec),
+        *_runtime_violations(spec),
+    ]
     if spec.planner.enabled:
         violations += _budget_violations(spec)
     return violations
@@ -79,6 +96,33 @@ def _role_violations(spec: GraphSpec) -> list[Violation]:
 
 def _role_paths(spec: GraphSpec) -> tuple[KeyPath, ...]:
     return tuple(("services", name, "role") for name in spec.services)
+
+
+def _reserved_violations(spec: GraphSpec) -> list[Violation]:
+    if PLANNER_SERVICE not in spec.services:
+        return []
+    message = "the planner's process has this name; rename the service"
+    return [Violation(("services", PLANNER_SERVICE), message)]
+
+
+def _runtime_violations(spec: GraphSpec) -> list[Violation]:
+    """Settings that the chosen runtime cannot honour are refused, not ignored."""
+    violations = []
+    related: tuple[KeyPath, ...] = (("runtime",),)
+    if spec.engine.mocker and spec.runtime is not Runtime.DYNAMO:
+        message = f"true, but runtime {spec.runtime} has no mocker; set runtime: dynamo or remove it"
+        violations.append(Violation(("engine", "mocker"), message, related))
+    if spec.engine.request_limit is not None and spec.runtime is Runtime.VLLM:
+        message = (
+            f"{spec.engine.request_limit}, but vLLM itself refuses nothing; "
+            "remove it and bound the load with router.prefillQueue and router.admission"
+        )
+        violations.append(Violation(("engine", "requestLimit"), message, related))
+    if spec.runtime is Runtime.DYNAMO and spec.router.policy not in DYNAMO_POLICIES:
+        known = ", ".join(DYNAMO_POLICIES)
+        message = f"{spec.router.policy} is not known to Dynamo's frontend, which routes here; choose {known}"
+        violations.append(Violation(("router", "policy"), message, related))
+    return violations
 
 
 def _node_pool_violations(spec: GraphSpec) -> list[Violation]:

@@ -1,7 +1,7 @@
 """Settings of the workers: KV leases, admission, preemption, batch and cache sizes.
 
 The batch and cache sizes carry the runtime's own default when they are null. ``profile`` is read by
-the simulated runtime only.
+the simulated runtime only; ``mocker`` and ``kvBufferDevice`` let Dynamo and vLLM run without a GPU.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from penstock_graph.models.base import (
     Violation,
     refuse,
 )
+from penstock_graph.models.enums import KvBufferDevice
 
 SHORTEST_SAFE_LEASE_S = 6
 """Below it vLLM's heartbeat interval, duration // 6, is 0: a heartbeat in every step."""
@@ -78,6 +79,12 @@ class EngineConfig(SpecModel):
         default=PreemptionConfig(), description="Bounds of preemption between tiers."
     )
     profile: ProfileName = Field(default=DEFAULT_PROFILE, description="Latency profile of simulated workers.")
+    mocker: Flag = Field(
+        default=False, description="Run Dynamo's mocker in place of its vLLM worker; runtime dynamo only."
+    )
+    kv_buffer_device: KvBufferDevice | None = Field(
+        default=None, description="Where vLLM's transfers keep KV: cuda or cpu; null: vLLM's default."
+    )
     block_tokens: Annotated[Integer, Field(ge=1, le=1024)] | None = Field(
         default=None, description="Tokens of one KV block; null: the runtime's default, 16."
     )

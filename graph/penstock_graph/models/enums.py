@@ -86,6 +86,13 @@ class Environment(StrEnum):
     KUBERNETES = "kubernetes"
 
 
+class KvBufferDevice(StrEnum):
+    """Memory through which vLLM transfers KV blocks."""
+
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
 class Phase(StrEnum):
     """One word for a graph's state."""
 

@@ -80,7 +80,8 @@ class ScalingConfig(SpecModel):
 class ServiceSpec(SpecModel):
     """One service: equal replicas of one role.
 
-    ``image`` and ``profile`` are per-service overrides, for graphs that mix GPU models.
+    ``image`` and ``profile`` are per-service overrides, for graphs that mix GPU models;
+    ``startupSeconds`` models a cold start and ``startupTimeoutSeconds`` bounds a real one.
     """
 
     role: Role = Field(description="router, prefill, decode or aggregated; immutable.")
@@ -111,6 +112,9 @@ class ServiceSpec(SpecModel):
     )
     startup_seconds: Annotated[Number, Field(ge=0, le=86400)] = Field(
         default=0, description="Seconds that a simulated worker takes to load its model."
+    )
+    startup_timeout_seconds: Annotated[Number, Field(gt=0, le=86400)] = Field(
+        default=600, description="Seconds that a replica may take to answer its first health check."
     )
     termination_grace_period_seconds: Annotated[Integer, Field(ge=0, le=86400)] = Field(
         default=900, description="Seconds that a replica may take to finish its requests when it leaves."

@@ -1,1 +1,25 @@
-"""Pure: one service of a graph becomes process specs."""
+"""Pure: the services of a graph become process specs."""
+
+from penstock_graph.runtimes.build import process_specs
+from penstock_graph.runtimes.process import (
+    PLANNER_ROLE,
+    ProcessSpec,
+    RuntimeContext,
+    fill,
+    filled_argv,
+    filled_env,
+    masked_argv,
+    masked_env,
+)
+
+__all__ = [
+    "PLANNER_ROLE",
+    "ProcessSpec",
+    "RuntimeContext",
+    "fill",
+    "filled_argv",
+    "filled_env",
+    "masked_argv",
+    "masked_env",
+    "process_specs",
+]

@@ -1,0 +1,34 @@
+"""Runtime ``vllm``: ``vllm serve`` as it is, prefill and decode joined by the NIXL connector.
+
+Written for vLLM 0.32. Multi-node replicas get pipeline parallelism; the addresses that their nodes need
+of each other are added by whoever starts them.
+"""
+
+from __future__ import annotations
+
+from penstock_graph.models.enums import Role
+from penstock_graph.models.graph import GraphSpec
+from penstock_graph.models.service import ServiceSpec
+from penstock_graph.runtimes.engine_flags import (
+    batch_flags,
+    kv_transfer_flags,
+    parallel_flags,
+    stream_flags,
+)
+from penstock_graph.runtimes.process import PORT, SIDE_CHANNEL_PORT, RuntimeContext
+from penstock_graph.runtimes.worker import WorkerCommand
+
+
+def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
+    """Return the command of one vLLM worker."""
+    argv = ["vllm", "serve", spec.model.name, "--served-model-name", spec.served_name]
+    argv += ["--host", context.host, "--port", "{port}"]
+    argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
+    argv += kv_transfer_flags(spec, service.role)
+    if service.role is Role.AGGREGATED:
+        return WorkerCommand(argv=tuple(argv), ports=(PORT,))
+    env = {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
+    }
+    return WorkerCommand(argv=tuple(argv), ports=(PORT, SIDE_CHANNEL_PORT), env=env)
