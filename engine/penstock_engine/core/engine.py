@@ -1,0 +1,373 @@
+"""The step machine: requests in, modelled steps and outputs out; servers and simulators drive it.
+
+Usage: `add` requests, `begin_step(now)` when idle or when a step has ended, `finish_step` at its end.
+`next_event_s` says when a transfer or a lease needs attention although no step runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from penstock_engine.core.batching import Batch, Batcher, BatchLimits
+from penstock_engine.core.kv_blocks import BlockPool
+from penstock_engine.core.latency import LatencyModel
+from penstock_engine.core.lease import LeaseTable, LeaseTerms
+from penstock_engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
+from penstock_engine.core.transfer import Link, LinkTerms, Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What distinguishes one worker from another.
+
+    Attributes:
+        role: Whether it pins prompts for others or fetches them.
+        num_blocks: KV blocks, >= 1.
+        kv_bytes_per_token: Size of a token's KV, for transfers.
+        limits: Batch limits, block size included.
+        lease: Terms granted to decode workers.
+        link: This worker's incoming KV link.
+    """
+
+    role: EngineRole
+    num_blocks: int
+    kv_bytes_per_token: int
+    limits: BatchLimits = field(default_factory=BatchLimits)
+    lease: LeaseTerms = field(default_factory=LeaseTerms)
+    link: LinkTerms = field(default_factory=LinkTerms)
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Monotonic counts since start, in requests or tokens as vLLM counts them."""
+
+    prompt_tokens: int = 0
+    prompt_tokens_cached: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    external_queries: int = 0
+    external_hits: int = 0
+    expired_requests: int = 0
+    notifications_after_expiry: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step under way: it computes ``batch`` from start_s to end_s (modelled seconds)."""
+
+    batch: Batch
+    start_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        """Modelled seconds."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step brought.
+
+    Attributes:
+        end_s: When, modelled seconds.
+        gap_s: Time since the last output of every request counted in ``steady_tokens``.
+        steady_tokens: Outputs that followed the previous step's, one request each.
+        late_gaps_s: Time since the last output of requests that resumed after a preemption.
+        started: Requests whose first output this is.
+        finished: Requests that ended.
+        computed_tokens: Tokens computed, prompts' included.
+    """
+
+    end_s: float
+    gap_s: float
+    steady_tokens: int
+    late_gaps_s: list[float]
+    started: list[RequestState]
+    finished: list[RequestState]
+    computed_tokens: int
+
+
+@dataclass(slots=True)
+class Events:
+    """What happened between steps, oldest first."""
+
+    transfers: list[Transfer] = field(default_factory=list)
+    expired: list[str] = field(default_factory=list)
+
+
+class Engine:
+    """One worker's scheduler, cache, leases and link."""
+
+    __slots__ = (
+        "_batcher",
+        "_events",
+        "_last_end_s",
+        "_latency",
+        "_leases",
+        "_link",
+        "_next_index",
+        "_orphans",
+        "_pinned",
+        "_pool",
+        "_requests",
+        "_step",
+        "counters",
+        "settings",
+    )
+
+    def __init__(self, settings: EngineSettings, latency: LatencyModel) -> None:
+        self.settings = settings
+        self.counters = EngineCounters()
+        self._latency = latency
+        self._pool = BlockPool(settings.num_blocks)
+        self._batcher = Batcher(settings.limits, self._pool)
+        self._leases = LeaseTable(settings.lease)
+        self._link = Link(settings.link)
+        self._pinned: dict[str, list[int]] = {}
+        self._orphans = 0
+        self._requests: dict[str, RequestState] = {}
+        self._events = Events()
+        self._step: Step | None = None
+        self._next_index = 0
+        self._last_end_s = 0.0
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> RequestState:
+        """Queue a request; it is considered from the next step on.
+
+        Raises:
+            ValueError: its id is in use, it has no tokens, or it can never fit into the cache.
+        """
+        limits = self.settings.limits
+        total = request.prompt_tokens + request.output_tokens
+        # The last output is never computed, so it needs no room.
+        if -(-(total - 1) // limits.block_size) > self.settings.num_blocks:
+            raise ValueError(f"{request.request_id}: {total} tokens exceed the cache")
+        if request.prompt_tokens < 1 or request.output_tokens < 1:
+            raise ValueError(f"{request.request_id}: needs at least one prompt and one output token")
+        if request.request_id in self._requests:
+            raise ValueError(f"{request.request_id}: id in use")
+        if request.block_keys and len(request.block_keys) != request.prompt_tokens // limits.block_size:
+            raise ValueError(f"{request.request_id}: one key per full block is needed")
+        state = RequestState(request, self._next_index)
+        self._next_index += 1
+        self._requests[request.request_id] = state
+        self._batcher.enqueue(state)
+        return state
+
+    def abort(self, request_id: str, now_s: float, reason: FinishReason = FinishReason.ABORT) -> bool:
+        """End a request before its time; unknown and ended ones are ignored.
+
+        Blocks that a transfer still writes are released when it ends.
+        """
+        state = self._requests.pop(request_id, None)
+        if state is None:
+            return False
+        if self._batcher.remove(state):
+            self._release(state)
+        else:
+            self._orphans += 1
+        state.finish_reason = reason
+        state.finished_s = now_s
+        return True
+
+    def outputs_of(self, state: RequestState) -> int:
+        """Return the tokens that ``state`` has generated so far."""
+        return self._batcher.outputs_of(state)
+
+    def find(self, request_id: str) -> RequestState | None:
+        """Return a request in flight."""
+        return self._requests.get(request_id)
+
+    # -- leases ---------------------------------------------------------------------------------------
+
+    def extend_leases(self, request_ids: Iterable[str], now_s: float) -> list[str]:
+        """Take a heartbeat; return the ids without a lease."""
+        return self._leases.extend(request_ids, now_s)
+
+    def end_leases(self, request_ids: Iterable[str]) -> list[str]:
+        """Release blocks that were read; return the ids without a lease, which are counted."""
+        unknown = []
+        for request_id in request_ids:
+            if self._leases.end(request_id):
+                self._pool.release(self._pinned.pop(request_id))
+            else:
+                unknown.append(request_id)
+        self.counters.notifications_after_expiry += len(unknown)
+        return unknown
+
+    def lease_expiry_s(self, request_id: str) -> float | None:
+        """Return when a pinned prompt is reclaimed, modelled seconds, or None if it is not pinned."""
+        return self._leases.expiry_s(request_id)
+
+    def pinned_blocks(self, request_id: str) -> list[int]:
+        """Return the block numbers kept for another worker; empty if none."""
+        return self._pinned.get(request_id, [])
+
+    # -- time -----------------------------------------------------------------------------------------
+
+    def advance(self, now_s: float) -> None:
+        """Take in transfers that ended and leases that expired at or before ``now_s``."""
+        for transfer in self._link.finish(now_s):
+            state = transfer.state
+            if state.epoch == transfer.epoch:
+                self._batcher.loaded(state)
+                self._events.transfers.append(transfer)
+            else:
+                self._orphans -= 1
+                self._release(state)
+        for request_id in self._leases.expire(now_s):
+            self._pool.release(self._pinned.pop(request_id))
+            self.counters.expired_requests += 1
+            self._events.expired.append(request_id)
+
+    def next_event_s(self) -> float | None:
+        """Return when `advance` will next change something, or None."""
+        times = [at for at in (self._link.next_s(), self._leases.next_expiry_s()) if at is not None]
+        return min(times, default=None)
+
+    def take_events(self) -> Events:
+        """Return what `advance` saw since the last call."""
+        events, self._events = self._events, Events()
+        return events
+
+    def begin_step(self, now_s: float) -> Step | None:
+        """Plan the next step and start it, or return None when nothing can run.
+
+        Raises:
+            ValueError: the previous step was not finished.
+        """
+        if self._step is not None:
+            raise ValueError("finish the running step first")
+        self.advance(now_s)
+        batch = self._batcher.plan()
+        self._note_plan(batch, now_s)
+        if not batch.spans and not batch.decode_batch:
+            return None
+        chunks = [(span.start, span.end, span.begins) for span in batch.spans]
+        duration_s = self._latency.step_s(chunks, batch.decode_batch, batch.decode_kv_tokens)
+        self._step = Step(batch, now_s, now_s + duration_s)
+        return self._step
+
+    def finish_step(self, step: Step) -> StepOutcome:
+        """End ``step`` at its end_s and return its outputs.
+
+        Raises:
+            ValueError: ``step`` is not the running one.
+        """
+        if step is not self._step:
+            raise ValueError("this step is not running")
+        self._step = None
+        now_s = step.end_s
+        decoded = len(self._batcher.decoding)
+        prefilled, ended = self._batcher.complete(step.batch)
+        started, late_gaps = self._note_first_outputs(step, prefilled)
+        from_decode = sum(1 for state in started if state not in prefilled) if step.batch.joined else 0
+        for state in ended:
+            self._end(state, now_s)
+        gap_s = now_s - self._last_end_s
+        self._last_end_s = now_s
+        self.counters.generation_tokens += decoded + len(prefilled)
+        self.counters.steps += 1
+        return StepOutcome(now_s, gap_s, decoded - from_decode, late_gaps, started, ended, step.batch.tokens)
+
+    def _note_plan(self, batch: Batch, now_s: float) -> None:
+        counters = self.counters
+        for state in batch.admitted:
+            if state.first_scheduled_s is None:
+                state.first_scheduled_s = now_s
+                counters.prefix_queries += state.request.prompt_tokens
+                counters.prefix_hits += state.cached_tokens
+        for state in batch.loads:
+            counters.external_queries += state.request.prompt_tokens - state.cached_tokens
+            counters.external_hits += state.external_tokens
+            self._link.start(state, state.external_tokens * self.settings.kv_bytes_per_token, now_s)
+        for state in batch.preempted:
+            counters.preemptions += 1
+            if state.outputs:
+                state.last_token_s = self._last_end_s
+
+    def _note_first_outputs(
+        self, step: Step, prefilled: list[RequestState]
+    ) -> tuple[list[RequestState], list[float]]:
+        """Return requests whose first output this step brought, and the gaps of resumed ones."""
+        started, late_gaps = [], []
+        for state in (*prefilled, *step.batch.joined):
+            if state.first_token_s is None:
+                if self._batcher.outputs_of(state):
+                    state.first_token_s = step.end_s
+                    self.counters.prompt_tokens += state.request.prompt_tokens
+                    self.counters.prompt_tokens_cached += state.cached_tokens + state.external_tokens
+                    started.append(state)
+            elif state.last_token_s is not None:
+                late_gaps.append(step.end_s - state.last_token_s)
+                state.last_token_s = None
+        return started, late_gaps
+
+    def _end(self, state: RequestState, now_s: float) -> None:
+        request = state.request
+        del self._requests[request.request_id]
+        state.finish_reason = request.ends_by
+        state.finished_s = now_s
+        if request.pin_blocks and request.ends_by is FinishReason.LENGTH:
+            self._pinned[request.request_id] = state.blocks
+            self._leases.grant(request.request_id, now_s)
+        else:
+            self._release(state)
+
+    def _release(self, state: RequestState) -> None:
+        self._pool.release(state.blocks)
+        state.blocks = []
+
+    # -- gauges ---------------------------------------------------------------------------------------
+
+    @property
+    def decoding(self) -> Iterable[RequestState]:
+        """Requests that decode now, in order of joining."""
+        return self._batcher.decoding
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return self._batcher.running
+
+    @property
+    def waiting_for_capacity(self) -> int:
+        """Requests that wait for blocks, places or budget."""
+        return self._batcher.waiting
+
+    @property
+    def waiting_deferred(self) -> int:
+        """Requests that wait for their KV to arrive."""
+        return self._batcher.loading
+
+    @property
+    def pinned_requests(self) -> int:
+        """Prompts kept under a lease."""
+        return len(self._leases)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    @property
+    def kv_used_blocks(self) -> int:
+        """Blocks in use, pinned ones included."""
+        return self._pool.used
+
+    @property
+    def kv_usage_fraction(self) -> float:
+        """Share of blocks in use, 0-1."""
+        return self._pool.used / self._pool.capacity
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is running, waiting, pinned or being transferred."""
+        return not (self._requests or self._pinned or self._orphans)

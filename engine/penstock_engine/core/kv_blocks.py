@@ -1,0 +1,121 @@
+"""Paged KV blocks with reference counts and a prefix cache; the batcher and the engine call it.
+
+A block is in use (referenced by at least one request), idle (unreferenced, its content still keyed, so a
+later request may take it back) or blank. Blank blocks are handed out first, then idle ones from the least
+recently used. Every operation is O(1) per block touched.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+class BlockPool:
+    """Owns ``capacity`` blocks, numbered from 0."""
+
+    __slots__ = ("_blank", "_by_key", "_idle", "_key_of", "_references", "capacity", "version")
+
+    def __init__(self, capacity: int) -> None:
+        """Start with every block blank.
+
+        Args:
+            capacity: Blocks, >= 1.
+        """
+        self.capacity = capacity
+        self.version = 0
+        self._references = [0] * capacity
+        self._key_of: list[int | None] = [None] * capacity
+        self._by_key: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._blank = list(range(capacity - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be handed out: blank and idle ones."""
+        return len(self._blank) + len(self._idle)
+
+    @property
+    def used(self) -> int:
+        """Blocks referenced by at least one request, pinned ones included."""
+        return self.capacity - len(self._blank) - len(self._idle)
+
+    @property
+    def cached(self) -> int:
+        """Blocks whose content a later request can reuse, in use or idle."""
+        return len(self._by_key)
+
+    def count_hits(self, keys: Sequence[int], limit: int) -> int:
+        """Return how many leading ``keys`` are cached, at most ``limit``."""
+        by_key = self._by_key
+        for hits, key in enumerate(keys):
+            if hits >= limit or key not in by_key:
+                return hits
+        return len(keys)
+
+    def claim(self, hit_keys: Iterable[int], total: int) -> list[int] | None:
+        """Return ``total`` blocks: the cached ones of ``hit_keys`` in order, then fresh ones.
+
+        Args:
+            hit_keys: Keys that `count_hits` just found, at most ``total`` of them.
+            total: Blocks wanted.
+
+        Returns:
+            Block numbers, each with one more reference; None (and nothing changed) when they do not fit.
+        """
+        references, idle = self._references, self._idle
+        blocks = [self._by_key[key] for key in hit_keys]
+        revived = sum(1 for block in blocks if not references[block])
+        fresh = total - len(blocks)
+        if fresh + revived > len(self._blank) + len(idle):
+            return None
+        for block in blocks:
+            if not references[block]:
+                del idle[block]
+            references[block] += 1
+        blocks.extend(self._take() for _ in range(fresh))
+        return blocks
+
+    def take(self) -> int | None:
+        """Return one fresh block with one reference, or None when all are in use."""
+        if not self._blank and not self._idle:
+            return None
+        return self._take()
+
+    def _take(self) -> int:
+        if self._blank:
+            block = self._blank.pop()
+        else:
+            block, _ = self._idle.popitem(last=False)
+            key = self._key_of[block]
+            if key is not None:
+                del self._by_key[key]
+                self._key_of[block] = None
+        self._references[block] = 1
+        return block
+
+    def register(self, block: int, key: int) -> None:
+        """Let later requests find ``block`` under ``key``; the first block of a key keeps it."""
+        if self._key_of[block] is None and key not in self._by_key:
+            self._key_of[block] = key
+            self._by_key[key] = block
+            self.version += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference of each block; the last block of a request is evicted before the first.
+
+        Raises:
+            ValueError: a block is released more often than it was claimed.
+        """
+        references, idle, key_of = self._references, self._idle, self._key_of
+        for block in reversed(blocks):
+            left = references[block] - 1
+            if left < 0:
+                raise ValueError(f"block {block} released more often than claimed")
+            references[block] = left
+            if not left:
+                if key_of[block] is None:
+                    self._blank.append(block)
+                else:
+                    idle[block] = None
+        self.version += 1

@@ -1,0 +1,131 @@
+"""What the engine knows of a request: the immutable order and the state it passes through.
+
+The batcher and the engine write `RequestState`; servers and simulators only read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class EngineRole(StrEnum):
+    """What a worker does with key-value caches of others."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    AGGREGATED = "aggregated"
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; vLLM's words, as its ``finished_reason`` label has them."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Status(StrEnum):
+    """Where a request is.
+
+    ``waiting`` → (``loading`` → ``loaded``) → (``prefilling``) → ``decoding`` → ``finished``;
+    a preempted request goes back to ``waiting``.
+    """
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    LOADED = "loaded"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One request, as the engine sees it.
+
+    Attributes:
+        request_id: Unique among requests in flight.
+        prompt_tokens: >= 1.
+        output_tokens: Tokens that it generates, >= 1; ``ends_by`` says what stops it there.
+        arrival_s: Modelled seconds.
+        block_keys: Prefix keys of the prompt's full blocks; empty disables reuse.
+        priority: Lower runs first; read under the priority policy only.
+        ends_by: ``stop`` or ``length``.
+        load_remote: The prompt's KV lies on another worker and is fetched instead of computed.
+        pin_blocks: Keep the blocks under a lease when it ends by length, for another worker to read.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    output_tokens: int
+    arrival_s: float
+    block_keys: Sequence[int] = ()
+    priority: int = 0
+    ends_by: FinishReason = FinishReason.LENGTH
+    load_remote: bool = False
+    pin_blocks: bool = False
+
+
+class RequestState:
+    """A request on its way through the engine.
+
+    While it decodes, ``computed`` and ``outputs`` stand still at the values of ``base_tick``: every decoding
+    request advances by one token per step, so the batcher counts steps once for all of them.
+
+    Attributes:
+        index: Order of arrival, unique.
+        epoch: Raised whenever the request enters or leaves the batch; entries with an old epoch are void.
+        prefill_target: Tokens to compute before the next output; the prompt, plus the outputs after a preemption.
+        cached_tokens: Prompt tokens found in the local prefix cache at first admission.
+        external_tokens: Prompt tokens fetched from another worker.
+        first_scheduled_s, first_token_s, last_token_s, finished_s: Modelled seconds, None until they happen.
+            ``last_token_s`` is kept only across preemptions.
+    """
+
+    __slots__ = (
+        "base_tick",
+        "blocks",
+        "cached_tokens",
+        "computed",
+        "epoch",
+        "external_tokens",
+        "finish_reason",
+        "finished_s",
+        "first_scheduled_s",
+        "first_token_s",
+        "generated_keys",
+        "index",
+        "last_token_s",
+        "outputs",
+        "preemptions",
+        "prefill_target",
+        "registered",
+        "remote_pending",
+        "request",
+        "status",
+    )
+
+    def __init__(self, request: EngineRequest, index: int) -> None:
+        self.request = request
+        self.index = index
+        self.status = Status.WAITING
+        self.epoch = 0
+        self.blocks: list[int] = []
+        self.registered = 0
+        self.generated_keys: list[int] = []
+        self.computed = 0
+        self.outputs = 0
+        self.base_tick = 0
+        self.prefill_target = request.prompt_tokens
+        self.remote_pending = request.load_remote
+        self.cached_tokens = 0
+        self.external_tokens = 0
+        self.preemptions = 0
+        self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.finished_s: float | None = None
+        self.finish_reason: FinishReason | None = None
