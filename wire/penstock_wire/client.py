@@ -131,15 +131,16 @@ class ConnectionPool:
         deadline_s = None if timeouts.total_s is None else loop.time() + timeouts.total_s
         connection = self._take_idle(target.origin) or await self._connect(target.origin, timeouts, loop)
         self._sweep_within(timeouts.shortest_s(), loop)
-        for is_last in (False, True):
-            try:
-                return await connection.exchange(method, head, body, timeouts, deadline_s)
-            except StaleConnection as exc:
-                if is_last or (exc.sent and method not in _IDEMPOTENT):
-                    name = connection.name
-                    raise StreamBroken(f"{name} closed the kept-alive connection before it answered") from exc
-            connection = await self._connect(target.origin, timeouts, loop)
-        raise AssertionError  # the loop returns or raises
+        try:
+            return await connection.exchange(method, head, body, timeouts, deadline_s)
+        except StaleConnection as exc:
+            if exc.sent and method not in _IDEMPOTENT:
+                raise _stale_error(connection) from exc
+        connection = await self._connect(target.origin, timeouts, loop)
+        try:
+            return await connection.exchange(method, head, body, timeouts, deadline_s)
+        except StaleConnection as exc:
+            raise _stale_error(connection) from exc
 
     async def close(self) -> None:
         """Close idle connections and break those in use."""
@@ -154,6 +155,10 @@ class ConnectionPool:
             await self._all_gone.wait()
 
     # ------------------------------------------------------------------ called by connections
+
+    def connection_open(self, connection: ClientConnection) -> None:
+        """Count a connection."""
+        self._open.add(connection)
 
     def connection_free(self, connection: ClientConnection) -> None:
         """Keep a connection for the next request."""
@@ -195,16 +200,16 @@ class ConnectionPool:
         if len(self._open) + self._connecting >= bound:
             raise SaturatedError(f"max_connections={bound} upstream connections are open: retry later")
         self._connecting += 1
+        connect_s = min((t for t in (timeouts.connect_s, timeouts.total_s) if t is not None), default=None)
         try:
-            async with asyncio.timeout(timeouts.connect_s):
+            async with asyncio.timeout(connect_s):
                 _, connection = await loop.create_connection(
                     lambda: ClientConnection(self, origin, loop), origin[0], origin[1]
                 )
         except (OSError, TimeoutError) as exc:
-            raise _connect_error(exc, origin, timeouts.connect_s) from exc
+            raise _connect_error(exc, origin, connect_s) from exc
         finally:
             self._connecting -= 1
-        self._open.add(connection)
         return connection
 
     # ------------------------------------------------------------------ one timer for all limits
@@ -263,6 +268,10 @@ def _request_head(method: str, target: _Target, body: bytes, headers: Headers) -
     if body or method not in _BODYLESS:
         lines += b"content-length: %d\r\n" % len(body)
     return lines + encode_headers(headers) + b"\r\n"
+
+
+def _stale_error(connection: ClientConnection) -> StreamBroken:
+    return StreamBroken(f"{connection.name} closed the kept-alive connection before it answered")
 
 
 def _connect_error(exc: OSError | TimeoutError, origin: Origin, connect_s: float | None) -> UpstreamError:

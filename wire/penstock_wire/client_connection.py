@@ -65,6 +65,9 @@ class StaleConnection(Exception):  # noqa: N818 - never leaves the client
 class PoolSide(Protocol):
     """What a connection needs from its pool."""
 
+    def connection_open(self, connection: ClientConnection) -> None:
+        """Count a connection."""
+
     def connection_free(self, connection: ClientConnection) -> None:
         """Keep the connection for the next request."""
 
@@ -89,10 +92,10 @@ class StreamingResponse:
         "_buffered_bytes",
         "_connection",
         "_error",
+        "_held",
         "_on_data",
         "_on_end",
         "_on_error",
-        "_paused",
         "_waiter",
         "ended",
         "headers",
@@ -107,7 +110,7 @@ class StreamingResponse:
         self._on_data: OnData | None = None
         self._on_end: OnEnd | None = None
         self._on_error: OnError | None = None
-        self._paused = False
+        self._held = False  # paused because the buffer is full
         self._waiter: asyncio.Future[None] | None = None
         self.ended = False
         self.headers: dict[bytes, bytes] = {}
@@ -120,6 +123,9 @@ class StreamingResponse:
         read of the socket, without framing. After ``abort`` nothing is called.
         """
         self._on_data, self._on_end, self._on_error = on_data, on_end, on_error
+        if self._held:
+            self._held = False
+            self.resume()
         if self._buffer:
             data = b"".join(self._buffer)
             self._buffer.clear()
@@ -131,18 +137,14 @@ class StreamingResponse:
         elif self._error is not None:
             self._drop_sink()
             on_error(self._error)
-        elif self._paused:
-            self.resume()
 
     def pause(self) -> None:
         """Stop reading from the upstream; the idle limit rests meanwhile."""
-        self._paused = True
         if self._connection is not None:
             self._connection.pause_reading()
 
     def resume(self) -> None:
         """Read from the upstream again."""
-        self._paused = False
         if self._connection is not None:
             self._connection.resume_reading()
 
@@ -190,7 +192,8 @@ class StreamingResponse:
                 raise
         data = self._buffer.popleft()
         self._buffered_bytes -= len(data)
-        if self._paused and self._buffered_bytes < _BUFFER_HIGH_BYTES // 4:
+        if self._held and self._buffered_bytes < _BUFFER_HIGH_BYTES // 4:
+            self._held = False
             self.resume()
         return data
 
@@ -211,7 +214,8 @@ class StreamingResponse:
             return
         self._buffer.append(data)
         self._buffered_bytes += len(data)
-        if self._buffered_bytes > _BUFFER_HIGH_BYTES and not self._paused:
+        if self._buffered_bytes > _BUFFER_HIGH_BYTES and not self._held:
+            self._held = True
             self.pause()
         self._wake()
 
@@ -360,8 +364,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             return await started
         except asyncio.CancelledError:
-            if self._response is not None:
-                self._response.abort()
+            self.abort()
             raise
 
     def pause_reading(self) -> None:
@@ -417,6 +420,7 @@ class ClientConnection(asyncio.Protocol):
         """Take the transport; asyncio and uvloop set TCP_NODELAY on it."""
         # uvloop's transport is one by its methods, not by inheritance.
         self._transport = cast("asyncio.Transport", transport)
+        self._pool.connection_open(self)
 
     def data_received(self, data: bytes) -> None:
         """Parse, and deliver all body bytes of this read at once."""
@@ -453,6 +457,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End a response that is delimited by close; anything else under way is broken."""
         response, self._transport = self._response, None
+        self._parser = None  # it refers back to this object
         self._pool.connection_gone(self)
         if response is None:
             return

@@ -48,11 +48,11 @@ async def relay(upstream: StreamingResponse, responder: Responder, *, observe: O
             upstream.abort()
             on_error(exc)
 
-    responder.on_disconnect(on_disconnect)
-    responder.on_pause(upstream.pause)
-    responder.on_resume(upstream.resume)
     sink_error: Callable[[UpstreamError], None] = on_error
     upstream.set_sink(write if observe is None else on_observed_data, on_end, sink_error)
+    responder.on_disconnect(on_disconnect)
+    responder.on_resume(upstream.resume)
+    responder.on_pause(upstream.pause)
     try:
         await done
     finally:

@@ -406,7 +406,13 @@ class ServerConnection(asyncio.Protocol):
                 log.debug("client cut off: it does not read", peer=self._peer)
                 transport.abort()
             return
-        self._sweep_reading(now_s - self._since_s, limits, transport)
+        age_s = now_s - self._since_s
+        if transport.is_closing():
+            # What was written last still waits for a client that does not read.
+            if age_s > limits.write_stall_s:
+                transport.abort()
+            return
+        self._sweep_reading(age_s, limits, transport)
 
     def _sweep_reading(self, age_s: float, limits: ServerLimits, transport: asyncio.Transport) -> None:
         if self._phase == _REFUSING:
