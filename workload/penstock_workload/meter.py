@@ -83,6 +83,17 @@ class StreamMeter:
                 raise StreamError(error.get("message", str(error)) if isinstance(error, dict) else str(error))
         return tokens
 
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per output token after the first: (last - first) / (tokens - 1), or None below two.
+
+        Tokens are counted by ``usage`` where it says so, and by token events otherwise.
+        """
+        tokens = self.output_tokens if self.output_tokens is not None else len(self.gaps_s) + 1
+        return (
+            (self.last_s - self.first_s) / (tokens - 1) if self.first_s is not None and tokens > 1 else None
+        )
+
     def _take_usage(self, usage: Any) -> None:
         if not isinstance(usage, dict):
             raise StreamBroken(f"usage: {usage!r} is no JSON object")

@@ -9,8 +9,7 @@ import os
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Final, Self
+from typing import Any, BinaryIO, Final
 
 import orjson
 
@@ -86,18 +85,16 @@ class ResultWriter:
         except OSError as exc:
             raise _lost(self.directory, exc) from exc
 
-    def __enter__(self) -> Self:
-        """Return the writer itself."""
-        return self
+    def close(self, *, is_failing: bool) -> None:
+        """Close the results file; a failing flush is told only when nothing else failed before.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the results file; a failing flush matters only if nothing else failed."""
+        Raises:
+            PenstockError: the disk is full or gone, and ``is_failing`` is false.
+        """
         try:
             self._file.close()
         except OSError as exc:
-            if error is None:
+            if not is_failing:
                 raise _lost(self.directory, exc) from exc
 
 

@@ -33,9 +33,8 @@ class Selection:
     Attributes:
         start_s: Begin of the window in trace seconds, >= 0, closed; it becomes the replay's zero.
         duration_s: Length of the window, > 0, open at its end; None takes the rest.
-        sample: Share of requests kept, in (0, 1], chosen by a hash of seed and line: the same seed keeps
+        sample: Share of requests kept, in (0, 1], chosen by a hash of seed and line: a seed keeps
             the same rows in any window, and a smaller share keeps a subset of a larger one.
-        seed: Of the sample.
         max_input_tokens: Longest prompt in tokens, >= 1; None for no limit.
         on_long: Required with ``max_input_tokens``.
         limit: Most requests, >= 1; None for all.
@@ -44,7 +43,6 @@ class Selection:
     start_s: float = 0.0
     duration_s: float | None = None
     sample: float = 1.0
-    seed: int = 0
     max_input_tokens: int | None = None
     on_long: OnLong | None = None
     limit: int | None = None
@@ -86,15 +84,20 @@ class Selected:
     dropped: int
 
 
-def select(requests: Sequence[TraceRequest], chosen: Selection) -> Selected:
+def select(requests: Sequence[TraceRequest], chosen: Selection, *, seed: int = 0) -> Selected:
     """Return what ``chosen`` takes from ``requests``, in order, with arrivals counted from the window.
+
+    Args:
+        requests: Arrivals never decrease.
+        chosen: See `Selection`.
+        seed: Of the sample; taken modulo 2**64.
 
     Raises:
         ConfigError: nothing is left; the message says how far the trace reaches.
     """
     end_s = math.inf if chosen.duration_s is None else chosen.start_s + chosen.duration_s
     window = [request for request in requests if chosen.start_s <= request.arrival_s < end_s]
-    sampled = [request for request in window if _is_sampled(request.line, chosen)]
+    sampled = [request for request in window if _is_sampled(request.line, chosen.sample, seed)]
     kept, truncated, dropped = _fit(sampled, chosen)
     if not kept:
         last_s = max((request.arrival_s for request in requests), default=0.0)
@@ -107,10 +110,10 @@ def select(requests: Sequence[TraceRequest], chosen: Selection) -> Selected:
     return Selected(moved, truncated, dropped)
 
 
-def _is_sampled(line: int, chosen: Selection) -> bool:
-    if chosen.sample >= 1:
+def _is_sampled(line: int, share: float, seed: int) -> bool:
+    if share >= 1:
         return True
-    return xxhash.xxh3_64_intdigest(b"%d" % line, seed=chosen.seed & 0xFFFFFFFF) / _HASH_RANGE < chosen.sample
+    return xxhash.xxh3_64_intdigest(b"%d" % line, seed=seed % 2**64) / _HASH_RANGE < share
 
 
 def _fit(requests: Sequence[TraceRequest], chosen: Selection) -> tuple[list[TraceRequest], int, int]:

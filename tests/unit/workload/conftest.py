@@ -1,6 +1,11 @@
 """Small traces, called synthetic, written where a test can break them."""
 
+import asyncio
+
+import orjson
 import pytest
+
+from penstock_wire.server import HttpServer
 
 
 @pytest.fixture
@@ -29,3 +34,68 @@ def azure_file(tmp_path):
         "2023-11-16 18:16:46.6805900,12,3"
     )
     return path
+
+
+class FakeServer:
+    """Answers as an OpenAI server does, by a script that each test sets.
+
+    Attributes:
+        bodies: JSON of every completion request, in order of arrival.
+        headers: Their headers.
+        script: Async function of (json body, responder) that answers a completion.
+        models: Names that /v1/models lists; None answers with a page.
+        ready: Status of /ready.
+    """
+
+    def __init__(self):
+        self.bodies = []
+        self.headers = []
+        self.script = stream_tokens
+        self.models = ["llama"]
+        self.ready = 404
+        self.url = ""
+
+    async def handle(self, request, responder):
+        """Answer one request."""
+        if request.path == "/v1/models" and self.models is None:
+            responder.send(404, b"<html>")
+        elif request.path == "/v1/models":
+            responder.send(200, orjson.dumps({"data": [{"id": name} for name in self.models]}))
+        elif request.path == "/ready":
+            responder.send(self.ready, b'{"reasons":["no worker of role decode is ready"]}')
+        else:
+            self.bodies.append(orjson.loads(request.body))
+            self.headers.append(request.headers)
+            await self.script(self.bodies[-1], responder)
+
+
+async def stream_tokens(body, responder, *, cached=0):
+    """Stream the tokens asked for, one event each, and usage as the simulated tokenizer counts."""
+    responder.start(200)
+    for _ in range(body["max_tokens"]):
+        responder.write(b'data: {"choices":[{"index":0,"text":"abcd"}]}\n\n')
+        await asyncio.sleep(0)
+    usage = {
+        "prompt_tokens": -(-len(body["prompt"]) // 4) if "prompt" in body else 1,
+        "completion_tokens": body["max_tokens"],
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    responder.write(b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\ndata: [DONE]\n\n")
+    responder.end()
+
+
+@pytest.fixture
+async def fake_server():
+    """A running fake server on a free port."""
+    fake = FakeServer()
+    server = HttpServer(fake.handle)
+    await server.start("127.0.0.1", 0)
+    fake.url = f"http://127.0.0.1:{server.port}"
+    yield fake
+    await server.close(grace_s=0)
+
+
+@pytest.fixture
+def fake_server_class():
+    """The fake server's class, for a test that runs it in a loop of its own."""
+    return FakeServer

@@ -46,13 +46,13 @@ def test_truncating_keeps_the_beginning_and_its_ids():
 def test_a_sample_repeats_under_a_seed_and_grows_with_its_share(seed, share):
     """The same seed keeps the same rows in any window; a smaller share is a subset."""
     requests = [TraceRequest(float(at), 1, 1, None, at + 1) for at in range(300)]
-    small = _lines(select(requests, Selection(sample=share, seed=seed)))
-    large = _lines(select(requests, Selection(sample=share * 2, seed=seed)))
-    late = _lines(select(requests, Selection(sample=share * 2, seed=seed, start_s=100)))
+    small = _lines(select(requests, Selection(sample=share), seed=seed))
+    large = _lines(select(requests, Selection(sample=share * 2), seed=seed))
+    late = _lines(select(requests, Selection(sample=share * 2, start_s=100), seed=seed))
 
     assert set(small) <= set(large)
     assert late == [line for line in large if line > 100]
-    assert _lines(select(requests, Selection(sample=share, seed=seed))) == small
+    assert _lines(select(requests, Selection(sample=share), seed=seed)) == small
 
 
 def test_the_sample_holds_about_its_share():

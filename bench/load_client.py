@@ -1,0 +1,156 @@
+"""Token events per CPU-second of the load client, against a fake source in a process of its own.
+
+The source streams events of vLLM's size, one token at a time, to many streams at once. The same bytes
+are read once by the replayer and once by a bare uvloop protocol that only counts event ends: the ratio
+of the two says what parsing and measuring cost, whatever the machine does meanwhile.
+
+    python bench/load_client.py [--streams 64] [--tokens 400] [--itl-ms 5] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
+from typing import cast
+
+import uvloop
+
+from penstock_core.clock import ModelClock
+from penstock_wire.client import ConnectionPool
+from penstock_wire.messages import Request, Responder
+from penstock_wire.server import HttpServer
+from penstock_workload.exchange import SendSettings
+from penstock_workload.prompts import PromptMaker
+from penstock_workload.record import RequestResult, Status
+from penstock_workload.replay import Replayer
+from penstock_workload.traces import TraceRequest
+
+EVENT = (
+    b'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1700000000,"model":"llama",'
+    b'"choices":[{"index":0,"text":" the","logprobs":null,"finish_reason":null,"stop_reason":null,'
+    b'"token_ids":null}],"usage":null}\n\n'
+)
+USAGE = (
+    b'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1700000000,"model":"llama",'
+    b'"choices":[],"usage":{"prompt_tokens":16,"completion_tokens":%d,"total_tokens":16}}\n\ndata: [DONE]\n\n'
+)
+
+
+def serve(port_out: Connection, itl_s: float) -> None:
+    """Stream ``max_tokens`` events to each request until killed."""
+
+    async def stream(request: Request, responder: Responder) -> None:
+        tokens = json.loads(request.body)["max_tokens"]
+        responder.start(200)
+        for _ in range(tokens):
+            responder.write(EVENT)
+            await asyncio.sleep(itl_s)
+        responder.write(USAGE % tokens)
+        responder.end()
+
+    async def main() -> None:
+        server = HttpServer(stream)
+        await server.start("127.0.0.1", 0)
+        port_out.send(server.port)
+        await asyncio.Event().wait()
+
+    uvloop.run(main())
+
+
+class BareReader(asyncio.Protocol):
+    """Counts event ends and nothing else."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self.events = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the request."""
+        cast("asyncio.WriteTransport", transport).write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Count."""
+        self.events += data.count(b"\n\n")
+        if b"[DONE]" in data:
+            self.done.set_result(None)
+
+
+async def bare(port: int, streams: int, tokens: int) -> tuple[int, float]:
+    """Return events and CPU seconds of the bare reader."""
+    body = b'{"max_tokens":%d}' % tokens
+    request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    loop = asyncio.get_running_loop()
+    cpu_s = time.process_time()
+    readers = [
+        (await loop.create_connection(lambda: BareReader(request), "127.0.0.1", port))[1]
+        for _ in range(streams)
+    ]
+    await asyncio.gather(*(reader.done for reader in readers))
+    return sum(reader.events - 2 for reader in readers), time.process_time() - cpu_s
+
+
+async def replayed(port: int, streams: int, tokens: int) -> tuple[int, float]:
+    """Return token events and CPU seconds of the replayer."""
+    results: list[RequestResult] = []
+    pool = ConnectionPool()
+    replayer = Replayer(
+        pool,
+        ModelClock(1.0),
+        SendSettings(f"http://127.0.0.1:{port}", "llama"),
+        PromptMaker(),
+        run_id="bench",
+        on_result=results.append,
+    )
+    requests = [TraceRequest(0.0, 16, tokens, (0,), line) for line in range(1, streams + 1)]
+    cpu_s = time.process_time()
+    await replayer.run(requests, stop=asyncio.Event())
+    cpu_s = time.process_time() - cpu_s
+    await pool.close()
+    if any(result.status is not Status.OK for result in results):
+        raise SystemExit(f"a request failed: {next(r for r in results if r.error)}")
+    return sum(len(result.itl_s) + 1 for result in results), cpu_s
+
+
+def main() -> None:
+    """Run both readers and print events per CPU-second."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--streams", type=int, default=64, help="streams at once")
+    parser.add_argument("--tokens", type=int, default=400, help="tokens per stream")
+    parser.add_argument("--itl-ms", type=float, default=5.0, help="gap between tokens, real milliseconds")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    ours, theirs = multiprocessing.Pipe()
+    source = multiprocessing.get_context("spawn").Process(
+        target=serve, args=(theirs, arguments.itl_ms / 1000), daemon=True
+    )
+    source.start()
+    try:
+        port = ours.recv()
+        bare_events, bare_cpu_s = uvloop.run(bare(port, arguments.streams, arguments.tokens))
+        events, cpu_s = uvloop.run(replayed(port, arguments.streams, arguments.tokens))
+    finally:
+        source.terminate()
+        source.join()
+    figures = {
+        "token_events": events,
+        "events_per_cpu_s": round(events / cpu_s),
+        "bare_events_per_cpu_s": round(bare_events / bare_cpu_s),
+        "ratio_to_bare": round((events / cpu_s) / (bare_events / bare_cpu_s), 3),
+        "target_events_per_cpu_s": 10_000,
+    }
+    print(
+        json.dumps(figures)
+        if arguments.json
+        else "\n".join(f"{name}: {value}" for name, value in figures.items())
+    )
+
+
+if __name__ == "__main__":
+    main()

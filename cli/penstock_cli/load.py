@@ -1,0 +1,188 @@
+"""`penstock load`: replay a trace against a live server and say what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console
+
+from penstock_cli.load_progress import show_progress
+from penstock_core.errors import PenstockError
+from penstock_report.text import load_summary
+from penstock_wire.loop import run
+from penstock_workload.arrivals import Spread
+from penstock_workload.exchange import Endpoint
+from penstock_workload.replay import Replayer
+from penstock_workload.selection import OnLong, Selection
+from penstock_workload.session import LoadConfig, LoadPlan, describe_plan, plan_load, run_load
+from penstock_workload.traces import OnBadRow
+
+
+def _choice(values: Any) -> click.Choice[str]:
+    return click.Choice([value.value for value in values])
+
+
+@click.command()
+@click.option(
+    "--trace", required=True, help="A trace file (Mooncake JSONL or Azure CSV), or the built-in `mooncake`."
+)
+@click.option(
+    "--url", default="http://127.0.0.1:8000", show_default=True, help="Address of the router or server."
+)
+@click.option(
+    "--speed",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Modelled seconds per real second; give the servers' own.",
+)
+@click.option("--model", help="Model to ask for.  [default: the first that the server lists]")
+@click.option(
+    "--endpoint",
+    type=_choice(Endpoint),
+    default="completions",
+    show_default=True,
+    help="OpenAI endpoint; on chat the server's template adds prompt tokens.",
+)
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for results.jsonl and summary.json.  [default: nothing is written]",
+)
+@click.option(
+    "--start-s",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Begin of the window, seconds into the trace.",
+)
+@click.option(
+    "--duration-s", type=float, help="Length of the window, seconds of the trace.  [default: to its end]"
+)
+@click.option("--limit", type=int, help="Most requests, after all other choices.  [default: all]")
+@click.option(
+    "--sample",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="FRACTION",
+    help="Share of the requests that is kept, above 0 and at most 1.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of sampling, Poisson spreading and prompt texts."
+)
+@click.option(
+    "--max-input-tokens", type=int, help="Longest prompt, tokens; needs --on-long.  [default: no limit]"
+)
+@click.option("--on-long", type=_choice(OnLong), help="Cut longer prompts, or leave their requests out.")
+@click.option(
+    "--on-bad-row",
+    type=_choice(OnBadRow),
+    default="refuse",
+    show_default=True,
+    help="What to do with rows that cannot be read; skipped ones are listed in the summary.",
+)
+@click.option(
+    "--spread",
+    type=_choice(Spread),
+    help="How a batch of equal arrival times is placed in its 3 s.  [default: even for Mooncake, none for Azure]",
+)
+@click.option(
+    "--rate",
+    "rate_rps",
+    type=float,
+    metavar="RPS",
+    help="Mean arrivals per modelled second, by stretching time.  [default: the trace's]",
+)
+@click.option("--rate-scale", type=float, help="Factor on the arrival rate, instead of --rate.  [default: 1]")
+@click.option(
+    "--concurrency", type=int, help="Most requests in flight; closes the loop.  [default: open loop]"
+)
+@click.option(
+    "--timeout-s", type=float, default=600.0, show_default=True, help="Longest request, modelled seconds."
+)
+@click.option(
+    "--api-key",
+    envvar="PENSTOCK_API_KEY",
+    help="Bearer token; never written to a file.  [env: PENSTOCK_API_KEY]",
+)
+@click.option(
+    "--no-itl",
+    is_flag=True,
+    help="Leave the inter-token gaps out of results.jsonl; the summary keeps their percentiles.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Read and shape the trace, say what would be sent, and send nothing."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, without a progress bar.")
+def load(**options: Any) -> None:
+    """Replay a trace against a running graph, or any OpenAI server that streams usage.
+
+    Requests are sent at the trace's own times (an open loop) with prompts made from its hash ids.
+    All times printed are modelled seconds. Ctrl-C stops sending and prints what was measured so far.
+    """
+    dry_run, as_json = options.pop("dry_run"), options.pop("as_json")
+    plan = plan_load(_config(options))
+    if dry_run:
+        _print_json({"dry_run": True, **describe_plan(plan)})
+        return
+    summary = _run(plan, is_quiet=as_json)
+    if as_json:
+        _print_json(summary)
+    else:
+        Console().print(load_summary(summary))
+    if summary["is_partial"] or summary["requests"]["ok"] == 0:
+        sys.exit(1)
+
+
+def _config(options: dict[str, Any]) -> LoadConfig:
+    on_long, spread = options.pop("on_long"), options.pop("spread")
+    selection = Selection(
+        start_s=options.pop("start_s"),
+        duration_s=options.pop("duration_s"),
+        sample=options.pop("sample"),
+        max_input_tokens=options.pop("max_input_tokens"),
+        on_long=None if on_long is None else OnLong(on_long),
+        limit=options.pop("limit"),
+    )
+    return LoadConfig(
+        selection=selection,
+        spread=None if spread is None else Spread(spread),
+        endpoint=Endpoint(options.pop("endpoint")),
+        on_bad_row=OnBadRow(options.pop("on_bad_row")),
+        with_gaps=not options.pop("no_itl"),
+        **options,
+    )
+
+
+def _run(plan: LoadPlan, *, is_quiet: bool) -> dict[str, Any]:
+    async def main(stop: asyncio.Event) -> dict[str, Any]:
+        async with asyncio.TaskGroup() as group:
+            watchers: list[asyncio.Task[None]] = []
+
+            def watch(replayer: Replayer) -> None:
+                if not is_quiet:
+                    watchers.append(group.create_task(show_progress(replayer)))
+
+            summary = await run_load(plan, stop=stop, on_start=watch)
+            for watcher in watchers:
+                watcher.cancel()
+        return summary
+
+    try:
+        return run(main)
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from group
+    except asyncio.CancelledError as exc:
+        raise PenstockError(
+            "stopped by a second signal; results so far are in --output-dir, without a summary"
+        ) from exc
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())

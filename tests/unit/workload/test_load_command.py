@@ -1,0 +1,125 @@
+"""`penstock load` from arguments to output, against a fake server in the background."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from penstock_cli.load import load
+from penstock_core.errors import ConfigError, UpstreamConnectError
+from penstock_wire.server import HttpServer
+
+
+@pytest.fixture
+def served(fake_server_class):
+    """The fake server in a thread of its own, because the command runs its own event loop."""
+    fake = fake_server_class()
+    loop = asyncio.new_event_loop()
+    server = HttpServer(fake.handle)
+    loop.run_until_complete(server.start("127.0.0.1", 0))
+    fake.url = f"http://127.0.0.1:{server.port}"
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield fake
+    asyncio.run_coroutine_threadsafe(server.close(grace_s=0), loop).result(5)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(5)
+    loop.close()
+
+
+def test_the_summary_is_printed_as_text_or_json(served, mooncake_file, tmp_path):
+    """Text names the counts and latencies; JSON is the summary file."""
+    base = ["--trace", str(mooncake_file), "--url", served.url, "--speed", "200"]
+
+    text = CliRunner().invoke(load, base)
+    as_json = CliRunner().invoke(load, [*base, "--json", "--output-dir", str(tmp_path)])
+
+    assert text.exit_code == 0, text.output
+    assert "5 ok, 0 failed, 0 rejected of 5 requests" in text.output
+    assert "TTFT" in text.output
+    assert "prefix-cache hit rate 0.0%" in " ".join(text.output.split())
+    assert as_json.exit_code == 0
+    assert orjson.loads(as_json.stdout) == orjson.loads((tmp_path / "summary.json").read_bytes())
+
+
+def test_a_dry_run_sends_nothing(mooncake_file):
+    """It needs no server and says what would be sent."""
+    arguments = [
+        "--trace",
+        str(mooncake_file),
+        "--dry-run",
+        "--max-input-tokens",
+        "600",
+        "--on-long",
+        "truncate",
+    ]
+    result = CliRunner().invoke(load, [*arguments, "--spread", "poisson", "--rate", "2"])
+
+    shown = orjson.loads(result.stdout)
+    assert shown["dry_run"] is True
+    assert shown["trace"]["truncated_prompts"] == 2
+    assert shown["trace"]["mean_rate_rps"] == pytest.approx(2.0)
+    assert shown["settings"]["spread"] == "poisson"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["--trace", "nowhere.jsonl"], ConfigError, "no such file"),
+        (["--trace", "mooncake", "--rate", "1", "--rate-scale", "2"], ConfigError, "give one"),
+        (["--trace", "mooncake", "--max-input-tokens", "5"], ConfigError, "--on-long go together"),
+        (["--trace", "mooncake", "--speed", "0"], ConfigError, "--speed"),
+        (["--trace", "mooncake", "--concurrency", "0", "--url", "URL"], ConfigError, "--concurrency"),
+        (["--trace", "mooncake", "--url", "http://127.0.0.1:1"], UpstreamConnectError, "no answer"),
+    ],
+)
+def test_bad_arguments_are_one_clear_error(served, arguments, error, message):
+    """Errors reach the entry point as Penstock's own, with the flag's name."""
+    filled = [served.url if argument == "URL" else argument for argument in arguments]
+
+    result = CliRunner().invoke(load, filled)
+
+    assert isinstance(result.exception, error)
+    assert message in str(result.exception)
+
+
+def test_a_run_without_a_good_answer_exits_1(served, azure_file):
+    """Scripts can tell that nothing worked."""
+
+    async def refuse(body, responder):
+        responder.send(429, b'{"error":{"message":"busy"}}')
+
+    served.script = refuse
+
+    result = CliRunner().invoke(load, ["--trace", str(azure_file), "--url", served.url, "--speed", "500"])
+
+    assert result.exit_code == 1
+    assert "3 rejected" in result.output
+    assert "errors: http_429 3" in result.output
+
+
+def test_ctrl_c_prints_what_was_measured(served, mooncake_file):
+    """SIGINT ends the replay with a summary marked partial and status 1."""
+    arguments = ["--trace", str(mooncake_file), "--url", served.url, "--rate", "0.02"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock_cli", "load", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline_s = time.monotonic() + 20
+    while not served.bodies and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+
+    assert process.returncode == 1, err
+    assert b"PARTIAL" in out
+    assert b"4 requests not sent" in out
+    assert b"Traceback" not in err

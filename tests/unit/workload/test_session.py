@@ -1,0 +1,341 @@
+"""A whole load run against a fake server: what is sent, measured, counted and written."""
+
+import asyncio
+import json
+
+import orjson
+import pytest
+
+from penstock_core.errors import ConfigError, NoEndpointsError, PenstockError, UpstreamConnectError
+from penstock_workload import results as results_module
+from penstock_workload.arrivals import Spread
+from penstock_workload.exchange import Endpoint
+from penstock_workload.prompts import PromptMaker
+from penstock_workload.record import Status
+from penstock_workload.results import read_run
+from penstock_workload.selection import OnLong, Selection
+from penstock_workload.session import LoadConfig, describe_plan, plan_load, run_load
+
+SPEED = 200.0
+
+
+def _config(trace, fake, **changes):
+    return LoadConfig(trace=str(trace), url=fake.url, speed=SPEED, **changes)
+
+
+async def _run(config, *, stop=None, on_start=None):
+    return await run_load(plan_load(config), stop=stop or asyncio.Event(), on_start=on_start)
+
+
+async def test_a_replay_sends_each_row_with_its_lengths(mooncake_file, fake_server):
+    """Prompts come from the ids, lengths from the row, and the answer is streamed with usage."""
+    summary = await _run(_config(mooncake_file, fake_server, seed=4))
+    rows = plan_load(_config(mooncake_file, fake_server)).trace.requests
+    maker = PromptMaker(4)
+    wanted = {(maker.make(row).decode(), row.output_tokens) for row in rows}
+
+    assert {(body["prompt"], body["max_tokens"]) for body in fake_server.bodies} == wanted
+    for body in fake_server.bodies:
+        assert body["ignore_eos"] is True
+        assert body["stream"] is True
+        assert body["stream_options"] == {"include_usage": True}
+        assert body["model"] == "llama"
+    assert {headers[b"x-request-id"][-2:] for headers in fake_server.headers} == {
+        b"-%d" % n for n in range(1, 6)
+    }
+    assert summary["requests"] == {
+        "planned": 5,
+        "sent": 5,
+        "ok": 5,
+        "failed": 0,
+        "rejected": 0,
+        "unfinished": 0,
+        "not_sent": 0,
+    }
+    assert summary["tokens"]["prompt"] == 600 + 512 + 1500 + 10 + 1024
+    assert summary["tokens"]["output"] == 5 + 6 + 7 + 8 + 9
+    assert summary["usage_mismatches"]["prompt_tokens"] == 0
+    assert summary["usage_mismatches"]["checked_prompt"] == 5
+    assert summary["latency"]["ttft_s"]["count"] == 5
+    assert summary["latency"]["itl_s"]["count"] == 4 + 5 + 6 + 7 + 8
+    assert summary["is_partial"] is False
+
+
+async def test_the_files_hold_what_was_measured(mooncake_file, fake_server, tmp_path):
+    """results.jsonl has a line per request, summary.json every setting that shaped the run."""
+    out = tmp_path / "run"
+
+    summary = await _run(_config(mooncake_file, fake_server, output_dir=out, rate_rps=2.0, api_key="secret"))
+    run = read_run(out)
+
+    assert run.summary == orjson.loads(orjson.dumps(summary))
+    assert [result.line for result in run.results] == [1, 2, 3, 4, 5]
+    assert {result.status for result in run.results} == {Status.OK}
+    assert [len(result.itl_s) for result in run.results] == [4, 5, 6, 7, 8]
+    for result in run.results:
+        assert result.e2e_s == pytest.approx(result.ttft_s + sum(result.itl_s), abs=1e-3)
+        assert result.tpot_s == pytest.approx(
+            (result.e2e_s - result.ttft_s) / (result.output_tokens - 1), abs=1e-5
+        )
+    settings = run.summary["settings"]
+    assert settings["spread"] == "even"
+    assert settings["loop"] == "open"
+    assert settings["rate_factor"] == pytest.approx(2.0 / (4 / 4.5))
+    assert run.summary["trace"]["sha256"] == plan_load(_config(mooncake_file, fake_server)).trace.sha256
+    assert fake_server.headers[0][b"authorization"] == b"Bearer secret"
+    assert "secret" not in (out / "summary.json").read_text()
+
+
+async def test_arrivals_follow_the_schedule(mooncake_file, fake_server, tmp_path):
+    """Requests are sent at or after their modelled time, in order."""
+    await _run(_config(mooncake_file, fake_server, output_dir=tmp_path))
+    results = read_run(tmp_path).results
+
+    assert [result.arrival_s for result in results] == [0, 1, 2, 3, 4.5]
+    sent = [result.sent_s for result in results]
+    assert sent == sorted(sent)
+    # uvloop's and asyncio's timers may fire up to a millisecond early
+    assert all(result.sent_s >= result.arrival_s - 0.002 * SPEED for result in results)
+
+
+async def test_gaps_can_be_left_out(mooncake_file, fake_server, tmp_path):
+    """The summary keeps the percentiles, the lines lose the arrays."""
+    summary = await _run(_config(mooncake_file, fake_server, output_dir=tmp_path, with_gaps=False))
+
+    assert "itl_s" not in json.loads((tmp_path / "results.jsonl").read_text().splitlines()[0])
+    assert summary["latency"]["itl_s"]["count"] == 30
+    assert len(read_run(tmp_path).results[0].itl_s) == 0
+
+
+async def _refuse(body, responder):
+    responder.send(503, b'{"error":{"message":"prefill queue is full","type":"overloaded","code":503}}')
+
+
+async def _fail(body, responder):
+    responder.send(400, b"prompt too long")
+
+
+async def _break_off(body, responder):
+    responder.start(200)
+    responder.write(b'data: {"choices":[{"index":0,"text":"abcd"}]}\n\n')
+    await asyncio.sleep(0)
+    responder.end()
+
+
+async def _stay_silent(body, responder):
+    responder.start(200)
+    responder.write(b"data: [DONE]\n\n")
+    responder.end()
+
+
+async def _report_an_error(body, responder):
+    responder.start(200)
+    responder.write(b'data: {"error":{"message":"KV transfer failed"}}\n\n')
+    responder.end()
+
+
+async def _hang(body, responder):
+    responder.start(200)
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (_refuse, (Status.REJECTED, "http_503", "prefill queue is full")),
+        (_fail, (Status.FAILED, "http_400", "prompt too long")),
+        (_break_off, (Status.FAILED, "truncated", "without [DONE]")),
+        (_stay_silent, (Status.FAILED, "no_tokens", "no token")),
+        (_report_an_error, (Status.FAILED, "stream_error", "KV transfer failed")),
+    ],
+)
+async def test_each_way_of_failing_is_told_apart(azure_file, fake_server, tmp_path, script, expected):
+    """A busy server rejects; everything else failed, and why is counted."""
+    fake_server.script = script
+    status, error_class, message = expected
+
+    summary = await _run(_config(azure_file, fake_server, output_dir=tmp_path))
+    results = read_run(tmp_path).results
+
+    assert {result.status for result in results} == {status}
+    assert all(message in result.error for result in results)
+    assert summary["errors"] == {error_class: 3}
+    assert summary["requests"][status.value] == 3
+    assert summary["latency"]["ttft_s"]["p50"] is None
+
+
+async def test_a_request_that_takes_too_long_is_ended(azure_file, fake_server):
+    """The limit is in modelled seconds."""
+    fake_server.script = _hang
+
+    summary = await _run(_config(azure_file, fake_server, timeout_s=20.0))
+
+    assert summary["errors"] == {"timeout_total": 3}
+
+
+async def test_usage_that_differs_from_the_trace_is_counted(mooncake_file, fake_server):
+    """A server with another tokenizer, or a cut answer, does not pass unseen."""
+
+    async def short(body, responder):
+        responder.start(200)
+        responder.write(b'data: {"choices":[{"index":0,"text":"abcd"}]}\n\n')
+        responder.write(
+            b'data: {"choices":[],"usage":{"prompt_tokens":600,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
+        )
+        responder.end()
+
+    fake_server.script = short
+
+    mismatches = (await _run(_config(mooncake_file, fake_server)))["usage_mismatches"]
+
+    assert (mismatches["prompt_tokens"], mismatches["output_tokens"]) == (4, 5)
+    assert len(mismatches["examples"]) == 5
+
+
+async def test_chat_wraps_the_prompt_and_expects_no_exact_count(mooncake_file, fake_server):
+    """The server's template adds tokens of its own."""
+    summary = await _run(_config(mooncake_file, fake_server, endpoint=Endpoint.CHAT))
+
+    assert [message["role"] for message in fake_server.bodies[0]["messages"]] == ["user"]
+    assert len(fake_server.bodies[0]["messages"][0]["content"]) % 4 == 0
+    assert summary["usage_mismatches"]["checked_prompt"] == 0
+    assert summary["usage_mismatches"]["checked_output"] == 5
+
+
+async def test_a_concurrency_cap_holds_and_is_recorded(mooncake_file, fake_server):
+    """Never more than the cap are in flight; the summary says that the loop was closed."""
+    in_flight = most = 0
+    stream = fake_server.script
+
+    async def count(body, responder):
+        nonlocal in_flight, most
+        in_flight += 1
+        most = max(most, in_flight)
+        await asyncio.sleep(0.01)
+        await stream(body, responder)
+        in_flight -= 1
+
+    fake_server.script = count
+
+    summary = await _run(_config(mooncake_file, fake_server, concurrency=2, spread=Spread.NONE))
+
+    assert most == 2
+    assert summary["settings"]["loop"] == "closed"
+    assert summary["settings"]["concurrency"] == 2
+    assert summary["requests"]["ok"] == 5
+
+
+async def test_stopping_gives_a_partial_summary(mooncake_file, fake_server, tmp_path):
+    """Ctrl-C cuts off what is in flight, sends nothing more and still writes the summary."""
+    stop = asyncio.Event()
+    started = asyncio.Event()
+    stream = fake_server.script
+
+    async def first_then_hang(body, responder):
+        if body["max_tokens"] == 5:
+            await stream(body, responder)
+            return
+        started.set()
+        await asyncio.sleep(60)
+
+    fake_server.script = first_then_hang
+    config = _config(
+        mooncake_file, fake_server, output_dir=tmp_path, selection=Selection(limit=4), rate_rps=0.5
+    )
+    run = asyncio.create_task(_run(config, stop=stop))
+    await started.wait()
+    stop.set()
+    summary = await run
+
+    requests = summary["requests"]
+    assert summary["is_partial"] is True
+    assert (requests["ok"], requests["unfinished"]) == (1, requests["sent"] - 1)
+    assert requests["not_sent"] == 4 - requests["sent"]
+    assert read_run(tmp_path).summary["is_partial"] is True
+
+
+async def test_the_replay_can_be_watched(azure_file, fake_server):
+    """The progress bar reads snapshots; the last one holds the ends."""
+    seen = []
+
+    await _run(_config(azure_file, fake_server), on_start=seen.append)
+    last = seen[0].snapshot()
+
+    assert (last.planned, last.sent, last.ok, last.in_flight) == (3, 3, 3, 0)
+    assert last.ttft_p50_s > 0
+    assert last.send_lag_p99_s is not None
+
+
+async def test_nothing_is_sent_to_an_address_that_does_not_answer(azure_file, unused_tcp_port, fake_server):
+    """The error names the URL and the remedy before the first request."""
+    fake_server.url = f"http://127.0.0.1:{unused_tcp_port}"
+
+    with pytest.raises(UpstreamConnectError, match=r"--url http://127.* no answer .*penstock up"):
+        await _run(_config(azure_file, fake_server))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"models": []}, NoEndpointsError, "lists no model"),
+        ({"ready": 503}, NoEndpointsError, "no worker of role decode is ready"),
+        ({"url": "https://x"}, ConfigError, "plain http"),
+    ],
+)
+async def test_a_server_that_cannot_serve_is_said_so(azure_file, fake_server, changes, error, message):
+    """Three ways to find out before sending."""
+    for name, value in changes.items():
+        setattr(fake_server, name, value)
+
+    with pytest.raises(error, match=message):
+        await _run(_config(azure_file, fake_server))
+    assert fake_server.bodies == []
+
+
+async def test_a_model_that_is_not_served_is_refused(azure_file, fake_server):
+    """The message lists those that are."""
+    with pytest.raises(ConfigError, match=r"'gpt': .* serves llama"):
+        await _run(_config(azure_file, fake_server, model="gpt"))
+
+
+async def test_an_address_that_speaks_something_else_is_refused(azure_file, fake_server):
+    """An answer that is no list of models comes from no OpenAI server."""
+    fake_server.models = None
+
+    with pytest.raises(UpstreamConnectError, match="answers 404, not a list of models"):
+        await _run(_config(azure_file, fake_server))
+
+
+async def test_a_full_disk_is_one_clear_error(azure_file, fake_server, tmp_path, monkeypatch):
+    """The replay ends with the directory's name and a remedy, not with a group of exceptions."""
+
+    def full(result, *, with_gaps):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(results_module, "to_line", full)
+
+    with pytest.raises(PenstockError, match=r"could not be written \(No space left on device\); free some"):
+        await _run(_config(azure_file, fake_server, output_dir=tmp_path))
+
+
+def test_a_plan_can_be_shown_without_a_server(mooncake_file):
+    """--dry-run says what would be sent."""
+    config = LoadConfig(
+        trace=str(mooncake_file),
+        url="http://127.0.0.1:1",
+        selection=Selection(max_input_tokens=1000, on_long=OnLong.DROP),
+    )
+
+    shown = describe_plan(plan_load(config))
+
+    assert shown["trace"]["dropped_prompts"] == 2
+    assert shown["trace"]["input_tokens"] == 600 + 512 + 10
+    assert shown["settings"]["on_long"] == "drop"
+    assert shown["settings"]["model"] is None
+
+
+@pytest.mark.parametrize("changes", [{"timeout_s": 0.0}, {"timeout_s": float("nan")}])
+def test_a_time_out_out_of_bounds_is_refused(changes):
+    """The message names the flag."""
+    with pytest.raises(ConfigError, match="--timeout-s"):
+        LoadConfig(trace="mooncake", url="http://x", **changes)

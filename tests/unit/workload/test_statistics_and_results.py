@@ -1,0 +1,141 @@
+"""Percentiles, rates, hit rate, lag marks, and files that are not results."""
+
+from array import array
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_core.errors import ConfigError
+from penstock_workload.record import RequestResult, Status
+from penstock_workload.results import from_line, read_run, to_line
+from penstock_workload.statistics import ClientHealth, describe, judge_lag, summarise
+
+WELL = ClientHealth(0.001, 0.001, 0.1)
+
+
+def _result(line=1, **changes):
+    fields = {
+        "id": f"r-{line}",
+        "line": line,
+        "arrival_s": float(line),
+        "sent_s": float(line),
+        "status": Status.OK,
+        "http_status": 200,
+        "error": None,
+        "error_class": None,
+        "trace_input_tokens": 100,
+        "trace_output_tokens": 3,
+        "prompt_tokens": 100,
+        "output_tokens": 3,
+        "cached_tokens": 50,
+        "ttft_s": 1.0,
+        "e2e_s": 2.0,
+        "tpot_s": 0.5,
+        "itl_s": array("f", [0.25, 0.75]),
+    }
+    return RequestResult(**{**fields, **changes})
+
+
+def test_percentiles_are_nearest_rank():
+    """Every percentile is a value that was measured."""
+    figures = describe([float(n) for n in range(1, 101)])
+
+    assert figures == {"count": 100, "mean": 50.5, "p50": 50.0, "p90": 90.0, "p99": 99.0, "max": 100.0}
+    assert describe([7.0])["p99"] == 7.0
+    assert describe([])["p50"] is None
+
+
+@given(st.lists(st.floats(0, 1e4, allow_nan=False), min_size=1, max_size=50))
+def test_percentiles_are_ordered_and_measured(values):
+    """p50 <= p90 <= p99 <= max, each one of the values."""
+    figures = describe(values)
+    ranks = [figures["p50"], figures["p90"], figures["p99"], figures["max"]]
+
+    assert ranks == sorted(ranks)
+    assert all(np.isclose(rank, values, atol=1e-6).any() for rank in ranks)
+
+
+def test_the_summary_counts_ok_requests_only():
+    """A failed request's times and tokens are in no percentile and no rate."""
+    bad = _result(2, status=Status.FAILED, error_class="broken", error="x", ttft_s=99.0, prompt_tokens=900)
+
+    summary = summarise([_result(1), bad], duration_s=10.0, health=WELL)
+
+    assert summary["requests"] == {"ok": 1, "failed": 1, "rejected": 0}
+    assert summary["errors"] == {"broken": 1}
+    assert summary["latency"]["ttft_s"]["max"] == 1.0
+    assert summary["latency"]["itl_s"] == {
+        "count": 2,
+        "mean": 0.5,
+        "p50": 0.25,
+        "p90": 0.75,
+        "p99": 0.75,
+        "max": 0.75,
+    }
+    assert summary["tokens"] == {"prompt": 100, "output": 3, "cached": 50, "prefix_cache_hit_rate": 0.5}
+    assert summary["throughput"] == {
+        "duration_s": 10.0,
+        "requests_per_s": 0.1,
+        "prompt_tokens_per_s": 10.0,
+        "output_tokens_per_s": 0.3,
+    }
+
+
+def test_a_server_that_reports_no_cache_leaves_the_hit_rate_unknown():
+    """Unknown is never zero."""
+    summary = summarise([_result(cached_tokens=None)], duration_s=0.0, health=WELL)
+
+    assert summary["tokens"]["prefix_cache_hit_rate"] is None
+    assert summary["tokens"]["cached"] is None
+    assert summary["throughput"]["requests_per_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("send_s", "loop_s", "ttft_p50_s", "bound_s", "is_distorted"),
+    [
+        (0.01, 0.01, 0.2, 0.05, False),
+        (0.051, 0.01, 0.2, 0.05, True),
+        (0.01, 0.051, 0.2, 0.05, True),
+        (0.3, 0.01, 10.0, 0.5, False),
+        (0.6, 0.01, 10.0, 0.5, True),
+        (None, None, None, 0.05, False),
+    ],
+)
+def test_lateness_past_the_bound_is_marked(send_s, loop_s, ttft_p50_s, bound_s, is_distorted):
+    """The bound is 50 ms or 5% of the median TTFT, whichever is larger."""
+    lag = judge_lag(ClientHealth(send_s, loop_s, None), ttft_p50_s=ttft_p50_s)
+
+    assert lag["bound_s"] == bound_s
+    assert lag["is_distorted"] is is_distorted
+
+
+def test_a_result_survives_its_line():
+    """What is read back is what was written, to the microsecond."""
+    result = _result(3, error="x", error_class="broken", status=Status.FAILED)
+
+    assert from_line(to_line(result, with_gaps=True)) == result
+
+
+@pytest.mark.parametrize(
+    ("summary", "lines", "message"),
+    [
+        (None, None, r"summary\.json: cannot be read .*finished `penstock load`"),
+        ("{", "", r"summary\.json: not JSON"),
+        ('{"schema":"other"}', "", "schema 'other' is not 'penstock-load/1'"),
+        ("[]", "", "schema None"),
+        ('{"schema":"penstock-load/1"}', None, r"results\.jsonl: cannot be read"),
+        ('{"schema":"penstock-load/1"}', '{"id":1}\n', r"results\.jsonl:1: not a result"),
+        ('{"schema":"penstock-load/1"}', "nonsense\n", r"results\.jsonl:1: not a result"),
+    ],
+)
+def test_files_that_are_no_run_are_refused(tmp_path, summary, lines, message):
+    """The message names the file and, where there is one, the line."""
+    if summary is not None:
+        (tmp_path / "summary.json").write_text(summary)
+    if lines is not None:
+        (tmp_path / "results.jsonl").write_text(lines)
+
+    with pytest.raises(ConfigError, match=message):
+        read_run(tmp_path)

@@ -1,0 +1,224 @@
+"""Replays requests against a live server at their modelled times: an open loop, unless capped.
+
+One dispatcher builds each body before its time and starts one task per request. Lateness is measured
+twice: of sending against the schedule, and of a timer in this event loop, which is what every measured
+time may be too long by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock_core.clock import ModelClock
+from penstock_core.errors import ConfigError, PenstockError
+from penstock_core.lag import LagTracker
+from penstock_wire.client import ConnectionPool
+from penstock_workload.exchange import Sender, SendSettings
+from penstock_workload.prompts import PromptMaker
+from penstock_workload.record import RequestResult, Status
+from penstock_workload.statistics import ClientHealth
+from penstock_workload.traces import TraceRequest
+
+_LOOP_PROBE_S = 0.05
+"""Chosen: 20 real samples a second see a stall of 50 ms and cost nothing."""
+
+_HEAD_START_S = 0.05
+"""Chosen: real seconds between the start and the first arrival, so that it is not late by building."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """How far a replay is; times are modelled seconds.
+
+    Attributes:
+        planned: Requests to send.
+        sent: Requests sent.
+        in_flight: Sent and not ended.
+        ok: Ended well.
+        failed: Ended badly.
+        rejected: Turned away by a busy server.
+        elapsed_s: Since the replay's zero, >= 0.
+        ttft_p50_s: Median so far, in flight included; None before the first token.
+        send_lag_p99_s: Lateness so far; None before the first request.
+    """
+
+    planned: int
+    sent: int
+    in_flight: int
+    ok: int
+    failed: int
+    rejected: int
+    elapsed_s: float
+    ttft_p50_s: float | None
+    send_lag_p99_s: float | None
+
+
+class Replayer:
+    """One replay; used once, from one event loop."""
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        clock: ModelClock,
+        settings: SendSettings,
+        prompts: PromptMaker,
+        *,
+        run_id: str,
+        concurrency: int | None = None,
+        on_result: Callable[[RequestResult], None],
+    ) -> None:
+        """Prepare a replay.
+
+        Args:
+            pool: Kept by the caller, who closes it.
+            clock: Its speed is the servers' speed.
+            settings: Where and how requests are sent.
+            prompts: Makes the texts.
+            run_id: First part of every request id.
+            concurrency: Most requests in flight, >= 1; closes the loop. None leaves it open.
+            on_result: Called with each request as it ends, in order of ending.
+
+        Raises:
+            ConfigError: concurrency below 1.
+        """
+        if concurrency is not None and concurrency < 1:
+            raise ConfigError(
+                f"--concurrency: {concurrency} must be at least 1; leave it out for an open loop"
+            )
+        self._clock = clock
+        self._prompts = prompts
+        self._run_id = run_id
+        self._slots = asyncio.Semaphore(concurrency) if concurrency is not None else None
+        self._on_result = on_result
+        self._ttfts_s: list[float] = []
+        self._sender = Sender(pool, clock, settings, on_first=self._ttfts_s.append)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._counts = dict.fromkeys(Status, 0)
+        self._planned = self._sent = self._cut_off = 0
+        self._zero_s = self._end_s = clock.now_s()
+        self._send_lag = LagTracker()
+        self._loop_lag = LagTracker()
+        self._cpu_share: float | None = None
+
+    @property
+    def zero_s(self) -> float:
+        """Clock time of the replay's zero."""
+        return self._zero_s
+
+    @property
+    def duration_s(self) -> float:
+        """Modelled seconds from zero to the end of the last request."""
+        return max(0.0, self._end_s - self._zero_s)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests cut off in flight by a stop; they are in no count of ends."""
+        return self._cut_off
+
+    @property
+    def health(self) -> ClientHealth:
+        """How well this client kept up."""
+        return ClientHealth(self._send_lag.p99_s(), self._loop_lag.p99_s(), self._cpu_share)
+
+    def snapshot(self) -> Snapshot:
+        """Return how far the replay is."""
+        ended = sum(self._counts.values())
+        return Snapshot(
+            planned=self._planned,
+            sent=self._sent,
+            in_flight=self._sent - ended - self._cut_off,
+            ok=self._counts[Status.OK],
+            failed=self._counts[Status.FAILED],
+            rejected=self._counts[Status.REJECTED],
+            elapsed_s=max(0.0, self._clock.now_s() - self._zero_s),
+            ttft_p50_s=float(np.median(self._ttfts_s)) if self._ttfts_s else None,
+            send_lag_p99_s=self._send_lag.p99_s(),
+        )
+
+    async def run(self, requests: Sequence[TraceRequest], *, stop: asyncio.Event) -> None:
+        """Send all requests and wait for their ends, or cut everything off when ``stop`` is set.
+
+        Args:
+            requests: Arrivals never decrease, counted from the replay's zero.
+            stop: Set by the user's Ctrl-C.
+
+        Raises:
+            PenstockError: a result could not be kept; the rest was cut off.
+        """
+        self._planned = len(requests)
+        # every percentile of sending is over all requests, not over the newest of them
+        self._send_lag = LagTracker(window=max(1, len(requests)))
+        self._zero_s = self._clock.now_s() + self._clock.to_model_s(_HEAD_START_S)
+        cpu_s, real_s = time.process_time(), time.monotonic()
+        try:
+            await self._run_all(requests, stop)
+        except BaseExceptionGroup as group:
+            raise _cause(group) from group
+        self._end_s = self._clock.now_s()
+        self._cpu_share = (time.process_time() - cpu_s) / (time.monotonic() - real_s)
+
+    async def _run_all(self, requests: Sequence[TraceRequest], stop: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as aside:
+            watchers = [aside.create_task(self._cut_off_on(stop)), aside.create_task(self._probe_loop())]
+            async with asyncio.TaskGroup() as group:
+                self._keep(group.create_task(self._dispatch(requests, group)))
+            for watcher in watchers:
+                watcher.cancel()
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _cut_off_on(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    async def _probe_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + _LOOP_PROBE_S
+            await asyncio.sleep(_LOOP_PROBE_S)
+            self._loop_lag.record(self._clock.to_model_s(loop.time() - due_s))
+
+    async def _dispatch(self, requests: Sequence[TraceRequest], group: asyncio.TaskGroup) -> None:
+        for request in requests:
+            body = self._sender.body(request, self._prompts.make(request))
+            due_s = self._zero_s + request.arrival_s
+            # a late dispatcher still yields once, so that what it started is sent before it builds the next
+            await asyncio.sleep(max(0.0, self._clock.to_real_s(due_s - self._clock.now_s())))
+            if self._slots is not None and self._slots.locked():
+                await self._slots.acquire()
+                due_s = self._clock.now_s()
+            elif self._slots is not None:
+                await self._slots.acquire()
+            self._keep(group.create_task(self._send(request, body, due_s)))
+
+    async def _send(self, request: TraceRequest, body: bytes, due_s: float) -> None:
+        self._sent += 1
+        self._send_lag.record(self._clock.now_s() - due_s)
+        try:
+            result = await self._sender.send(
+                request, body, request_id=f"{self._run_id}-{request.line}", zero_s=self._zero_s
+            )
+        except asyncio.CancelledError:
+            self._cut_off += 1
+            raise
+        finally:
+            if self._slots is not None:
+                self._slots.release()
+        self._counts[result.status] += 1
+        self._on_result(result)
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the one error of a group that holds only Penstock's own, and the group otherwise."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, PenstockError) else group

@@ -1,0 +1,245 @@
+"""One load run from configuration to summary: the body of `penstock load`.
+
+`plan_load` reads and shapes the trace and touches no network; `run_load` probes, replays and writes the
+files. The command line and the demo call both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from penstock_core.clock import ModelClock
+from penstock_core.errors import ConfigError
+from penstock_wire.client import ConnectionPool
+from penstock_workload.arrivals import Spread, mean_rate, rescale, spread
+from penstock_workload.exchange import Endpoint, SendSettings
+from penstock_workload.probe import find_model
+from penstock_workload.prompts import PromptMaker
+from penstock_workload.record import RequestResult
+from penstock_workload.replay import Replayer
+from penstock_workload.results import SCHEMA, ResultWriter
+from penstock_workload.selection import Selected, Selection, select
+from penstock_workload.statistics import summarise
+from penstock_workload.traces import OnBadRow, Trace, TraceFormat, load_trace
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConfig:
+    """Everything a user can choose about a load run.
+
+    Attributes:
+        trace: Built-in name or file.
+        url: Server's address without a path.
+        speed: Modelled seconds per real second, > 0; the servers' own.
+        on_bad_row: See `OnBadRow`.
+        spread: None takes the format's default: even for Mooncake's batches, none for Azure.
+        selection: Window, sample, length limit, count.
+        rate_rps: Mean rate in requests/s after selection; excludes rate_scale.
+        rate_scale: Factor on the rate.
+        seed: Of sampling, Poisson spreading and prompt texts.
+        model: None asks the server.
+        endpoint: See `Endpoint`.
+        timeout_s: Longest request in modelled seconds, > 0.
+        concurrency: Most requests in flight; None leaves the loop open.
+        api_key: Bearer token; never written to a file.
+        output_dir: Where the files go; None writes none.
+        with_gaps: Whether results.jsonl holds the inter-token gaps.
+    """
+
+    trace: str
+    url: str
+    speed: float = 1.0
+    on_bad_row: OnBadRow = OnBadRow.REFUSE
+    spread: Spread | None = None
+    selection: Selection = field(default_factory=Selection)
+    rate_rps: float | None = None
+    rate_scale: float | None = None
+    seed: int = 0
+    model: str | None = None
+    endpoint: Endpoint = Endpoint.COMPLETIONS
+    timeout_s: float = 600.0
+    concurrency: int | None = None
+    api_key: str | None = field(default=None, repr=False)
+    output_dir: Path | None = None
+    with_gaps: bool = True
+
+    def __post_init__(self) -> None:
+        """Check what no part checks for itself.
+
+        Raises:
+            ConfigError: the time-out is not above 0.
+        """
+        if not self.timeout_s > 0:
+            raise ConfigError(f"--timeout-s: {self.timeout_s!r} must be above 0 modelled seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What will be sent.
+
+    Attributes:
+        config: As given.
+        trace: As read.
+        selected: The requests, with arrivals as they will be sent.
+        spread: The spreading applied.
+        rate_factor: By which the recorded rate was multiplied.
+    """
+
+    config: LoadConfig
+    trace: Trace
+    selected: Selected
+    spread: Spread
+    rate_factor: float
+
+
+def plan_load(config: LoadConfig) -> LoadPlan:
+    """Read the trace and shape it: spread, then select, then scale the rate.
+
+    Raises:
+        ConfigError: the trace, the selection or the rate is wrong.
+    """
+    trace = load_trace(config.trace, on_bad_row=config.on_bad_row)
+    default = Spread.EVEN if trace.format is TraceFormat.MOONCAKE else Spread.NONE
+    how = default if config.spread is None else config.spread
+    placed = spread(trace.requests, how, rng=np.random.default_rng(config.seed))
+    selected = select(placed, config.selection, seed=config.seed)
+    scaled, factor = rescale(selected.requests, rate_rps=config.rate_rps, rate_scale=config.rate_scale)
+    return LoadPlan(config, trace, replace(selected, requests=tuple(scaled)), how, factor)
+
+
+def describe_plan(plan: LoadPlan) -> dict[str, Any]:
+    """Return what would be sent, as JSON: settings without the model, and the shaped trace."""
+    return {"settings": _settings(plan, plan.config.model), "trace": _trace(plan)}
+
+
+async def run_load(
+    plan: LoadPlan, *, stop: asyncio.Event, on_start: Callable[[Replayer], None] | None = None
+) -> dict[str, Any]:
+    """Replay a plan and return its summary, which is also written when there is an output directory.
+
+    Args:
+        plan: From `plan_load`.
+        stop: When set, everything in flight is cut off and the summary is marked partial.
+        on_start: Given the replayer before its first request, to watch it.
+
+    Raises:
+        UpstreamError, NoEndpointsError: the server does not serve; nothing was sent.
+        ConfigError: the model is not served, or the output directory cannot be written to.
+    """
+    config = plan.config
+    clock = ModelClock(config.speed)
+    pool = ConnectionPool()
+    results: list[RequestResult] = []
+    try:
+        model = await find_model(pool, config.url, wanted=config.model, api_key=config.api_key)
+        sending = SendSettings(config.url, model, config.endpoint, config.timeout_s, config.api_key)
+        started_unix_s = time.time()
+        with _Sink(config, results) as sink:
+            replayer = Replayer(
+                pool,
+                clock,
+                sending,
+                PromptMaker(config.seed),
+                run_id=f"load-{started_unix_s:.0f}",
+                concurrency=config.concurrency,
+                on_result=sink.take,
+            )
+            if on_start is not None:
+                on_start(replayer)
+            await replayer.run(plan.selected.requests, stop=stop)
+            summary = _summary(plan, replayer, results, model=model, started_unix_s=started_unix_s)
+            sink.finish(summary)
+    finally:
+        await pool.close()
+    return summary
+
+
+class _Sink:
+    """Keeps results for the summary and, where wanted, writes them as they come."""
+
+    def __init__(self, config: LoadConfig, results: list[RequestResult]) -> None:
+        self._results = results
+        self._writer = (
+            None if config.output_dir is None else ResultWriter(config.output_dir, with_gaps=config.with_gaps)
+        )
+
+    def take(self, result: RequestResult) -> None:
+        self._results.append(result)
+        if self._writer is not None:
+            self._writer.write(result)
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        if self._writer is not None:
+            self._writer.finish(summary)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._writer is not None:
+            self._writer.close(is_failing=exc_info[0] is not None)
+
+
+def _summary(
+    plan: LoadPlan, replayer: Replayer, results: list[RequestResult], *, model: str, started_unix_s: float
+) -> dict[str, Any]:
+    seen = replayer.snapshot()
+    measured = summarise(results, duration_s=replayer.duration_s, health=replayer.health)
+    not_sent = seen.planned - seen.sent
+    measured["requests"] = {
+        "planned": seen.planned,
+        "sent": seen.sent,
+        **measured["requests"],
+        "unfinished": replayer.unfinished,
+        "not_sent": not_sent,
+    }
+    return {
+        "schema": SCHEMA,
+        "is_partial": bool(not_sent or replayer.unfinished),
+        "started": {"unix_s": round(started_unix_s, 3), "model_s": round(replayer.zero_s, 6)},
+        **measured,
+        "settings": _settings(plan, model),
+        "trace": _trace(plan),
+    }
+
+
+def _settings(plan: LoadPlan, model: str | None) -> dict[str, Any]:
+    config = plan.config
+    return {
+        "url": config.url,
+        "model": model,
+        "endpoint": config.endpoint.value,
+        "speed": config.speed,
+        "seed": config.seed,
+        "loop": "open" if config.concurrency is None else "closed",
+        "concurrency": config.concurrency,
+        "timeout_s": config.timeout_s,
+        "spread": plan.spread.value,
+        "rate_factor": round(plan.rate_factor, 6),
+        **asdict(config.selection),
+    }
+
+
+def _trace(plan: LoadPlan) -> dict[str, Any]:
+    requests = plan.selected.requests
+    rate = mean_rate(requests)
+    return {
+        "name": plan.trace.name,
+        "format": plan.trace.format.value,
+        "sha256": plan.trace.sha256,
+        "rows": len(plan.trace.requests) + len(plan.trace.skipped),
+        "skipped_rows": [f"line {row.line}: {row.reason}" for row in plan.trace.skipped],
+        "truncated_prompts": plan.selected.truncated,
+        "dropped_prompts": plan.selected.dropped,
+        "mean_rate_rps": None if rate is None else round(rate, 6),
+        "span_s": round(requests[-1].arrival_s, 6),
+        "input_tokens": sum(request.input_tokens for request in requests),
+        "output_tokens": sum(request.output_tokens for request in requests),
+    }
