@@ -1,0 +1,182 @@
+"""Thin adapter over circus: starts, signals and reaps one process per watcher.
+
+The only module that imports circus. circus owns the fork, the session of each child, the reaping and the
+control endpoint (`circusctl` shows the watchers); when to start and stop is decided in `plan`, so
+watchers have ``numprocesses`` 1 and ``respawn`` off, and circus' own periodic check is off too: it
+would compete with the supervisor for circus' single-command lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+from circus.arbiter import Arbiter
+from circus.exc import ConflictError as CircusConflictError
+from circus.watcher import Watcher
+from tornado.ioloop import IOLoop
+
+from penstock_core import logs
+from penstock_core.errors import ClusterError, ConflictError
+from penstock_local import exec_child
+from penstock_local.liveness import ProcessId, identify
+
+_log = logs.get_logger(__name__)
+_NO_PERIODIC_CHECK = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One process that was reaped: its watcher's name, its pid and its exit code (negative: signal)."""
+
+    name: str
+    pid: int
+    code: int | None
+
+
+class _Arbiter(Arbiter):  # type: ignore[misc]  # circus ships no types
+    """Hands circus' `quit` command to the supervisor, so that it drains like any other stop."""
+
+    on_quit: Callable[[], None] | None = None
+
+    def stop(self) -> Any:
+        if self.on_quit is not None:
+            self.on_quit()
+            return None
+        return super().stop()
+
+
+class Launcher:
+    """Processes of one arbiter, by name."""
+
+    __slots__ = ("_arbiter", "_context", "_ended")
+
+    def __init__(self, *, endpoint: str, pubsub_endpoint: str) -> None:
+        """Prepare circus inside the running asyncio loop.
+
+        Args:
+            endpoint: Where circus' controller listens (zmq), loopback.
+            pubsub_endpoint: Where circus publishes events (zmq), loopback.
+        """
+        self._ended: list[Ended] = []
+        kept = {number: signal.getsignal(number) for number in _CIRCUS_SIGNALS}
+        self._context = zmq.Context()
+        self._arbiter = _Arbiter(
+            [],
+            endpoint,
+            pubsub_endpoint,
+            check_delay=_NO_PERIODIC_CHECK,
+            context=self._context,
+            loop=IOLoop.current(),
+            proc_name="penstock-arbiter",
+        )
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+    async def open(self, on_quit: Callable[[], None]) -> None:
+        """Bind the endpoints; ``on_quit`` is called when `circusctl quit` asks the arbiter to end.
+
+        Raises:
+            ClusterError: an endpoint cannot be bound.
+        """
+        try:
+            await self._arbiter.start()
+        except zmq.ZMQError as exc:
+            raise ClusterError(f"circus cannot bind its endpoints: {exc}") from exc
+        self._arbiter.on_quit = on_quit
+
+    async def start(self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> ProcessId:
+        """Start one process that ends with the arbiter and writes to ``log``.
+
+        Raises:
+            ClusterError: it cannot be forked.
+            ConflictError: circus is busy with a command; try again.
+        """
+        child = ["-I", "-S", exec_child.__file__, str(log), str(os.getpid()), *argv]
+        try:
+            watcher = self._arbiter.add_watcher(
+                name,
+                shlex.quote(sys.executable),
+                args=child,
+                numprocesses=1,
+                singleton=True,
+                respawn=False,
+                max_retry=1,
+                copy_env=True,
+                env=dict(env),
+                hooks={"after_reap": (self._note_exit, True)},
+            )
+            await watcher.start()
+        except CircusConflictError as exc:
+            raise ConflictError(f"{name}: circus is busy: {exc}") from exc
+        pids = watcher.get_active_pids()
+        found = identify(pids[0]) if pids else None
+        if found is None:
+            await self.forget(name)
+            raise ClusterError(f"{name}: the process ended at once or could not be forked; see {log}")
+        return found
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Signal a process; SIGKILL reaches its whole session. Nothing happens when it is gone."""
+        with contextlib.suppress(KeyError, ProcessLookupError, OSError):
+            watcher = self._watcher(name)
+            for pid in watcher.get_active_pids():
+                if number is signal.SIGKILL:
+                    os.killpg(pid, number)
+                else:
+                    watcher.send_signal(pid, number)
+
+    def reap(self) -> list[Ended]:
+        """Collect the children that have ended since the last call."""
+        self._arbiter.reap_processes()
+        ended, self._ended = self._ended, []
+        return ended
+
+    async def forget(self, name: str) -> None:
+        """Remove the watcher of a process that has ended.
+
+        Raises:
+            ConflictError: circus is busy with a command; try again.
+        """
+        with contextlib.suppress(KeyError):
+            self._watcher(name)
+            try:
+                await self._arbiter.rm_watcher(name)
+            except CircusConflictError as exc:
+                raise ConflictError(f"{name}: circus is busy: {exc}") from exc
+
+    def running(self) -> dict[str, int]:
+        """Return the pid of every process not reaped yet, by name."""
+        return {
+            watcher.name: pid
+            for watcher in self._arbiter.iter_watchers()
+            for pid in watcher.get_active_pids()
+        }
+
+    async def close(self) -> None:
+        """Kill what still runs, release the endpoints. Never fails."""
+        for name in self.running():
+            self.send(name, signal.SIGKILL)
+        self._arbiter.on_quit = None
+        with contextlib.suppress(Exception):
+            self._arbiter.stop_controller_and_close_sockets()
+        self._context.destroy(linger=0)
+
+    def _watcher(self, name: str) -> Watcher:
+        return self._arbiter.get_watcher(name)
+
+    def _note_exit(self, *, watcher: Watcher, process_pid: int, exit_code: int | None, **_: object) -> bool:
+        self._ended.append(Ended(watcher.name, process_pid, exit_code))
+        return True
+
+
+_CIRCUS_SIGNALS = (signal.SIGHUP, signal.SIGQUIT, signal.SIGINT, signal.SIGTERM, signal.SIGWINCH)
+"""circus installs handlers for these in its constructor; the arbiter process has its own."""

@@ -1,0 +1,327 @@
+"""What the supervisor does next: a pure function of the statefile, the processes seen and the time.
+
+Level-triggered: every tick decides anew from the whole picture, so a lost event costs one tick.
+All times here are real seconds of a monotonic clock, because processes live in real time; the
+manifest's modelled durations are divided by the speed and have a real floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock_local.restart import GiveUp, Restart, RestartPolicy, after_exit
+from penstock_local.statefile import PLANNER_ROLE, ROUTER_ROLE, Entry, EntryState, StateFile
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of waiting, all in real seconds, all chosen.
+
+    Attributes:
+        grace_floor_s: A process gets at least this long between SIGTERM and SIGKILL, whatever the speed:
+            Python needs a moment to finish a response.
+        startup_floor_s: A process gets at least this long to answer its first health check: imports
+            take real time at any speed.
+        settle_s: How long after marking a worker ``draining`` a router that cannot be asked is given
+            to read that from the file; it polls several times a second.
+        hung_s: A serving process that answers no health check for this long is killed and restarted.
+        quiet_start_s: A process without a health check counts as ready after running this long.
+    """
+
+    grace_floor_s: float = 5.0
+    startup_floor_s: float = 60.0
+    settle_s: float = 1.0
+    hung_s: float = 60.0
+    quiet_start_s: float = 0.5
+
+    def grace_s(self, entry: Entry, speed: float) -> float:
+        """Return how long ``entry`` may take to stop."""
+        return max(entry.grace_s / speed, self.grace_floor_s)
+
+    def startup_s(self, entry: Entry, speed: float) -> float:
+        """Return how long ``entry`` may take to become healthy."""
+        return max(entry.startup_s / speed, self.startup_floor_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended.
+
+    Attributes:
+        at_s: When it was seen.
+        reason: Exit code or signal, with the last lines of its log.
+    """
+
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """How far a drain has come.
+
+    Attributes:
+        since_s: When the supervisor first saw the entry ``draining``.
+        acknowledged: The router confirmed that it sends nothing new.
+        idle: The newest answer on whether anything is in flight; None before the first.
+    """
+
+    since_s: float
+    acknowledged: bool = False
+    idle: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the supervisor remembers about one name.
+
+    Attributes:
+        pid: Its running process, or None.
+        started_s: When its newest process was started, or None before the first.
+        exited: How that process ended, not dealt with yet.
+        failures: Unwanted exits in a row.
+        restart_at_s: When the next start is due, or None.
+        healthy_s: When its newest process last answered its health check, or None.
+        drain: Progress of its drain, or None.
+        terminated_s: When SIGTERM was sent to its newest process, or None.
+        verdict: Why the supervisor itself killed it, or None.
+    """
+
+    pid: int | None = None
+    started_s: float | None = None
+    exited: Exit | None = None
+    failures: int = 0
+    restart_at_s: float | None = None
+    healthy_s: float | None = None
+    drain: Drain | None = None
+    terminated_s: float | None = None
+    verdict: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a process for the entry."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class MarkReady:
+    """The process answers: write ``ready``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestartLater:
+    """Write the reason and start again at ``at_s``."""
+
+    name: str
+    at_s: float
+    failures: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Write ``failed`` with the reason and free the GPUs."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeginDrain:
+    """Ask the router to send nothing new, and begin to watch what is in flight."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Send SIGTERM."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Send SIGKILL to the process and its group; ``reason`` becomes the cause of its exit."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """The process is gone for good: take the entry out (the base entry becomes ``stopped``)."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Drop what is remembered about a name that is in the file no more."""
+
+    name: str
+
+
+Action = Start | MarkReady | RestartLater | Abandon | BeginDrain | Terminate | Kill | Retire | Forget
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """The figures of the plan."""
+
+    limits: Limits = field(default_factory=Limits)
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
+
+
+def plan(
+    state: StateFile, seen: Mapping[str, Seen], now_s: float, figures: Supervision
+) -> tuple[Action, ...]:
+    """Return at most one action per name, in the file's order, strangers last.
+
+    Args:
+        state: The desired state, as just read.
+        seen: What is known of each name's process; a name never started may be absent.
+        now_s: Real monotonic seconds.
+        figures: Limits and restart policy.
+    """
+    view = _View(now_s, state.arbiter.speed, figures)
+    actions: list[Action] = []
+    for name, entry in state.entries.items():
+        action: Action | None = _next(name, entry, seen.get(name, Seen()), view)
+        if action is not None:
+            actions.append(action)
+    for name, known in seen.items():
+        if name in state.entries:
+            continue
+        gone = known.pid is None
+        action = Forget(name) if gone else _wind_up(name, known, now_s, figures.limits.grace_floor_s)
+        if action is not None:
+            actions.append(action)
+    return tuple(actions)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What is the same for every entry of one plan."""
+
+    now_s: float
+    speed: float
+    figures: Supervision
+
+    def grace_s(self, entry: Entry) -> float:
+        return self.figures.limits.grace_s(entry, self.speed)
+
+
+def _next(name: str, entry: Entry, known: Seen, view: _View) -> Action | None:
+    match entry.state:
+        case EntryState.REQUESTED if known.pid is None:
+            return Start(name)
+        case EntryState.STARTING | EntryState.READY if known.pid is None:
+            return _bring_back(name, known, view)
+        case EntryState.STARTING | EntryState.READY:
+            return _watch(name, entry, known, view)
+        case EntryState.DRAINING:
+            return _drain(name, entry, known, view)
+        case _:
+            return _wind_up(name, known, view.now_s, view.grace_s(entry))
+
+
+def _bring_back(name: str, known: Seen, view: _View) -> Action | None:
+    """Return what follows for an entry that should run and does not."""
+    if known.exited is not None:
+        return _after_exit(name, known, known.exited, view.figures.restarts)
+    if known.restart_at_s is not None and view.now_s < known.restart_at_s:
+        return None
+    return Start(name)
+
+
+def _watch(name: str, entry: Entry, known: Seen, view: _View) -> Action | None:
+    """Return what follows for a process that runs and should."""
+    if known.verdict is not None:
+        return None
+    limits = view.figures.limits
+    if known.healthy_s is not None:
+        if view.now_s - known.healthy_s > limits.hung_s:
+            return Kill(name, f"answered no health check for {limits.hung_s:g} s (real)")
+        return MarkReady(name) if entry.state is EntryState.STARTING else None
+    started_s = view.now_s if known.started_s is None else known.started_s
+    allowed_s = limits.startup_s(entry, view.speed)
+    if view.now_s - started_s > allowed_s:
+        return Kill(name, f"did not answer its health check within {allowed_s:g} s (real) of its start")
+    return None
+
+
+def _after_exit(name: str, known: Seen, exited: Exit, policy: RestartPolicy) -> Action:
+    ran_s = exited.at_s - (exited.at_s if known.started_s is None else known.started_s)
+    outcome = after_exit(policy, failures=known.failures, ran_s=ran_s, was_ready=known.healthy_s is not None)
+    match outcome:
+        case Restart(delay_s, failures):
+            return RestartLater(name, exited.at_s + delay_s, failures, exited.reason)
+        case GiveUp(failures):
+            return Abandon(name, f"gave up after {failures} failures in a row; the last: {exited.reason}")
+
+
+def _drain(name: str, entry: Entry, known: Seen, view: _View) -> Action | None:
+    if known.pid is None:
+        return Retire(name)
+    grace_s = view.grace_s(entry)
+    if not entry.served or known.terminated_s is not None:
+        return _wind_up(name, known, view.now_s, grace_s)
+    if known.drain is None:
+        return BeginDrain(name)
+    waited_s = view.now_s - known.drain.since_s
+    settled = known.drain.acknowledged or waited_s >= view.figures.limits.settle_s
+    unwatched = not known.drain.acknowledged and settled
+    if waited_s >= grace_s or unwatched or (settled and known.drain.idle):
+        return Terminate(name)
+    return None
+
+
+def _wind_up(name: str, known: Seen, now_s: float, grace_s: float) -> Action | None:
+    """Return the next step to end a process that nobody wants: SIGTERM, then SIGKILL, then nothing."""
+    if known.pid is None or known.verdict is not None:
+        return None
+    if known.terminated_s is None:
+        return Terminate(name)
+    if now_s - known.terminated_s >= grace_s:
+        return Kill(name, f"did not end within {grace_s:g} s (real) of SIGTERM")
+    return None
+
+
+def plan_stop(
+    state: StateFile, seen: Mapping[str, Seen], now_s: float, limits: Limits, *, force: bool
+) -> tuple[Action, ...]:
+    """Return the next steps of stopping the whole graph; empty while waiting, or when nothing runs.
+
+    The planner goes first, so that nothing is scaled any more; then the router, which takes no new request
+    and finishes its streams; the workers only when the router is gone, because its streams come from them.
+
+    Args:
+        state: For roles and grace periods; processes that are in `seen` only are stopped with the workers.
+        seen: What is known of each process.
+        now_s: Real monotonic seconds.
+        limits: Floors.
+        force: SIGTERM to all at once, and SIGKILL after the floor.
+    """
+    running = {name: known for name, known in seen.items() if known.pid is not None}
+
+    def role(name: str) -> str:
+        return state.entries[name].role if name in state.entries else ""
+
+    front = {name for name in running if role(name) in {PLANNER_ROLE, ROUTER_ROLE}}
+    actions = []
+    for name, known in running.items():
+        if front and name not in front and not force:
+            continue
+        entry = state.entries.get(name)
+        patient = entry is not None and not force
+        grace_s = limits.grace_s(entry, state.arbiter.speed) if entry and patient else limits.grace_floor_s
+        action = _wind_up(name, known, now_s, grace_s)
+        if action is not None:
+            actions.append(action)
+    return tuple(actions)

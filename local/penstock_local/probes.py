@@ -1,0 +1,146 @@
+"""Questions over HTTP to the graph's own processes: is a worker healthy, is it idle, what does the router see.
+
+Every answer may be None, "could not be asked"; nothing here raises for a process that is away.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from penstock_core.errors import ObservationError, SaturatedError, UpstreamError
+from penstock_core.exposition import parse_samples
+from penstock_core.metric_names import VLLM_RUNNING, VLLM_WAITING
+from penstock_wire.client import ConnectionPool, Response, Timeouts
+
+_TIMEOUTS = Timeouts(connect_s=1.0, first_byte_s=2.0, idle_s=2.0, total_s=3.0)
+"""Real seconds. Chosen: loopback answers in milliseconds; a busy interpreter may take a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker as the router reports it.
+
+    Attributes:
+        state: ready, unhealthy, circuit_open or draining.
+        inflight_requests: Requests that the router has sent there and not finished.
+        inflight_tokens: Their tokens.
+        kv_usage_fraction: 0 to 1, or None when unknown.
+        reason: Why it is not ready, or None.
+    """
+
+    state: str
+    inflight_requests: int
+    inflight_tokens: float
+    kv_usage_fraction: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """The router's queue of waiting prefills; ``oldest_s`` in modelled seconds."""
+
+    requests: int
+    tokens: int
+    oldest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RouterView:
+    """What the router says of itself and its workers.
+
+    Attributes:
+        workers: By name.
+        queue: Waiting prefills.
+        lag_p99_s: How late the router runs, modelled seconds, or None.
+    """
+
+    workers: dict[str, WorkerView]
+    queue: QueueView
+    lag_p99_s: float | None
+
+
+class Probes:
+    """Asks over one shared pool of connections."""
+
+    __slots__ = ("_pool",)
+
+    def __init__(self) -> None:
+        self._pool = ConnectionPool()
+
+    async def close(self) -> None:
+        """Close the kept connections."""
+        await self._pool.close()
+
+    async def is_healthy(self, url: str) -> bool:
+        """Return whether ``GET url`` answers 200."""
+        answer = await self._ask("GET", url)
+        return answer is not None and answer.status == 200
+
+    async def readiness(self, router_url: str) -> tuple[bool, str]:
+        """Return whether the router would serve a request now, and its own words when not."""
+        answer = await self._ask("GET", f"{router_url}/ready")
+        if answer is None:
+            return False, "the router does not answer yet"
+        return answer.status == 200, answer.body.decode("utf-8", errors="replace")
+
+    async def inflight(self, worker_url: str) -> int | None:
+        """Return the worker's own count of running and waiting requests, or None when it cannot say."""
+        answer = await self._ask("GET", f"{worker_url}/metrics")
+        if answer is None or answer.status != 200:
+            return None
+        try:
+            samples = parse_samples(
+                answer.body.decode("utf-8", errors="replace"), (VLLM_RUNNING, VLLM_WAITING)
+            )
+        except ObservationError:
+            return None
+        return int(sum(sample.value for sample in samples)) if samples else None
+
+    async def drain(self, router_url: str, name: str) -> bool:
+        """Ask the router to send nothing new to a worker; True when that is certain.
+
+        A router that does not know the worker (404) sends it nothing either.
+        """
+        answer = await self._ask("POST", f"{router_url}/workers/{name}/drain")
+        return answer is not None and answer.status in {200, 404}
+
+    async def router(self, router_url: str) -> RouterView | None:
+        """Return what ``GET /workers`` says, or None when the router cannot be asked or read."""
+        answer = await self._ask("GET", f"{router_url}/workers")
+        if answer is None or answer.status != 200:
+            return None
+        try:
+            return _router_view(json.loads(answer.body))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    async def _ask(self, method: str, url: str) -> Response | None:
+        try:
+            return await self._pool.request(method, url, timeouts=_TIMEOUTS)
+        except (UpstreamError, SaturatedError):
+            return None
+
+
+def _router_view(data: dict[str, Any]) -> RouterView:
+    queue = data.get("prefill_queue") or {}
+    workers = {
+        each["name"]: WorkerView(
+            state=each["state"],
+            inflight_requests=int(each["inflight_requests"]),
+            inflight_tokens=float(each["inflight_tokens"]),
+            kv_usage_fraction=each.get("kv_usage_fraction"),
+            reason=each.get("reason"),
+        )
+        for each in data["workers"]
+    }
+    return RouterView(
+        workers=workers,
+        queue=QueueView(
+            requests=int(queue.get("requests") or 0),
+            tokens=int(queue.get("tokens") or 0),
+            oldest_s=float(queue.get("oldest_s") or 0.0),
+        ),
+        lag_p99_s=data.get("lag_p99_s"),
+    )

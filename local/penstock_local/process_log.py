@@ -1,0 +1,62 @@
+"""Log files of the processes: bounded in size, and read back for the reason of a failure."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+MAX_BYTES = 16 * 1024 * 1024
+"""Chosen: with one older generation, at most 32 MB a process."""
+
+_TAIL_BYTES = 4096
+_REASON_LINES = 3
+_REASON_CHARACTERS = 600
+
+
+def log_path(log_dir: str, name: str) -> Path:
+    """Return where the process ``name`` writes its stdout and stderr."""
+    return Path(log_dir) / f"{name}.log"
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes written so far, 0 when there is no file yet."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
+def bound(path: Path, max_bytes: int = MAX_BYTES) -> bool:
+    """Keep a log within ``max_bytes`` plus one older generation, ``NAME.log.1``; return whether it was cut.
+
+    The writer keeps its descriptor, opened for appending, so the file is copied and then emptied in
+    place; lines written between the two steps are lost.
+    """
+    if size_of(path) <= max_bytes:
+        return False
+    with contextlib.suppress(OSError):
+        shutil.copyfile(path, path.with_name(path.name + ".1"))
+        os.truncate(path, 0)
+        return True
+    return False
+
+
+def last_lines(path: Path, since: int = 0, lines: int = _REASON_LINES) -> str:
+    """Return the last non-empty lines written after byte ``since``, joined by `` | ``; empty when there are none.
+
+    Args:
+        path: The log.
+        since: Size of the log when the process was started, so that an earlier run's words are not quoted.
+        lines: Most lines to quote.
+    """
+    size = size_of(path)
+    start = since if since <= size else 0
+    try:
+        with path.open("rb") as file:
+            file.seek(max(start, size - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    kept = [line.strip() for line in text.splitlines() if line.strip()]
+    return " | ".join(kept[-lines:])[-_REASON_CHARACTERS:]

@@ -1,0 +1,223 @@
+"""The statefile on disk: where it lies, its lock, and replacing it whole.
+
+Writers hold an exclusive `flock` on ``<namespace>.json.lock`` for the milliseconds of one edit; readers
+take none, because the file is replaced in one step and is never half written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from penstock_core.errors import ConfigError, ConflictError, NotFoundError
+from penstock_local.liveness import arbiter_is_alive
+from penstock_local.statefile import StateFile, from_json, to_json
+
+STATE_DIR_VARIABLE = "PENSTOCK_LOCAL_STATE_DIR"
+LOCK_TIMEOUT_S = 5.0
+"""Real seconds. Chosen: an edit takes milliseconds, so a longer hold is a stuck process."""
+
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_T = TypeVar("_T")
+
+
+def state_dir() -> Path:
+    """Return the folder of all statefiles: ``$PENSTOCK_LOCAL_STATE_DIR`` or ``~/.penstock/state``."""
+    configured = os.environ.get(STATE_DIR_VARIABLE)
+    return Path(configured).expanduser() if configured else Path.home() / ".penstock" / "state"
+
+
+def namespaces() -> list[str]:
+    """Return the namespaces that have a statefile, sorted."""
+    return sorted(path.stem for path in state_dir().glob("*.json"))
+
+
+def already_running(state: StateFile) -> ConfigError:
+    """Return the error for starting a graph whose arbiter runs."""
+    arbiter = state.arbiter
+    return ConfigError(
+        f"namespace {arbiter.namespace!r} is already running (arbiter pid {arbiter.pid}, {arbiter.router_url}); "
+        f"stop it with `penstock down --namespace {arbiter.namespace}`, or choose another --namespace"
+    )
+
+
+class StateStore:
+    """One namespace's statefile."""
+
+    __slots__ = ("lock_path", "path")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock_path = path.with_name(path.name + ".lock")
+
+    @classmethod
+    def of(cls, namespace: str) -> StateStore:
+        """Return the store of ``namespace`` in the configured folder.
+
+        Raises:
+            ConfigError: the namespace is not a DNS label, so it cannot be a file name.
+        """
+        if _NAMESPACE.fullmatch(namespace) is None:
+            raise ConfigError(
+                f"--namespace: {namespace!r} must be 1 to 63 lower-case letters, digits or dashes, "
+                "beginning and ending with a letter or digit"
+            )
+        return cls(state_dir() / f"{namespace}.json")
+
+    def read(self) -> StateFile | None:
+        """Return the file's content, or None when there is none.
+
+        Raises:
+            ConfigError: it cannot be read as a statefile.
+        """
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise ConfigError(
+                f"{self.path}: cannot be read: {exc.strerror}; check its owner and mode"
+            ) from exc
+        try:
+            data = json.loads(text)
+        except ValueError as exc:
+            raise ConfigError(
+                f"{self.path}: not JSON ({exc}); run `penstock down --now`, or delete the file when nothing runs"
+            ) from exc
+        return from_json(data, source=str(self.path))
+
+    def update(self, change: Callable[[StateFile], tuple[StateFile, _T]]) -> _T:
+        """Apply ``change`` to the current file under the lock, write the result, return the rest.
+
+        Args:
+            change: Pure; gets the file, returns the new file and whatever the caller wants to know.
+                An unchanged file is not written.
+
+        Raises:
+            NotFoundError: there is no file.
+            ConflictError: somebody held the lock for too long.
+            ConfigError: the file cannot be read.
+        """
+        with self.locked():
+            state = self.read()
+            if state is None:
+                raise NotFoundError(f"{self.path}: not there; the graph is not running (`penstock up FILE`)")
+            changed, answer = change(state)
+            if changed != state:
+                self._replace(changed)
+            return answer
+
+    def write(self, state: StateFile) -> None:
+        """Replace the file whole, under the lock.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+            ConflictError: somebody held the lock for too long.
+        """
+        with self.locked():
+            self._replace(state)
+
+    def claim(self, state: StateFile) -> None:
+        """Write the file as its new owner, over a stale one at most.
+
+        Raises:
+            ConfigError: the arbiter of the present file runs.
+            ConflictError: somebody held the lock for too long.
+        """
+        with self.locked():
+            present = self.read_quietly()
+            if present is not None and arbiter_is_alive(present):
+                raise already_running(present)
+            self._replace(state)
+
+    def read_quietly(self) -> StateFile | None:
+        """Return the file's content, or None when there is none or it cannot be read."""
+        try:
+            return self.read()
+        except ConfigError:
+            return None
+
+    def remove(self) -> None:
+        """Delete the file and its lock; nothing happens when they are gone already."""
+        with contextlib.suppress(ConfigError), self.locked():
+            self.path.unlink(missing_ok=True)
+            self.lock_path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+        """Hold the exclusive lock, waiting at most ``timeout_s`` real seconds.
+
+        Raises:
+            ConflictError: the wait was too long.
+            ConfigError: the lock file cannot be made.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            descriptor = self._open_lock()
+            try:
+                self._acquire(descriptor, deadline)
+                if self._is_current(descriptor):
+                    yield
+                    return
+            finally:
+                os.close(descriptor)
+
+    def _open_lock(self) -> int:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise ConfigError(
+                f"{self.lock_path}: cannot be made: {exc.strerror}; set {STATE_DIR_VARIABLE} to a writable folder"
+            ) from exc
+
+    def _acquire(self, descriptor: int, deadline: float) -> None:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ConflictError(
+                        f"{self.lock_path}: held by another process for more than {LOCK_TIMEOUT_S:g} s; try again"
+                    ) from None
+                time.sleep(0.002)
+            else:
+                return
+
+    def _is_current(self, descriptor: int) -> bool:
+        """Return whether the locked file is still the one at the path; `remove` deletes it under the lock."""
+        try:
+            at_path = self.lock_path.stat()
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(at_path, os.fstat(descriptor))
+
+    def _replace(self, state: StateFile) -> None:
+        text = json.dumps(to_json(state), indent=2) + "\n"
+        temporary = None
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w",
+                dir=self.path.parent,
+                prefix=self.path.name,
+                suffix=".tmp",
+                delete=False,
+                encoding="utf-8",
+            ) as file:
+                temporary = file.name
+                file.write(text)
+            os.replace(temporary, self.path)  # noqa: PTH105 - one system call on two plain names
+        except OSError as exc:
+            if temporary is not None:
+                Path(temporary).unlink(missing_ok=True)
+            raise ConfigError(
+                f"{self.path}: cannot be written: {exc.strerror}; the old content stays"
+            ) from exc

@@ -1,0 +1,215 @@
+"""Runs the plan: looks at the statefile and the processes, asks `plan` what is next, and does it.
+
+Lives in the arbiter process, in one asyncio task; nothing else changes what it remembers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock_core import logs
+from penstock_core.errors import ClusterError, ConfigError, ConflictError
+from penstock_local import process_log
+from penstock_local.commands import argv_of, environment_of
+from penstock_local.launcher import Ended, Launcher
+from penstock_local.plan import (
+    Abandon,
+    Action,
+    BeginDrain,
+    Drain,
+    Exit,
+    Forget,
+    Kill,
+    MarkReady,
+    RestartLater,
+    Retire,
+    Seen,
+    Start,
+    Supervision,
+    Terminate,
+    plan,
+    plan_stop,
+)
+from penstock_local.record import Record
+from penstock_local.sight import Sight
+from penstock_local.statefile import StateFile
+from penstock_local.store import StateStore
+
+_log = logs.get_logger(__name__)
+
+TICK_S = 0.1
+"""Real seconds between two looks. Chosen: small against a planner's interval at speed 20 (1.5 s)."""
+LOG_CHECK_S = 5.0
+"""Real seconds between looks at the sizes of the logs. Chosen."""
+
+
+@dataclass(slots=True)
+class _Stop:
+    """Whether and how the graph is being stopped."""
+
+    asked: bool = False
+    force: bool = False
+
+
+class Supervisor:
+    """Keeps the processes of one statefile as the file wants them."""
+
+    def __init__(self, store: StateStore, launcher: Launcher, state: StateFile, figures: Supervision) -> None:
+        """Take charge of a statefile that has just been written.
+
+        Args:
+            store: The file.
+            launcher: Starts and signals processes.
+            state: What was written.
+            figures: Limits and restart policy.
+        """
+        self._record = Record(store, state)
+        self._launcher = launcher
+        self._figures = figures
+        self._seen: dict[str, Seen] = {}
+        self._sight = Sight(self._seen, figures.limits)
+        self._log_starts: dict[str, int] = {}
+        self._logs_due_s = 0.0
+        self._stop = _Stop()
+
+    def request_stop(self, *, force: bool = False) -> None:
+        """Begin to stop the graph; asking again, or with ``force``, waits for nothing any more."""
+        self._stop.force = self._stop.force or force or self._stop.asked
+        self._stop.asked = True
+
+    async def run(self) -> None:
+        """Supervise until a stop was asked for and every process has ended."""
+        async with self._sight:
+            while not self._stop.asked:
+                await self._survive(self.tick())
+                await asyncio.sleep(TICK_S)
+            _log.info("stopping the graph", force=self._stop.force)
+            await self._survive(self._announce_stop())
+            while self._runs_anything():
+                await self._survive(self.stop_tick())
+                await asyncio.sleep(TICK_S)
+
+    async def tick(self) -> None:
+        """Look once and do what the plan says."""
+        now_s = time.monotonic()
+        await self._collect_exits(now_s)
+        state = self._record.read()
+        self._sight.look(state)
+        for action in plan(state, self._seen, now_s, self._figures):
+            await self._survive(self._act(action, now_s))
+        if now_s >= self._logs_due_s:
+            self._logs_due_s = now_s + LOG_CHECK_S
+            for name in state.entries:
+                process_log.bound(process_log.log_path(state.arbiter.log_dir, name))
+
+    async def stop_tick(self) -> None:
+        """Take the next steps of stopping."""
+        now_s = time.monotonic()
+        await self._collect_exits(now_s)
+        force = self._stop.force
+        for action in plan_stop(self._record.state, self._seen, now_s, self._figures.limits, force=force):
+            await self._act(action, now_s)
+
+    async def _survive(self, step: Coroutine[Any, Any, None]) -> None:
+        """Run one step; a full disk, a held lock or a busy circus is met again at the next tick."""
+        try:
+            await step
+        except (ClusterError, ConfigError) as exc:
+            _log.warning("step postponed", why=str(exc))
+        except Exception:  # noqa: BLE001 - task root: a fault of the supervisor must not end what it supervises
+            _log.exception("step failed")
+
+    async def _announce_stop(self) -> None:
+        self._record.stopping()
+
+    def _runs_anything(self) -> bool:
+        return any(known.pid is not None for known in self._seen.values())
+
+    async def _collect_exits(self, now_s: float) -> None:
+        for ended in self._launcher.reap():
+            known = self._seen.get(ended.name)
+            await self._survive(self._launcher.forget(ended.name))
+            if known is None or known.pid != ended.pid:
+                continue
+            reason = self._exit_reason(ended, known)
+            _log.info("process ended", name=ended.name, pid=ended.pid, reason=reason)
+            self._seen[ended.name] = replace(known, pid=None, exited=Exit(now_s, reason))
+
+    def _exit_reason(self, ended: Ended, known: Seen) -> str:
+        if known.verdict is not None:
+            how = known.verdict
+        elif ended.code is None:
+            how = "ended; its exit code is unknown"
+        elif ended.code < 0:
+            how = f"killed by {signal.Signals(-ended.code).name}"
+        else:
+            how = f"exit code {ended.code}"
+        path = process_log.log_path(self._record.state.arbiter.log_dir, ended.name)
+        words = process_log.last_lines(path, self._log_starts.get(ended.name, 0))
+        return f"{how}: {words}" if words else how
+
+    async def _act(self, action: Action, now_s: float) -> None:
+        name = action.name
+        match action:
+            case Start():
+                await self._start(name, now_s)
+            case MarkReady():
+                self._record.ready(name)
+                _log.info("ready", name=name)
+            case RestartLater():
+                self._record.restarting(name, action.reason)
+                self._seen[name] = Seen(failures=action.failures, restart_at_s=action.at_s)
+                _log.warning("restart scheduled", name=name, failures=action.failures, reason=action.reason)
+            case Abandon():
+                self._record.failed(name, action.reason)
+                self._drop(name)
+                _log.error("gave up", name=name, reason=action.reason)
+            case BeginDrain():
+                _log.info("draining", name=name)
+                self._seen[name] = replace(self._seen[name], drain=Drain(now_s))
+            case Terminate():
+                _log.info("terminating", name=name)
+                self._launcher.send(name, signal.SIGTERM)
+                self._seen[name] = replace(self._seen[name], terminated_s=now_s)
+            case Kill():
+                _log.warning("killing", name=name, reason=action.reason)
+                self._launcher.send(name, signal.SIGKILL)
+                self._seen[name] = replace(self._seen[name], verdict=action.reason)
+            case Retire():
+                self._record.retired(name)
+                self._drop(name)
+                _log.info("replica removed", name=name)
+            case Forget():
+                self._drop(name)
+
+    async def _start(self, name: str, now_s: float) -> None:
+        entry = self._record.claim_start(name)
+        if entry is None:
+            return
+        log = process_log.log_path(self._record.state.arbiter.log_dir, name)
+        self._log_starts[name] = process_log.size_of(log)
+        self._sight.forget(name)
+        fresh = Seen(started_s=now_s, failures=self._seen.get(name, Seen()).failures)
+        environment = environment_of(entry, str(self._record.store.path), os.environ)
+        await self._launcher.forget(name)
+        try:
+            process = await self._launcher.start(name, argv_of(entry), environment, log)
+        except ConflictError:
+            raise
+        except ClusterError as exc:
+            self._seen[name] = replace(fresh, exited=Exit(now_s, str(exc)))
+            return
+        self._seen[name] = replace(fresh, pid=process.pid)
+        _log.info("process started", name=name, pid=process.pid, gpus=list(entry.gpus), port=entry.port)
+        self._record.started(name, process)
+
+    def _drop(self, name: str) -> None:
+        self._seen.pop(name, None)
+        self._log_starts.pop(name, None)
+        self._sight.forget(name)
