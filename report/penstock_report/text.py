@@ -28,10 +28,15 @@ def lag_warning(summary: dict[str, Any]) -> str | None:
     lag = summary["lag"]
     if not lag["is_distorted"]:
         return None
+    lags = {
+        "client sending": lag["send_p99_s"],
+        "client event loop": lag["loop_p99_s"],
+        **{server["name"]: server["p99_s"] for server in lag["servers"]},
+    }
+    late = ", ".join(f"{name} {seconds(lags[name])}" for name in lag["late"])
     return (
-        f"DISTORTED: the load client ran late, sending p99 {seconds(lag['send_p99_s'])}, event loop p99"
-        f" {seconds(lag['loop_p99_s'])}, bound {seconds(lag['bound_s'])} (modelled). Times are too long by up"
-        " to that much; use a lower --speed or a faster machine."
+        f"DISTORTED: not every process kept up with its schedule, p99 lag past {seconds(lag['bound_s'])}"
+        f" (modelled): {late}. Times may be wrong by that much; use a lower --speed or a faster machine."
     )
 
 

@@ -135,6 +135,7 @@ class Sender:
             line=request.line,
             arrival_s=request.arrival_s,
             sent_s=sent_s - zero_s,
+            ended_s=self._clock.now_s() - zero_s,
             status=_status(ending),
             http_status=ending.http_status,
             error=ending.error,

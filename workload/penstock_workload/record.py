@@ -32,6 +32,7 @@ class RequestResult:
         line: 1-based line of the trace.
         arrival_s: When it was to be sent.
         sent_s: When it was sent; the difference is the client's lag, or its wait for the concurrency cap.
+        ended_s: When its last byte, or its failure, was seen.
         status: See `Status`.
         http_status: None when no answer came.
         error: Class and message, or None.
@@ -54,6 +55,7 @@ class RequestResult:
     line: int
     arrival_s: float
     sent_s: float
+    ended_s: float
     status: Status
     http_status: int | None
     error: str | None

@@ -21,7 +21,8 @@ from penstock_wire.client import ConnectionPool
 from penstock_workload.exchange import Sender, SendSettings
 from penstock_workload.prompts import PromptMaker
 from penstock_workload.record import RequestResult, Status
-from penstock_workload.statistics import ClientHealth
+from penstock_workload.server_lag import LagWatch
+from penstock_workload.statistics import Punctuality
 from penstock_workload.traces import TraceRequest
 
 _LOOP_PROBE_S = 0.05
@@ -101,14 +102,21 @@ class Replayer:
         self._counts = dict.fromkeys(Status, 0)
         self._planned = self._sent = self._cut_off = 0
         self._zero_s = self._end_s = clock.now_s()
+        self._zero_unix_s = time.time()
         self._send_lag = LagTracker()
         self._loop_lag = LagTracker()
+        self._lag_watch = LagWatch(pool, settings.url)
         self._cpu_share: float | None = None
 
     @property
     def zero_s(self) -> float:
         """Clock time of the replay's zero."""
         return self._zero_s
+
+    @property
+    def zero_unix_s(self) -> float:
+        """Real seconds since 1970 at the replay's zero."""
+        return self._zero_unix_s
 
     @property
     def duration_s(self) -> float:
@@ -121,9 +129,11 @@ class Replayer:
         return self._cut_off
 
     @property
-    def health(self) -> ClientHealth:
-        """How well this client kept up."""
-        return ClientHealth(self._send_lag.p99_s(), self._loop_lag.p99_s(), self._cpu_share)
+    def punctuality(self) -> Punctuality:
+        """How well this client, and the servers by their own account, kept up."""
+        return Punctuality(
+            self._send_lag.p99_s(), self._loop_lag.p99_s(), self._cpu_share, self._lag_watch.worst
+        )
 
     def snapshot(self) -> Snapshot:
         """Return how far the replay is."""
@@ -154,6 +164,7 @@ class Replayer:
         # every percentile of sending is over all requests, not over the newest of them
         self._send_lag = LagTracker(window=max(1, len(requests)))
         self._zero_s = self._clock.now_s() + self._clock.to_model_s(_HEAD_START_S)
+        self._zero_unix_s = time.time() + _HEAD_START_S
         cpu_s, real_s = time.process_time(), time.monotonic()
         try:
             await self._run_all(requests, stop)
@@ -161,10 +172,15 @@ class Replayer:
             raise _cause(group) from group
         self._end_s = self._clock.now_s()
         self._cpu_share = (time.process_time() - cpu_s) / (time.monotonic() - real_s)
+        await self._lag_watch.ask()
 
     async def _run_all(self, requests: Sequence[TraceRequest], stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as aside:
-            watchers = [aside.create_task(self._cut_off_on(stop)), aside.create_task(self._probe_loop())]
+            watchers = [
+                aside.create_task(self._cut_off_on(stop)),
+                aside.create_task(self._probe_loop()),
+                aside.create_task(self._lag_watch.run()),
+            ]
             async with asyncio.TaskGroup() as group:
                 self._keep(group.create_task(self._dispatch(requests, group)))
             for watcher in watchers:

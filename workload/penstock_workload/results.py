@@ -112,6 +112,7 @@ def to_line(result: RequestResult, *, with_gaps: bool) -> dict[str, Any]:
         "line": result.line,
         "arrival_s": round(result.arrival_s, _DECIMALS),
         "sent_s": round(result.sent_s, _DECIMALS),
+        "ended_s": round(result.ended_s, _DECIMALS),
         "status": result.status.value,
         "http_status": result.http_status,
         "error": result.error,

@@ -140,21 +140,20 @@ async def run_load(
     try:
         model = await find_model(pool, config.url, wanted=config.model, api_key=config.api_key)
         sending = SendSettings(config.url, model, config.endpoint, config.timeout_s, config.api_key)
-        started_unix_s = time.time()
         with _Sink(config, results) as sink:
             replayer = Replayer(
                 pool,
                 clock,
                 sending,
                 PromptMaker(config.seed),
-                run_id=f"load-{started_unix_s:.0f}",
+                run_id=f"load-{time.time():.0f}",
                 concurrency=config.concurrency,
                 on_result=sink.take,
             )
             if on_start is not None:
                 on_start(replayer)
             await replayer.run(plan.selected.requests, stop=stop)
-            summary = _summary(plan, replayer, results, model=model, started_unix_s=started_unix_s)
+            summary = _summary(plan, replayer, results, model=model)
             sink.finish(summary)
     finally:
         await pool.close()
@@ -188,10 +187,10 @@ class _Sink:
 
 
 def _summary(
-    plan: LoadPlan, replayer: Replayer, results: list[RequestResult], *, model: str, started_unix_s: float
+    plan: LoadPlan, replayer: Replayer, results: list[RequestResult], *, model: str
 ) -> dict[str, Any]:
     seen = replayer.snapshot()
-    measured = summarise(results, duration_s=replayer.duration_s, health=replayer.health)
+    measured = summarise(results, duration_s=replayer.duration_s, punctuality=replayer.punctuality)
     not_sent = seen.planned - seen.sent
     measured["requests"] = {
         "planned": seen.planned,
@@ -203,7 +202,7 @@ def _summary(
     return {
         "schema": SCHEMA,
         "is_partial": bool(not_sent or replayer.unfinished),
-        "started": {"unix_s": round(started_unix_s, 3), "model_s": round(replayer.zero_s, 6)},
+        "started": {"unix_s": round(replayer.zero_unix_s, 3), "model_s": round(replayer.zero_s, 6)},
         **measured,
         "settings": _settings(plan, model),
         "trace": _trace(plan),

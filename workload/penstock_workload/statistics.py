@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_workload.record import RequestResult, Status
+from penstock_workload.server_lag import ServerLag
 
 PERCENTILE_METHOD: Final = "nearest rank over the ok requests"
 
@@ -30,19 +31,21 @@ Floats = NDArray[np.float32] | NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class ClientHealth:
-    """How well the client kept to its own schedule.
+class Punctuality:
+    """How well each process kept to its own schedule.
 
     Attributes:
         send_lag_p99_s: Lateness of sending against the schedule, modelled seconds; None without samples.
         loop_lag_p99_s: Lateness of a timer in the client's event loop, modelled seconds: what every
             measured time may be too long by.
         cpu_share: CPU seconds of the client per real second, 1 is one core.
+        servers: What the servers said of their own lateness; empty when they say nothing.
     """
 
     send_lag_p99_s: float | None
     loop_lag_p99_s: float | None
     cpu_share: float | None
+    servers: tuple[ServerLag, ...] = ()
 
 
 def describe(values: Floats | Sequence[float]) -> dict[str, float | int | None]:
@@ -61,13 +64,15 @@ def pooled_gaps(results: Iterable[RequestResult]) -> NDArray[np.float32]:
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
 
 
-def summarise(results: Sequence[RequestResult], *, duration_s: float, health: ClientHealth) -> dict[str, Any]:
+def summarise(
+    results: Sequence[RequestResult], *, duration_s: float, punctuality: Punctuality
+) -> dict[str, Any]:
     """Return everything that the results alone can say; the caller adds settings and origin.
 
     Args:
         results: Finished requests, in any order.
         duration_s: From the replay's zero to its last answer, modelled seconds, >= 0.
-        health: The client's lateness.
+        punctuality: How late each process ran.
     """
     ok = [result for result in results if result.status is Status.OK]
     ttft = describe([r.ttft_s for r in ok if r.ttft_s is not None])
@@ -89,25 +94,36 @@ def summarise(results: Sequence[RequestResult], *, duration_s: float, health: Cl
         "tokens": tokens,
         "throughput": _throughput(len(ok), tokens, duration_s),
         "usage_mismatches": _mismatches(ok),
-        "lag": judge_lag(health, ttft_p50_s=ttft["p50"]),
+        "lag": judge_lag(punctuality, ttft_p50_s=ttft["p50"]),
     }
 
 
-def judge_lag(health: ClientHealth, *, ttft_p50_s: float | None) -> dict[str, Any]:
-    """Return the client's lags against their bound.
+def judge_lag(punctuality: Punctuality, *, ttft_p50_s: float | None) -> dict[str, Any]:
+    """Return every process's lag against one bound, and who is past it.
 
     The bound is the larger of 50 ms and 5% of the median TTFT. Past it the figures are marked distorted:
-    arrivals came later than the trace says, or tokens were seen later than they came.
+    arrivals came later than the trace says, tokens were seen later than they came, or a server worked
+    slower than it models.
     """
     bound_s = max(LAG_FLOOR_S, LAG_SHARE_OF_TTFT * (ttft_p50_s or 0.0))
-    worst_s = max(health.send_lag_p99_s or 0.0, health.loop_lag_p99_s or 0.0)
+    lags = {
+        "client sending": punctuality.send_lag_p99_s,
+        "client event loop": punctuality.loop_lag_p99_s,
+        **{server.name: server.p99_s for server in punctuality.servers},
+    }
+    late = [name for name, lag_s in lags.items() if lag_s is not None and lag_s > bound_s]
     return {
-        "send_p99_s": _rounded(health.send_lag_p99_s),
-        "loop_p99_s": _rounded(health.loop_lag_p99_s),
+        "send_p99_s": _rounded(punctuality.send_lag_p99_s),
+        "loop_p99_s": _rounded(punctuality.loop_lag_p99_s),
+        "servers": [
+            {"name": server.name, "role": server.role, "p99_s": _rounded(server.p99_s)}
+            for server in punctuality.servers
+        ],
         "bound_s": round(bound_s, 6),
         "bound_rule": "max(50 ms, 5% of TTFT p50), modelled",
-        "is_distorted": worst_s > bound_s,
-        "client_cpu_share": _rounded(health.cpu_share),
+        "late": late,
+        "is_distorted": bool(late),
+        "client_cpu_share": _rounded(punctuality.cpu_share),
     }
 
 

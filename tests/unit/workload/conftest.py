@@ -45,6 +45,7 @@ class FakeServer:
         script: Async function of (json body, responder) that answers a completion.
         models: Names that /v1/models lists; None answers with a page.
         ready: Status of /ready.
+        lags: Lag that each process exports; "" is the server, other names are workers.
     """
 
     def __init__(self):
@@ -53,6 +54,7 @@ class FakeServer:
         self.script = stream_tokens
         self.models = ["llama"]
         self.ready = 404
+        self.lags = {}
         self.url = ""
 
     async def handle(self, request, responder):
@@ -61,6 +63,14 @@ class FakeServer:
             responder.send(404, b"<html>")
         elif request.path == "/v1/models":
             responder.send(200, orjson.dumps({"data": [{"id": name} for name in self.models]}))
+        elif request.path == "/workers" and self.lags:
+            workers = [{"name": n, "role": "decode", "url": f"{self.url}/{n}"} for n in self.lags if n]
+            responder.send(200, orjson.dumps({"workers": workers}))
+        elif request.path.endswith("/metrics") and self.lags:
+            name = request.path.removesuffix("/metrics").strip("/")
+            responder.send(200, b"penstock_schedule_lag_p99_seconds " + self.lags[name].encode())
+        elif request.method == "GET" and request.path != "/ready":
+            responder.send(404, b"{}")
         elif request.path == "/ready":
             responder.send(self.ready, b'{"reasons":["no worker of role decode is ready"]}')
         else:

@@ -306,6 +306,19 @@ async def test_an_address_that_speaks_something_else_is_refused(azure_file, fake
         await _run(_config(azure_file, fake_server))
 
 
+async def test_the_servers_say_how_late_they_ran(azure_file, fake_server):
+    """The router's own lag and that of each worker it lists are in the summary; nonsense is left out."""
+    fake_server.lags = {"": "0.25", "w1": "0.5", "w2": "NaN", "w3": "nonsense"}
+
+    lag = (await _run(_config(azure_file, fake_server)))["lag"]
+
+    assert lag["servers"] == [
+        {"name": "server", "role": "server", "p99_s": 0.25},
+        {"name": "w1", "role": "decode", "p99_s": 0.5},
+    ]
+    assert {"server", "w1"} <= set(lag["late"])
+
+
 async def test_a_full_disk_is_one_clear_error(azure_file, fake_server, tmp_path, monkeypatch):
     """The replay ends with the directory's name and a remedy, not with a group of exceptions."""
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from penstock_core.errors import ConfigError
 from penstock_workload.record import RequestResult, Status
 from penstock_workload.results import from_line, read_run, to_line
-from penstock_workload.statistics import ClientHealth, describe, judge_lag, summarise
+from penstock_workload.server_lag import ServerLag
+from penstock_workload.statistics import Punctuality, describe, judge_lag, summarise
 
-WELL = ClientHealth(0.001, 0.001, 0.1)
+WELL = Punctuality(0.001, 0.001, 0.1)
 
 
 def _result(line=1, **changes):
@@ -21,6 +22,7 @@ def _result(line=1, **changes):
         "line": line,
         "arrival_s": float(line),
         "sent_s": float(line),
+        "ended_s": float(line) + 2,
         "status": Status.OK,
         "http_status": 200,
         "error": None,
@@ -61,7 +63,7 @@ def test_the_summary_counts_ok_requests_only():
     """A failed request's times and tokens are in no percentile and no rate."""
     bad = _result(2, status=Status.FAILED, error_class="broken", error="x", ttft_s=99.0, prompt_tokens=900)
 
-    summary = summarise([_result(1), bad], duration_s=10.0, health=WELL)
+    summary = summarise([_result(1), bad], duration_s=10.0, punctuality=WELL)
 
     assert summary["requests"] == {"ok": 1, "failed": 1, "rejected": 0}
     assert summary["errors"] == {"broken": 1}
@@ -85,7 +87,7 @@ def test_the_summary_counts_ok_requests_only():
 
 def test_a_server_that_reports_no_cache_leaves_the_hit_rate_unknown():
     """Unknown is never zero."""
-    summary = summarise([_result(cached_tokens=None)], duration_s=0.0, health=WELL)
+    summary = summarise([_result(cached_tokens=None)], duration_s=0.0, punctuality=WELL)
 
     assert summary["tokens"]["prefix_cache_hit_rate"] is None
     assert summary["tokens"]["cached"] is None
@@ -105,10 +107,20 @@ def test_a_server_that_reports_no_cache_leaves_the_hit_rate_unknown():
 )
 def test_lateness_past_the_bound_is_marked(send_s, loop_s, ttft_p50_s, bound_s, is_distorted):
     """The bound is 50 ms or 5% of the median TTFT, whichever is larger."""
-    lag = judge_lag(ClientHealth(send_s, loop_s, None), ttft_p50_s=ttft_p50_s)
+    lag = judge_lag(Punctuality(send_s, loop_s, None), ttft_p50_s=ttft_p50_s)
 
     assert lag["bound_s"] == bound_s
     assert lag["is_distorted"] is is_distorted
+
+
+def test_a_late_server_is_named():
+    """A worker that could not keep up distorts the figures as much as a late client."""
+    servers = (ServerLag("llama_decode", "decode", 0.2), ServerLag("llama_prefill", "prefill", 0.01))
+
+    lag = judge_lag(Punctuality(0.01, 0.01, 0.2, servers), ttft_p50_s=0.1)
+
+    assert lag["late"] == ["llama_decode"]
+    assert lag["is_distorted"] is True
 
 
 def test_a_result_survives_its_line():
