@@ -24,7 +24,7 @@ async def stack():
 
 @pytest.fixture
 def serve(stack):
-    """Start a server for a handler: ``server = await serve(handler, max_body_bytes=10)``."""
+    """Return a coroutine function that starts a server for a handler, with limits as keywords."""
 
     async def start(handler, **limits):
         server = HttpServer(handler, limits=ServerLimits(**limits))
@@ -53,6 +53,18 @@ def pool(make_pool):
     return make_pool()
 
 
+@pytest.fixture
+def until():
+    """Return a coroutine function that waits for a predicate, at most five seconds."""
+
+    async def wait(predicate):
+        async with asyncio.timeout(5):
+            while not predicate():  # noqa: ASYNC110 - the state of both ends has no event to wait for
+                await asyncio.sleep(0.001)
+
+    return wait
+
+
 class RawClient:
     """Sends bytes as they are and reads what comes back."""
 
@@ -61,6 +73,7 @@ class RawClient:
         self.writer = writer
 
     def send(self, data):
+        """Send bytes."""
         self.writer.write(data)
 
     async def head(self):
@@ -76,6 +89,7 @@ class RawClient:
         return int(status.split()[1]), headers, body
 
     async def exactly(self, count):
+        """Return the next ``count`` bytes."""
         return await asyncio.wait_for(self.reader.readexactly(count), 5)
 
     async def rest(self):
@@ -85,6 +99,7 @@ class RawClient:
         return b""
 
     async def close(self):
+        """Close the connection."""
         self.writer.close()
         with suppress(ConnectionError):
             await self.writer.wait_closed()
@@ -114,6 +129,7 @@ class Peer:
         self.url = ""
 
     async def __call__(self, reader, writer):
+        """Run the script for one connection."""
         self.connections += 1
         number = self.connections
         try:
@@ -140,7 +156,7 @@ class Peer:
 
 @pytest.fixture
 def peer(stack):
-    """Start a scripted upstream: ``upstream = await peer(script)``."""
+    """Return a coroutine function that starts a scripted upstream."""
 
     async def start(script):
         upstream = Peer(script)

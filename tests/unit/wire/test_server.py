@@ -9,6 +9,7 @@ from penstock_wire.server import HttpServer
 
 
 async def echo(request, responder):
+    """Answer with what was asked."""
     answer = {
         "method": request.method,
         "path": request.path,
@@ -76,7 +77,7 @@ async def test_reads_chunked_bodies_in_any_pieces(serve, connect):
     assert orjson.loads((await client.response())[2])["body"] == "hello world"
 
 
-async def test_pipelined_requests_are_answered_in_order(serve, connect):
+async def test_pipelined_requests_are_answered_in_order(serve, connect, until):
     """A slow first handler holds back the second answer; the second handler starts after it."""
     gate = asyncio.Event()
     started = []
@@ -89,8 +90,7 @@ async def test_pipelined_requests_are_answered_in_order(serve, connect):
 
     client = await connect(await serve(handler))
     client.send(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\nGET /fast HTTP/1.1\r\nHost: x\r\n\r\n")
-    while not started:
-        await asyncio.sleep(0)
+    await until(lambda: started)
     await asyncio.sleep(0.01)
     assert started == ["/slow"]
     gate.set()
@@ -197,7 +197,9 @@ async def test_expect_100_continue_is_answered_before_the_body(serve, connect):
     assert orjson.loads((await client.response())[2])["body"] == "hi"
 
 
-@pytest.mark.parametrize("framing", [b"Content-Length: 4\r\n\r\nbody", b"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n"])
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: 4\r\n\r\nbody", b"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n"]
+)
 async def test_an_upgrade_offer_is_ignored_and_the_body_kept(serve, connect, framing):
     """Clients that offer h2c are served as plain HTTP/1.1, body included."""
     client = await connect(await serve(echo))
@@ -333,7 +335,7 @@ async def test_disconnect_calls_back_and_drain_raises(serve, connect):
     assert events == ["callback", "late callback", "drain raised", (True, True, True)]
 
 
-async def test_no_disconnect_is_reported_after_the_answer(serve, connect):
+async def test_no_disconnect_is_reported_after_the_answer(serve, connect, until):
     """A client that leaves after its answer was complete is no disconnect."""
     calls = []
 
@@ -347,8 +349,7 @@ async def test_no_disconnect_is_reported_after_the_answer(serve, connect):
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     await client.response()
     await client.close()
-    while server.connections:
-        await asyncio.sleep(0)
+    await until(lambda: not server.connections)
     assert calls == []
 
 

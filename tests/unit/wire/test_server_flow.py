@@ -50,7 +50,7 @@ async def test_drain_bounds_what_a_slow_reader_costs(serve):
         assert max(backlog) < 3 * 65536
 
 
-async def test_pause_and_resume_callbacks_follow_the_buffer(serve):
+async def test_pause_and_resume_callbacks_follow_the_buffer(serve, until):
     """The hooks fire once per crossing, and at once when the buffer is already full."""
     events = []
 
@@ -68,8 +68,7 @@ async def test_pause_and_resume_callbacks_follow_the_buffer(serve):
     loop = asyncio.get_running_loop()
     with slow_socket(server.port) as sock:
         await loop.sock_sendall(sock, GET)
-        while not events:
-            await asyncio.sleep(0.001)
+        await until(lambda: events)
         assert events == ["pause"]
         tail = b""
         while not tail.endswith(b"0\r\n\r\n"):
@@ -97,7 +96,7 @@ async def test_a_client_that_never_reads_is_cut_off(serve):
         assert await asyncio.wait_for(outcome, 5) == "freed"
 
 
-async def test_a_client_that_leaves_its_last_answer_unread_is_cut_off(serve):
+async def test_a_client_that_leaves_its_last_answer_unread_is_cut_off(serve, until):
     """A closing connection does not wait for ever for a client that does not read."""
 
     async def handler(request, responder):
@@ -106,11 +105,8 @@ async def test_a_client_that_leaves_its_last_answer_unread_is_cut_off(serve):
     server = await serve(handler, write_stall_s=0.1)
     with slow_socket(server.port) as sock:
         await asyncio.get_running_loop().sock_sendall(sock, GET[:-2] + b"Connection: close\r\n\r\n")
-        while not server.connections:
-            await asyncio.sleep(0)
-        async with asyncio.timeout(5):
-            while server.connections:
-                await asyncio.sleep(0.02)
+        await until(lambda: server.connections)
+        await until(lambda: not server.connections)
 
 
 async def test_no_new_handler_starts_for_a_client_that_does_not_read(serve):
@@ -162,7 +158,7 @@ async def test_close_lets_a_response_finish(serve, connect):
     assert server.connections == 0
 
 
-async def test_close_marks_answers_that_have_not_begun(serve, connect):
+async def test_close_marks_answers_that_have_not_begun(serve, connect, until):
     """An answer that starts during the shutdown tells its client that the connection ends."""
     gate = asyncio.Event()
 
@@ -173,8 +169,7 @@ async def test_close_marks_answers_that_have_not_begun(serve, connect):
     server = await serve(handler)
     client = await connect(server)
     client.send(GET)
-    while not server.handlers:
-        await asyncio.sleep(0)
+    await until(lambda: server.handlers)
     closing = asyncio.create_task(server.close(grace_s=5))
     await asyncio.sleep(0)
     gate.set()
@@ -205,7 +200,7 @@ async def test_close_cuts_off_after_the_grace(connect):
     assert await client.rest() == b""
 
 
-async def test_disconnect_can_cancel_the_handler(serve, connect):
+async def test_disconnect_can_cancel_the_handler(serve, connect, until):
     """A handler that wants to be cancelled by a disconnect hands over its own task's cancel."""
     cancelled = asyncio.Event()
 
@@ -220,12 +215,10 @@ async def test_disconnect_can_cancel_the_handler(serve, connect):
     server = await serve(handler)
     client = await connect(server)
     client.send(GET)
-    while not server.handlers:
-        await asyncio.sleep(0)
+    await until(lambda: server.handlers)
     await client.close()
     await asyncio.wait_for(cancelled.wait(), 5)
-    while server.handlers:
-        await asyncio.sleep(0)
+    await until(lambda: not server.handlers)
 
 
 async def test_close_is_idempotent(serve):

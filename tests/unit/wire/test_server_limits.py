@@ -5,10 +5,12 @@ import pytest
 
 
 async def answer(request, responder):
+    """Answer at once."""
     responder.send(200, b"ok")
 
 
 def code_of(response):
+    """Check the form of a refusal; return its status and code."""
     status, headers, body = response
     error = orjson.loads(body)["error"]
     assert set(error) == {"message", "type", "code"}
@@ -29,7 +31,10 @@ def code_of(response):
             b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
             (400, "malformed_request"),
         ),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", (400, "malformed_request")),
+        (
+            b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+            (400, "malformed_request"),
+        ),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\n\r\n", (413, "body_too_large")),
         (
             b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\nExpect: 100-continue\r\n\r\n",
@@ -73,7 +78,9 @@ async def test_a_pipelined_head_behind_a_long_body_is_not_counted_twice(serve, c
     """Only the head itself counts against the bound, not the body read together with it."""
     client = await connect(await serve(answer, max_header_bytes=100))
     client.send(
-        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n" + b"x" * 5000 + b"GET / HTTP/1.1\r\nHost:"
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n"
+        + b"x" * 5000
+        + b"GET / HTTP/1.1\r\nHost:"
     )
     assert (await client.response())[0] == 200
     client.send(b" x\r\n\r\n")
@@ -142,7 +149,7 @@ async def test_a_slow_handler_is_not_an_idle_connection(serve, connect):
     assert (await client.response())[2] == b"slow"
 
 
-async def test_connections_beyond_the_bound_are_answered_503(serve, connect):
+async def test_connections_beyond_the_bound_are_answered_503(serve, connect, until):
     """The connection too many gets an answer; the others go on, and there is room again after a close."""
     server = await serve(answer, max_connections=2)
     first, second = await connect(server), await connect(server)
@@ -153,8 +160,7 @@ async def test_connections_beyond_the_bound_are_answered_503(serve, connect):
     assert code_of(await third.response()) == (503, "too_many_connections")
     await third.close()
     await first.close()
-    while server.connections > 1:
-        await asyncio.sleep(0)
+    await until(lambda: server.connections <= 1)
     fourth = await connect(server)
     fourth.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await fourth.response())[0] == 200

@@ -1,0 +1,70 @@
+import asyncio
+import json
+import os
+import resource
+import signal
+
+import pytest
+import uvloop
+
+from penstock_wire.loop import raise_file_limit, run
+from penstock_wire.problem import error_body
+
+
+def test_run_returns_what_main_returns_on_uvloop():
+    """The main coroutine runs on uvloop and its value comes back."""
+
+    async def main(stop):
+        return type(asyncio.get_running_loop()), stop.is_set()
+
+    assert run(main) == (uvloop.Loop, False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_sets_the_event(number):
+    """SIGTERM and SIGINT ask main to stop instead of killing it."""
+
+    async def main(stop):
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(stop.wait(), 5)
+        return "stopped"
+
+    assert run(main) == "stopped"
+
+
+def test_a_second_signal_cancels_main():
+    """Somebody who asks twice does not want to wait."""
+
+    async def main(stop):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(5)
+
+    with pytest.raises(asyncio.CancelledError):
+        run(main)
+
+
+def test_signals_are_given_back():
+    """After run, the signals do what they did before."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def main(stop):
+        return None
+
+    run(main)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_file_limit_is_raised():
+    """The soft limit reaches the hard limit."""
+    raise_file_limit()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert soft == hard
+
+
+def test_error_bodies_follow_the_openai_api():
+    """Clients find message, type and code under error."""
+    assert json.loads(error_body("no such model", code="model_not_found")) == {
+        "error": {"message": "no such model", "type": "invalid_request_error", "code": "model_not_found"}
+    }
