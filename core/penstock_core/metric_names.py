@@ -61,6 +61,19 @@ ROUTER_PROMPT_TOKENS: Final = "penstock_router_prompt_tokens"
 ROUTER_GENERATION_TOKENS: Final = "penstock_router_generation_tokens"
 ROUTER_CACHED_TOKENS: Final = "penstock_router_cached_tokens"
 
+# The planner.
+PLANNER_DECISIONS: Final = "penstock_planner_decisions"
+PLANNER_REPLICAS: Final = "penstock_planner_replicas"
+PLANNER_DESIRED_REPLICAS: Final = "penstock_planner_desired_replicas"
+PLANNER_KV_USAGE: Final = "penstock_planner_kv_usage_fraction"
+PLANNER_QUEUE: Final = "penstock_planner_prefill_queue_requests"
+PLANNER_READING_AGE: Final = "penstock_planner_reading_age_seconds"
+PLANNER_UNKNOWN_READINGS: Final = "penstock_planner_unknown_readings"
+PLANNER_GPUS: Final = "penstock_planner_gpus"
+PLANNER_GPU_BUDGET: Final = "penstock_planner_gpu_budget"
+PLANNER_PHASE: Final = "penstock_planner_phase"
+PLANNER_LEDGER_ERRORS: Final = "penstock_planner_ledger_errors"
+
 # Any process with a schedule of its own.
 SCHEDULE_LAG_P99: Final = "penstock_schedule_lag_p99_seconds"
 SCHEDULE_LAG_SAMPLES: Final = "penstock_schedule_lag_samples"

@@ -1,0 +1,207 @@
+"""TensorBoard dashboard: signals with their thresholds in one chart, replicas, GPUs, latencies, decisions.
+
+Steps are modelled seconds since the planner first started; wall times are real. Events are written by a
+thread of this module's own, because tensorboardX's queue blocks for ever once its writer has died (full
+disk): then points are dropped and counted, and the planner goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tensorboardX import SummaryWriter
+
+from penstock_core.logs import get_logger
+from penstock_graph.models import Role
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Decision
+from penstock_planner.histogram import gained, quantile
+from penstock_planner.sources.base import Buckets
+from penstock_planner.view import View
+
+MAX_WAITING = 2000
+"""Chosen: a minute of points at speed 20; beyond it the disk is not coming back soon."""
+
+POINTS_PER_INTERVAL = 15
+"""Chosen: enough to see a ramp within one interval, few enough for a day's run to open quickly."""
+
+CLOSE_TIMEOUT_S = 5.0
+"""Real seconds to wait for the last points."""
+
+log = get_logger(__name__)
+
+_Call = Callable[[], None]
+
+
+class Dashboard:
+    """A listener that draws."""
+
+    def __init__(self, folder: Path, config: DecideConfig) -> None:
+        """Start the writing thread; the folder is made by tensorboardX.
+
+        Args:
+            folder: TensorBoard's ``--logdir``.
+            config: For thresholds and budget.
+        """
+        self._config = config
+        self._period_s = config.adjustment_interval_s / POINTS_PER_INTERVAL
+        self._drawn_s = float("-inf")
+        self._last_s: float | None = None
+        self._gpu_seconds = 0.0
+        self._latency: dict[str, Buckets] = {}
+        self._before: dict[str, Buckets] = {}
+        self._has_layout = False
+        self._waiting: queue.Queue[_Call | None] = queue.Queue(MAX_WAITING)
+        self.dropped = 0
+        self._folder = folder
+        self._writer: Any = None
+        self._thread = threading.Thread(target=self._write_all, name="dashboard", daemon=True)
+        self._thread.start()
+
+    def tick(self, view: View) -> None:
+        """Draw the newest numbers, a few times per adjustment interval."""
+        if self._last_s is not None:
+            self._gpu_seconds += view.gpus * max(0.0, view.at_s - self._last_s)
+        self._last_s = view.at_s
+        self._latency.update({key: buckets for key, buckets in view.latency.items() if buckets})
+        if view.at_s - self._drawn_s < self._period_s or not view.pools:
+            return
+        self._drawn_s = view.at_s
+        if not self._has_layout:
+            self._has_layout = True
+            self._put(lambda layout=layout_of(set(view.pools)): self._writer.add_custom_scalars(layout))
+        points = {**self._points(view), **self._signals(view)}
+        self._draw(points, view)
+
+    def decided(self, decision: Decision, view: View) -> None:
+        """Write the decision as text, and the latencies of the interval behind it."""
+        step = _step(view)
+        lines = [f"* {role.sentence} (`{role.reason.value}`)" for role in decision.roles]
+        prefix = "not acted on: no-operation\n" if decision.no_operation else ""
+        text = f"**{decision.id}** at {step} s\n{prefix}\n" + "\n".join(lines)
+        self._put(lambda: self._writer.add_text("decisions", text, step, view.wall_s))
+        points: dict[str, float] = {}
+        for key, buckets in self._latency.items():
+            fresh = gained(self._before.get(key, ()), buckets)
+            for q in (0.5, 0.99):
+                value = quantile(fresh, q)
+                if value is not None:
+                    points[f"{key}/p{q * 100:.0f}_seconds"] = value
+        self._before = dict(self._latency)
+        self._draw(points, view)
+
+    def close(self) -> None:
+        """Write what waits, for at most `CLOSE_TIMEOUT_S`."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=CLOSE_TIMEOUT_S)
+            self._thread.join(CLOSE_TIMEOUT_S)
+        if self.dropped:
+            log.warning("dashboard points dropped", points=self.dropped)
+
+    def _points(self, view: View) -> dict[str, float]:
+        points: dict[str, float] = {
+            "gpus/in_use": view.gpus,
+            "gpu_hours/cumulative": self._gpu_seconds / 3600,
+        }
+        if view.max_gpu_budget is not None:
+            points["gpus/budget"] = view.max_gpu_budget
+        for role, pool in view.pools.items():
+            points[f"replicas/{role.value}_ready"] = pool.ready
+            points[f"replicas/{role.value}_desired"] = view.desired.get(role, pool.ready + pool.starting)
+            points[f"replicas/{role.value}_draining"] = pool.draining
+        if view.lag_p99_s is not None:
+            points["lag/p99_seconds"] = view.lag_p99_s
+        return points
+
+    def _signals(self, view: View) -> dict[str, float]:
+        points: dict[str, float] = {}
+        config = self._config
+        points["kv/scale_up"], points["kv/scale_down"] = config.kv_up, config.kv_down
+        if Role.PREFILL in view.pools:
+            points["prefill_queue/scale_up"] = config.queue_up
+            points["prefill_queue/scale_down"] = config.queue_down
+        if view.pull is None:
+            return points
+        kv, waiting = view.pull.kv, view.pull.queue
+        if kv.fresh:
+            points["kv/mean"] = kv.total / kv.fresh
+        prefill = view.pull.pools.get(Role.PREFILL)
+        if (
+            waiting is not None
+            and waiting.is_known
+            and waiting.value is not None
+            and prefill
+            and prefill.ready
+        ):
+            points["prefill_queue/per_worker"] = waiting.value / prefill.ready
+        return points
+
+    def _draw(self, points: dict[str, float], view: View) -> None:
+        if points:
+            step, wall_s = _step(view), view.wall_s
+            self._put(lambda: self._add_scalars(points, step, wall_s))
+
+    def _add_scalars(self, points: dict[str, float], step: int, wall_s: float) -> None:
+        for tag, value in points.items():
+            self._writer.add_scalar(tag, value, step, wall_s)
+
+    def _put(self, call: _Call) -> None:
+        try:
+            self._waiting.put_nowait(call)
+        except queue.Full:
+            if not self.dropped:
+                log.warning("dashboard does not keep up: points are dropped")
+            self.dropped += 1
+
+    def _write_all(self) -> None:
+        """Run the thread: make the writer, then one call after another until None."""
+        try:
+            self._writer = SummaryWriter(str(self._folder), flush_secs=2)
+            while (call := self._waiting.get()) is not None:
+                call()
+            self._writer.close()
+        except Exception as exc:  # noqa: BLE001 - root of the thread; the planner must outlive the dashboard
+            log.warning("dashboard stopped", error=repr(exc))
+
+
+def layout_of(roles: set[Role]) -> dict[str, dict[str, list[Any]]]:
+    """Return the custom-scalars layout: categories of charts, each a list of exact tags."""
+    kinds = [role.value for role in (Role.PREFILL, Role.DECODE, Role.AGGREGATED) if role in roles]
+    load = {"KV usage": _lines("kv/mean", "kv/scale_up", "kv/scale_down")}
+    if Role.PREFILL in roles:
+        load["Prefill queue per worker"] = _lines(
+            "prefill_queue/per_worker", "prefill_queue/scale_up", "prefill_queue/scale_down"
+        )
+    replicas = {
+        f"{kind} replicas": _lines(
+            *(f"replicas/{kind}_{state}" for state in ("ready", "desired", "draining"))
+        )
+        for kind in kinds
+    }
+    return {
+        "Load and thresholds": load,
+        "Replicas": replicas,
+        "GPUs": {
+            "In use and budget": _lines("gpus/in_use", "gpus/budget"),
+            "GPU-hours": _lines("gpu_hours/cumulative"),
+        },
+        "Latency": {
+            "TTFT": _lines("ttft/p50_seconds", "ttft/p99_seconds"),
+            "ITL": _lines("itl/p50_seconds", "itl/p99_seconds"),
+        },
+        "Planner": {"Lag": _lines("lag/p99_seconds")},
+    }
+
+
+def _lines(*tags: str) -> list[Any]:
+    # TensorBoard matches tags as regular expressions; without anchors kv/mean would also match a longer tag.
+    return ["Multiline", [f"^{tag}$" for tag in tags]]
+
+
+def _step(view: View) -> int:
+    return round(view.at_s - view.origin_s)

@@ -1,0 +1,268 @@
+"""The planner's ledger: one JSON object a line, append-only, enough to explain and to replay every decision.
+
+Records (key ``type``): ``header`` at each start, ``pull``, ``decision`` (input, state before and after),
+``actuation``, ``settled`` when an adjustment is over. Decisions are on the disk (fsync) before they are
+acted on. Readers drop a torn last line, which a kill or a full disk leaves behind, and name the number of
+any other line that cannot be read.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from penstock_core.errors import ConfigError, LedgerError
+from penstock_core.logs import get_logger
+
+SCHEMA: Final = 1
+"""Raised when a reader of the old schema would misunderstand a record."""
+
+FILE_NAME: Final = "ledger.jsonl"
+
+_CHUNK_BYTES = 1 << 20
+
+Record = dict[str, Any]
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFile:
+    """What a reader found.
+
+    Attributes:
+        records: In file order.
+        lines: 1-based line number of each record.
+        notes: What was dropped, for people.
+    """
+
+    records: tuple[Record, ...]
+    lines: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def read_ledger(path: Path) -> LedgerFile:
+    """Return all records of a ledger, or of the ``ledger.jsonl`` in a folder.
+
+    Raises:
+        LedgerError: no such file, an unknown schema, or a line other than the last that cannot be read.
+    """
+    if path.is_dir():
+        path /= FILE_NAME
+    records: list[Record] = []
+    lines: list[int] = []
+    notes: list[str] = []
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    notes.append(f"{path}:{number}: torn last line of {len(line)} bytes dropped")
+                    break
+                records.append(_parse(line, path, number))
+                lines.append(number)
+    except OSError as exc:
+        raise LedgerError(f"{path}: cannot be read: {exc.strerror}; give the planner's --log-dir") from exc
+    return LedgerFile(tuple(records), tuple(lines), tuple(notes))
+
+
+def _parse(line: bytes, path: Path, number: int) -> Record:
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as exc:
+        raise LedgerError(
+            f"{path}:{number}: not JSON ({exc}); restore the line from a backup or delete it"
+        ) from exc
+    if not isinstance(record, dict) or "type" not in record:
+        raise LedgerError(
+            f"{path}:{number}: not a ledger record; restore the line from a backup or delete it"
+        )
+    if record["type"] == "header" and record.get("schema") != SCHEMA:
+        raise LedgerError(
+            f"{path}:{number}: schema {record.get('schema')!r}, this version reads {SCHEMA}; use the version that wrote it"
+        )
+    return record
+
+
+class Ledger:
+    """The one writer of a ledger file.
+
+    Opening is put off to the first record and tried again after a failure, so a full or read-only disk
+    costs decisions, never the process. The file is locked while open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Name the file; nothing is touched yet."""
+        self.path = path
+        self.errors = 0
+        self._header: bytes | None = None
+        self._descriptor: int | None = None
+        self._end = 0
+        self._is_failing = False
+
+    def append(self, record: Mapping[str, Any], *, durable: bool = False) -> None:
+        """Write one record behind the last whole one.
+
+        Args:
+            record: Plain data with ``type``.
+            durable: Return only once it is on the disk.
+
+        Raises:
+            LedgerError: it could not be written; the file ends with the last whole record.
+            ConfigError: another planner holds the file.
+        """
+        try:
+            line = orjson.dumps(record) + b"\n"
+            self._write(self._open(), (self._header or b"") + line, durable=durable)
+        except OSError as exc:
+            self.errors += 1
+            raise LedgerError(
+                f"{self.path}: cannot be written: {os.strerror(exc.errno or 0)}; free or repair the disk"
+            ) from exc
+        self._header = None
+        self._is_failing = False
+
+    def begin(self, header: Mapping[str, Any]) -> None:
+        """Write the header of this run now, or in front of the first record that can be written.
+
+        Raises:
+            ConfigError: another planner holds the file.
+        """
+        self._header = None
+        self.try_append(header)
+        if self._is_failing:
+            self._header = orjson.dumps(header) + b"\n"
+
+    def try_append(self, record: Mapping[str, Any]) -> None:
+        """Write a record that may be lost; the first failure of a row is logged."""
+        try:
+            self.append(record)
+        except LedgerError as exc:
+            if not self._is_failing:
+                log.warning("ledger not written", error=str(exc))
+            self._is_failing = True
+
+    def tail(self, anchors: frozenset[str]) -> list[Record]:
+        """Return the records from the last one of a type in ``anchors`` on, in file order.
+
+        A header of a resumed run is no anchor. Empty when there is no file or no such record. A torn last
+        line is cut off.
+
+        Raises:
+            LedgerError: a line on the way cannot be read; the message says which.
+            ConfigError: another planner holds the file.
+        """
+        try:
+            descriptor = self._open()
+            found: list[Record] = []
+            for line in _lines_backward(descriptor, self._end):
+                record = self._parse_backward(line, descriptor, len(found))
+                found.append(record)
+                if record["type"] in anchors and not record.get("resumed", False):
+                    return found[::-1]
+        except OSError as exc:
+            log.warning("ledger not read", path=str(self.path), error=exc.strerror)
+        return []
+
+    def _parse_backward(self, line: bytes, descriptor: int, from_last: int) -> Record:
+        try:
+            return _parse(line, self.path, 0)
+        except LedgerError:
+            # Counting lines reads the whole file, so only a message pays for it.
+            lines = sum(1 for _ in _lines_backward(descriptor, self._end))
+            return _parse(line, self.path, lines - from_last)
+
+    def set_aside(self) -> Path:
+        """Rename a ledger that cannot be read, so that a new one can begin; return its new name."""
+        self.close()
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.unreadable-{number}")).exists():
+            number += 1
+        self.path.rename(aside)
+        return aside
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int:
+        if self._descriptor is not None:
+            return self._descriptor
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            size = os.fstat(descriptor).st_size
+            self._end = _end_of_last_line(descriptor, size)
+            if self._end < size:
+                log.warning(
+                    "torn last line of the ledger dropped", path=str(self.path), bytes=size - self._end
+                )
+                os.ftruncate(descriptor, self._end)
+        except BlockingIOError as exc:
+            os.close(descriptor)
+            raise ConfigError(
+                f"--log-dir: {self.path} is held by another planner; stop it or choose another folder"
+            ) from exc
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        return descriptor
+
+    def _write(self, descriptor: int, line: bytes, *, durable: bool) -> None:
+        try:
+            if os.fstat(descriptor).st_size != self._end:
+                os.ftruncate(descriptor, self._end)
+            position = self._end
+            view = memoryview(line)
+            while view:
+                written = os.pwrite(descriptor, view, position)
+                position += written
+                view = view[written:]
+            if durable:
+                os.fsync(descriptor)
+        except OSError as exc:
+            # What stands behind the last whole record goes now, or before the next write.
+            if exc.errno != errno.EROFS:
+                _cut(descriptor, self._end)
+            raise
+        self._end = position
+
+
+def _cut(descriptor: int, end: int) -> None:
+    try:
+        os.ftruncate(descriptor, end)
+    except OSError as exc:
+        log.debug("ledger tail not cut", error=exc.strerror)
+
+
+def _end_of_last_line(descriptor: int, size: int) -> int:
+    position = size
+    while position > 0:
+        start = max(0, position - _CHUNK_BYTES)
+        cut = os.pread(descriptor, position - start, start).rfind(b"\n")
+        if cut >= 0:
+            return start + cut + 1
+        position = start
+    return 0
+
+
+def _lines_backward(descriptor: int, end: int) -> Iterator[bytes]:
+    rest = b""
+    position = end
+    while position > 0:
+        start = max(0, position - _CHUNK_BYTES)
+        rest = os.pread(descriptor, position - start, start) + rest
+        position = start
+        lines = rest.splitlines(keepends=True)
+        rest = lines[0] if start > 0 else b""
+        yield from reversed(lines[1:] if start > 0 else lines)
