@@ -17,10 +17,13 @@ from penstock_graph.rules import name_violations, spec_violations
 
 API_VERSION: Final = "penstock.dev/v1alpha1"
 
+PENSTOCK_IMAGE = "ghcr.io/penstock/penstock:0.1.0"
+"""Router, planner and simulated workers."""
+
 DEFAULT_IMAGES = {
     Runtime.VLLM: "vllm/vllm-openai:v0.32.0",
     Runtime.DYNAMO: "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1",
-    Runtime.SIMULATED: "ghcr.io/penstock/penstock:0.1.0",
+    Runtime.SIMULATED: PENSTOCK_IMAGE,
 }
 
 
@@ -67,7 +70,9 @@ class GraphSpec(SpecModel):
     runtime: Runtime = Field(
         default=Runtime.VLLM, description="Program of the workers: vllm, dynamo or simulated; immutable."
     )
-    image: Text | None = Field(default=None, description="Container image; null: the runtime's default.")
+    image: Text | None = Field(
+        default=None, description="Container image of the workers; null: the runtime's default."
+    )
     env: tuple[EnvVar, ...] = Field(default=(), description="Environment of every worker.")
     env_from: tuple[EnvFrom, ...] = Field(
         default=(), description="Secrets and ConfigMaps whose keys every worker gets as environment."
@@ -105,8 +110,17 @@ class GraphSpec(SpecModel):
         return {name: each for name, each in self.services.items() if each.role.is_worker}
 
     def image_of(self, service: str) -> str:
-        """Return the container image of one service."""
-        return self.services[service].image or self.image or DEFAULT_IMAGES[self.runtime]
+        """Return the container image of one service; vLLM's image holds no router."""
+        spec = self.services[service]
+        if spec.role is Role.ROUTER and self.runtime is Runtime.VLLM:
+            return spec.image or PENSTOCK_IMAGE
+        return spec.image or self.image or DEFAULT_IMAGES[self.runtime]
+
+    @property
+    def planner_image(self) -> str:
+        """Container image of the planner; the graph's own only where that is Penstock's."""
+        own = self.image if self.runtime is Runtime.SIMULATED else None
+        return own or PENSTOCK_IMAGE
 
     @model_validator(mode="after")
     def _check(self) -> GraphSpec:

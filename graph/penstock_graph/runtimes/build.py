@@ -88,7 +88,7 @@ def _planner(graph: GraphDeployment, context: RuntimeContext) -> ProcessSpec:
         argv=tuple(argv),
         ports=(),
         health_path=None,
-        image=graph.spec.image or "",
+        image=graph.spec.planner_image,
         startup_s=60.0,
         grace_s=PLANNER_GRACE_S,
     )

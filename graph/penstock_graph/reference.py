@@ -1,0 +1,124 @@
+"""The manifest's reference as Markdown, written from the models themselves.
+
+``python -m penstock_graph.reference > docs/manifest.md`` renews the document; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import Enum
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from penstock_graph.fields import FieldEntry, walk
+from penstock_graph.models.base import SpecModel
+from penstock_graph.models.graph import GraphDeployment, ScalingAdapter
+
+_INTRODUCTION = """\
+# The manifest
+
+*Written from the models by `python -m penstock_graph.reference`; a test keeps it current.*
+
+A file holds one or more YAML documents of kind `GraphDeployment` or `ScalingAdapter`
+(`apiVersion: penstock.dev/v1alpha1`). Check it with `penstock validate FILE`, and see the processes that
+it becomes with `penstock render FILE`. Unknown keys are refused; scalars are not coerced (`"8"` is text).
+Seconds are modelled seconds: `--speed 20` makes twenty of them pass in a real one, except where the key
+says real. `NAME` stands for a name that you choose, `[]` for each item of a list; a default of `required`
+means that there is none.
+
+Samples: [manifests/samples](../manifests/samples).
+"""
+
+_RULES = """\
+## Rules
+
+Broken rules are reported all at once, each with file, line, key, bound and remedy.
+
+| Rule | Key that is blamed |
+|---|---|
+| Either one aggregated service, or one prefill and one decode service | `spec.services` |
+| At most one service per worker role | `spec.services.NAME.role` |
+| No service is called `planner`; the planner's process has that name | `spec.services.planner` |
+| `nodePool` is a key of `nodePools` | `spec.services.NAME.nodePool` |
+| minReplicas ≤ maxReplicas, and replicas within them | `spec.services.NAME.replicas`, `….scaling.minReplicas` |
+| `gpusPerReplica` is a multiple of `nodesPerReplica` | `spec.services.NAME.gpusPerReplica` |
+| GRAPH-SERVICE has at most 52 characters | `spec.services.NAME` |
+| The floors fit the budget: the sum over worker services of max(minReplicas · GPUs, minGpuBudget in whole replicas) ≤ maxGpuBudget | `spec.planner.maxGpuBudget` |
+| What the graph starts with fits the budget: the sum of replicas · GPUs ≤ maxGpuBudget | `spec.planner.maxGpuBudget` |
+| minGpuBudget ≤ maxGpuBudget | `spec.planner.minGpuBudget` |
+| Each scale-down threshold is below its scale-up threshold | `spec.planner.…ScaleDownThreshold` |
+| metricPullingIntervalSeconds ≤ adjustmentIntervalSeconds | `spec.planner.metricPullingIntervalSeconds` |
+| `…EngineNumGpu`, where given, equals the service's `gpusPerReplica` | `spec.planner.…EngineNumGpu` |
+| `source: prometheus` needs `prometheusUrl` | `spec.planner.metrics.prometheusUrl` |
+| A lease under 6 s needs `acknowledgeShortLease: true` | `spec.lease.durationSeconds` |
+| The tiers' shares add up to at most 1 | `spec.router.tiers.shares` |
+| An environment variable has value or valueFrom; envFrom has one of secretRef and configMapRef | `….env[]`, `….envFrom[]` |
+| Runtime dynamo routes by its own frontend: policy round-robin, least-loaded or kv-cost | `spec.router.policy` |
+| `engine.mocker` needs runtime dynamo; `engine.requestLimit` is not known to runtime vllm | `spec.engine.…` |
+
+The budget's rules hold while `planner.enabled` is true. **Immutable** once a graph exists: its name,
+`spec.model.name`, `spec.runtime`, and the `role` of a service that stays.
+"""
+
+_RUNTIMES = """\
+## Runtimes
+
+`args` come last, so they override what the runtime writes; they and `env` may use `{port}`. A service's
+`env` wins over the graph's, and both over the runtime's own. `CUDA_VISIBLE_DEVICES` is set by the backend.
+On the local backend `envFrom` and `valueFrom` name objects that only a cluster has.
+
+| Runtime | Worker | Router | Seen running |
+|---|---|---|---|
+| `simulated` | `penstock engine serve` | `penstock router serve` | yes |
+| `vllm` | `vllm serve` with the NIXL connector | `penstock router serve` | not as a whole: NIXL with a lease ran between two vLLM 0.32 workers on a CPU, with kv_role kv_both |
+| `dynamo` | `python -m dynamo.vllm`, or `dynamo.mocker` | `python -m dynamo.frontend` | no: the flags are those of Dynamo 1.6's documentation and code |
+
+Tensor parallelism is `gpusPerReplica` ÷ `nodesPerReplica`, pipeline parallelism `nodesPerReplica`. The
+addresses that a multi-node replica's nodes need of each other are added in a cluster; the local backend
+runs one machine. Prefill workers are KV producers and decode workers consumers, under the lease of
+`spec.lease`; `router.tiers.enabled` adds `--scheduling-policy priority`. Only simulated workers and
+Dynamo's mocker follow `--speed`.
+"""
+
+_SECTIONS: tuple[tuple[str, type[SpecModel]], ...] = (
+    ("GraphDeployment", GraphDeployment),
+    ("ScalingAdapter", ScalingAdapter),
+)
+
+
+def markdown() -> str:
+    """Return the whole document."""
+    tables = [f"## {title}\n\n{_table(model)}" for title, model in _SECTIONS]
+    return "\n".join([_INTRODUCTION, _RULES, _RUNTIMES, *tables])
+
+
+def _table(model: type[SpecModel]) -> str:
+    rows = ["| Key | Type and bounds | Default | Meaning |", "|---|---|---|---|"]
+    rows += [_row(entry) for entry in walk(model)]
+    return "\n".join(rows) + "\n"
+
+
+def _row(entry: FieldEntry) -> str:
+    description = (entry.info.description or "").replace("|", "\\|")
+    return f"| `{entry.path}` | {entry.shape} | {default_text(entry.info)} | {description} |"
+
+
+def default_text(info: FieldInfo) -> str:
+    """Return a field's default as a manifest would write it."""
+    default: Any = info.default
+    if default is PydanticUndefined:
+        return "required"
+    if isinstance(default, SpecModel):
+        return "its keys' own"
+    if isinstance(default, Enum):
+        return f"`{default.value}`"
+    if default in ((), {}):
+        return "empty"
+    return f"`{json.dumps(default)}`"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())
