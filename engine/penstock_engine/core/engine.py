@@ -280,10 +280,13 @@ class Engine:
     def _note_plan(self, batch: Batch, now_s: float) -> None:
         counters = self.counters
         for state in batch.admitted:
-            if state.first_scheduled_s is None:
-                state.first_scheduled_s = now_s
+            if not state.preemptions:
                 counters.prefix_queries += state.request.prompt_tokens
                 counters.prefix_hits += state.cached_tokens
+            if not state.remote_pending:
+                state.note_scheduled(now_s)
+        for state in batch.joined:
+            state.note_scheduled(now_s)
         for state in batch.loads:
             counters.external_queries += state.request.prompt_tokens - state.cached_tokens
             counters.external_hits += state.external_tokens

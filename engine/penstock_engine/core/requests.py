@@ -129,3 +129,8 @@ class RequestState:
         self.last_token_s: float | None = None
         self.finished_s: float | None = None
         self.finish_reason: FinishReason | None = None
+
+    def note_scheduled(self, now_s: float) -> None:
+        """Remember when the request first entered a batch; fetching its KV is still waiting."""
+        if self.first_scheduled_s is None:
+            self.first_scheduled_s = now_s

@@ -61,10 +61,14 @@ class Timeline:
             step, self._step = self._step, None
             if step is not None:
                 outcomes.append(self.engine.finish_step(step))
-            while self._inbox and self._inbox[0].arrival_s <= due_s:
-                self.engine.add(self._inbox.popleft())
-            self._step = self.engine.begin_step(due_s)
+            self._begin(due_s)
         return outcomes
+
+    def retry(self, now_s: float) -> None:
+        """Begin a step if none runs: to be called after blocks were released from outside."""
+        if self._step is None:
+            self._now_s = max(self._now_s, now_s)
+            self._begin(self._now_s)
 
     def abort(self, request_id: str, now_s: float) -> bool:
         """End a request wherever it is; False if it is unknown or has ended."""
@@ -73,3 +77,8 @@ class Timeline:
                 self._inbox.remove(request)
                 return True
         return self.engine.abort(request_id, now_s)
+
+    def _begin(self, now_s: float) -> None:
+        while self._inbox and self._inbox[0].arrival_s <= now_s:
+            self.engine.add(self._inbox.popleft())
+        self._step = self.engine.begin_step(now_s)

@@ -1,0 +1,227 @@
+"""The worker's /metrics page: vLLM's names, labels and buckets, every time in modelled seconds.
+
+The page is written by hand rather than through prometheus_client because it is scraped up to ten times per
+real second and worker while it costs the same CPU that serves tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock_core import metric_names as names
+from penstock_core.lag import LagTracker
+from penstock_engine.core.engine import Engine, StepOutcome
+from penstock_engine.core.requests import FinishReason, RequestState
+from penstock_engine.core.timeline import Timeline
+from penstock_engine.core.transfer import Transfer
+from penstock_engine.serve import histogram
+from penstock_engine.serve.histogram import Histogram
+from penstock_engine.serve.settings import ServeSettings
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CACHE_CONFIG_INFO = "vllm:cache_config_info"
+ITERATION_TOKENS = "vllm:iteration_tokens_total"
+
+Read = Callable[[], float]
+
+
+class EngineMetrics:
+    """Collects what the core reports and renders the page."""
+
+    def __init__(self, settings: ServeSettings, timeline: Timeline, lag: LagTracker) -> None:
+        self._timeline = timeline
+        self._lag = lag
+        self._labels = f'engine="0",model_name="{_escape(settings.served_names[0])}"'
+        self._block_size = settings.engine.limits.block_size
+        self._prefix_caching = settings.flags.enable_prefix_caching
+        self.finished = dict.fromkeys(FinishReason, 0)
+        self.failed_transfers = 0
+        self.failed_notifications = 0
+        tokens = histogram.token_buckets(settings.max_model_len)
+        self._ttft = self._histogram(names.VLLM_TTFT, histogram.TTFT_S)
+        self._itl = self._histogram(names.VLLM_ITL, histogram.TOKEN_GAP_S)
+        self._tpot = self._histogram(names.VLLM_TPOT, histogram.TOKEN_GAP_S)
+        self._e2e = self._histogram(names.VLLM_E2E, histogram.REQUEST_S)
+        self._queue = self._histogram(names.VLLM_QUEUE_TIME, histogram.REQUEST_S)
+        self._prefill = self._histogram(names.VLLM_PREFILL_TIME, histogram.REQUEST_S)
+        self._decode = self._histogram(names.VLLM_DECODE_TIME, histogram.REQUEST_S)
+        self._inference = self._histogram(names.VLLM_INFERENCE_TIME, histogram.REQUEST_S)
+        self._prompt_tokens = self._histogram(names.VLLM_REQUEST_PROMPT_TOKENS, tokens)
+        self._generation_tokens = self._histogram(names.VLLM_REQUEST_GENERATION_TOKENS, tokens)
+        self._step_tokens = self._histogram(ITERATION_TOKENS, histogram.STEP_TOKENS)
+        self._transfer_s = self._histogram(names.VLLM_NIXL_XFER_TIME, histogram.TRANSFER_S)
+        self._transfer_bytes = self._histogram(names.VLLM_NIXL_BYTES, histogram.TRANSFER_BYTES)
+        self._histograms = [value for value in vars(self).values() if isinstance(value, Histogram)]
+        self._gauges = self._list_gauges(timeline.engine)
+        self._counters = self._list_counters(timeline.engine)
+
+    # -- observations ---------------------------------------------------------------------------------
+
+    def observe_step(self, outcome: StepOutcome) -> None:
+        """Count a step's tokens, gaps, first tokens and ended requests."""
+        self._step_tokens.observe(outcome.computed_tokens)
+        if outcome.steady_tokens:
+            self._itl.observe(outcome.gap_s, outcome.steady_tokens)
+        for gap_s in outcome.late_gaps_s:
+            self._itl.observe(gap_s)
+        for state in outcome.started:
+            self._ttft.observe(outcome.end_s - state.request.arrival_s)
+        for state in outcome.finished:
+            self._observe_finished(state)
+
+    def observe_transfer(self, transfer: Transfer) -> None:
+        """Count a KV hand-over."""
+        self._transfer_s.observe(transfer.done_s - transfer.started_s)
+        self._transfer_bytes.observe(transfer.bytes)
+
+    def count_ended(self, reason: FinishReason) -> None:
+        """Count a request that ended before its time."""
+        self.finished[reason] += 1
+
+    def _observe_finished(self, state: RequestState) -> None:
+        reason, end_s = state.finish_reason, state.finished_s
+        scheduled_s, first_s = state.first_scheduled_s, state.first_token_s
+        if reason is None or end_s is None or scheduled_s is None or first_s is None:
+            return
+        request = state.request
+        self.finished[reason] += 1
+        self._e2e.observe(end_s - request.arrival_s)
+        self._queue.observe(scheduled_s - request.arrival_s)
+        self._prefill.observe(first_s - scheduled_s)
+        self._decode.observe(end_s - first_s)
+        self._inference.observe(end_s - scheduled_s)
+        self._prompt_tokens.observe(request.prompt_tokens)
+        self._generation_tokens.observe(state.outputs)
+        if state.outputs > 1:
+            self._tpot.observe((end_s - first_s) / (state.outputs - 1))
+
+    # -- the page -------------------------------------------------------------------------------------
+
+    def render(self) -> bytes:
+        """Return the page in the text format 0.0.4."""
+        labels = self._labels
+        page = []
+        for name, series in self._gauges.items():
+            page.append(f"# HELP {name} {_HELP[name]}\n# TYPE {name} gauge")
+            page += [f"{name}{{{labels}{extra}}} {read()!r}" for extra, read in series]
+        for name, series in self._counters.items():
+            sample = name + names.COUNTER_SUFFIX
+            page.append(f"# HELP {sample} {_HELP[name]}\n# TYPE {sample} counter")
+            page += [f"{sample}{{{labels}{extra}}} {read()!r}" for extra, read in series]
+        for item in self._histograms:
+            page.append(f"# HELP {item.name} {_HELP[item.name]}\n# TYPE {item.name} histogram")
+            page += item.lines()
+        page += self._lag_lines()
+        page.append("")
+        return "\n".join(page).encode()
+
+    def _lag_lines(self) -> list[str]:
+        sample = names.SCHEDULE_LAG_SAMPLES + names.COUNTER_SUFFIX
+        lines = [
+            f"# HELP {sample} {_HELP[names.SCHEDULE_LAG_SAMPLES]}\n# TYPE {sample} counter",
+            f"{sample} {self._lag.total}",
+        ]
+        if (p99_s := self._lag.p99_s()) is not None:
+            name = names.SCHEDULE_LAG_P99
+            lines.append(f"# HELP {name} {_HELP[name]}\n# TYPE {name} gauge\n{name} {p99_s!r}")
+        return lines
+
+    def _histogram(self, name: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(name, bounds, self._labels)
+
+    def _list_gauges(self, engine: Engine) -> dict[str, list[tuple[str, Read]]]:
+        def capacity() -> int:
+            return engine.waiting_for_capacity + self._timeline.backlog
+
+        config = (
+            f',block_size="{self._block_size}",num_gpu_blocks="{engine.settings.num_blocks}"'
+            f',enable_prefix_caching="{self._prefix_caching}"'
+        )
+        return {
+            names.VLLM_RUNNING: [("", lambda: engine.running)],
+            names.VLLM_WAITING: [("", lambda: capacity() + engine.waiting_deferred)],
+            names.VLLM_WAITING_BY_REASON: [
+                (',reason="capacity"', capacity),
+                (',reason="deferred"', lambda: engine.waiting_deferred),
+            ],
+            names.VLLM_KV_USAGE: [("", lambda: engine.kv_usage_fraction)],
+            names.VLLM_SLEEP_STATE: [
+                (f',sleep_state="{state}"', _constant(state == "awake"))
+                for state in ("awake", "weights_offloaded", "discard_all")
+            ],
+            CACHE_CONFIG_INFO: [(config, _constant(True))],
+        }
+
+    def _list_counters(self, engine: Engine) -> dict[str, list[tuple[str, Read]]]:
+        counters = engine.counters
+        plain: dict[str, Read] = {
+            names.VLLM_PROMPT_TOKENS: lambda: counters.prompt_tokens,
+            names.VLLM_PROMPT_TOKENS_CACHED: lambda: counters.prompt_tokens_cached,
+            names.VLLM_GENERATION_TOKENS: lambda: counters.generation_tokens,
+            names.VLLM_PREEMPTIONS: lambda: counters.preemptions,
+            names.VLLM_ADMISSION_REJECTIONS: lambda: 0,
+            names.VLLM_PREFIX_QUERIES: lambda: counters.prefix_queries,
+            names.VLLM_PREFIX_HITS: lambda: counters.prefix_hits,
+            names.VLLM_EXTERNAL_PREFIX_QUERIES: lambda: counters.external_queries,
+            names.VLLM_EXTERNAL_PREFIX_HITS: lambda: counters.external_hits,
+            names.VLLM_NIXL_EXPIRED: lambda: counters.expired_requests,
+            names.VLLM_NIXL_NOTIFICATIONS_AFTER_EXPIRY: lambda: counters.notifications_after_expiry,
+            names.VLLM_NIXL_FAILED_TRANSFERS: lambda: self.failed_transfers,
+            names.VLLM_NIXL_FAILED_NOTIFICATIONS: lambda: self.failed_notifications,
+        }
+        listed = {name: [("", read)] for name, read in plain.items()}
+        listed[names.VLLM_REQUEST_SUCCESS] = [
+            (f',finished_reason="{reason}"', self._read_finished(reason)) for reason in FinishReason
+        ]
+        return listed
+
+    def _read_finished(self, reason: FinishReason) -> Read:
+        return lambda: self.finished[reason]
+
+
+def _constant(value: bool) -> Read:  # noqa: FBT001 - a gauge's 0 or 1
+    number = int(value)
+    return lambda: number
+
+
+def _escape(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+_HELP = {
+    names.VLLM_RUNNING: "Requests in the batch.",
+    names.VLLM_WAITING: "Requests waiting, for capacity or for their KV.",
+    names.VLLM_WAITING_BY_REASON: "Requests waiting, by reason: capacity, or deferred by a KV transfer.",
+    names.VLLM_KV_USAGE: "KV blocks in use, pinned ones included; a fraction, 1 is full.",
+    names.VLLM_SLEEP_STATE: "1 for the state the engine is in.",
+    CACHE_CONFIG_INFO: "Block size and number of blocks of the KV cache.",
+    names.VLLM_PROMPT_TOKENS: "Prompt tokens of requests whose first token came out.",
+    names.VLLM_PROMPT_TOKENS_CACHED: "Prompt tokens taken from a cache, local or remote.",
+    names.VLLM_GENERATION_TOKENS: "Tokens generated.",
+    names.VLLM_PREEMPTIONS: "Requests thrown out of the batch for want of KV blocks.",
+    names.VLLM_REQUEST_SUCCESS: "Requests that ended, by reason.",
+    names.VLLM_ADMISSION_REJECTIONS: "Requests refused at the door.",
+    names.VLLM_PREFIX_QUERIES: "Prompt tokens looked up in the prefix cache.",
+    names.VLLM_PREFIX_HITS: "Prompt tokens found in the prefix cache.",
+    names.VLLM_EXTERNAL_PREFIX_QUERIES: "Prompt tokens looked up on another worker.",
+    names.VLLM_EXTERNAL_PREFIX_HITS: "Prompt tokens fetched from another worker.",
+    names.VLLM_NIXL_EXPIRED: "Prompts whose lease ran out before they were read.",
+    names.VLLM_NIXL_NOTIFICATIONS_AFTER_EXPIRY: "Read notifications for prompts without a lease.",
+    names.VLLM_NIXL_FAILED_TRANSFERS: "KV hand-overs that failed.",
+    names.VLLM_NIXL_FAILED_NOTIFICATIONS: "Notifications that did not reach the prefill worker.",
+    names.VLLM_TTFT: "Arrival to first token, seconds.",
+    names.VLLM_ITL: "Gap between successive tokens, seconds.",
+    names.VLLM_TPOT: "Mean time per output token after the first, by request, seconds.",
+    names.VLLM_E2E: "Arrival to last token, seconds.",
+    names.VLLM_QUEUE_TIME: "Arrival to first scheduling, seconds.",
+    names.VLLM_PREFILL_TIME: "First scheduling to first token, seconds.",
+    names.VLLM_DECODE_TIME: "First to last token, seconds.",
+    names.VLLM_INFERENCE_TIME: "First scheduling to last token, seconds.",
+    names.VLLM_REQUEST_PROMPT_TOKENS: "Prompt tokens by request.",
+    names.VLLM_REQUEST_GENERATION_TOKENS: "Output tokens by request.",
+    ITERATION_TOKENS: "Tokens computed by step.",
+    names.VLLM_NIXL_XFER_TIME: "Duration of KV hand-overs, seconds.",
+    names.VLLM_NIXL_BYTES: "Bytes of KV hand-overs.",
+    names.SCHEDULE_LAG_P99: "How late steps were processed against their schedule, modelled seconds.",
+    names.SCHEDULE_LAG_SAMPLES: "Steps whose lateness was sampled.",
+}

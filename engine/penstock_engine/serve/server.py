@@ -1,0 +1,225 @@
+"""The worker's HTTP face: routes, life cycle and draining; `serve` runs one worker until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import orjson
+
+from penstock_core.clock import ModelClock
+from penstock_core.logs import get_logger
+from penstock_engine.serve import answers, metrics, protocol
+from penstock_engine.serve.settings import ServeSettings
+from penstock_engine.serve.streams import Stream
+from penstock_engine.serve.worker import Worker
+from penstock_wire.server import HttpServer, Request, Responder, ServerLimits
+
+log = get_logger(__name__)
+
+_LIMITS = ServerLimits(max_body_bytes=64 * 1024 * 1024)
+"""A prompt of a million tokens is 4 MB of text and up to 7 MB of token ids."""
+_DRAIN_POLL_S = 0.02
+_CLOSE_GRACE_S = 5.0
+_REQUEST_ID = b"x-request-id"
+
+Route = Callable[[Request, Responder], Awaitable[None]]
+
+
+class EngineServer:
+    """Serves one worker.
+
+    Attributes:
+        state: ``starting`` → ``ready`` → ``draining``; only ``ready`` takes requests.
+    """
+
+    def __init__(self, settings: ServeSettings, group: asyncio.TaskGroup) -> None:
+        self.settings = settings
+        self.state = "starting"
+        self.worker = Worker(settings, ModelClock(settings.flags.speed), group)
+        self._http = HttpServer(self._handle, limits=_LIMITS)
+        self._serial = itertools.count()
+        self._created_s = int(time.time())
+        self._routes: dict[tuple[str, str], Route] = {
+            ("POST", "/v1/completions"): self._completions,
+            ("POST", "/v1/chat/completions"): self._chat,
+            ("GET", "/v1/models"): self._models,
+            ("GET", "/health"): self._health,
+            ("GET", "/metrics"): self._metrics,
+            ("POST", "/kv/notify"): self._notify,
+        }
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        return self._http.port
+
+    @property
+    def url(self) -> str:
+        """Base URL."""
+        return f"http://{self.settings.flags.host}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen, then become ready after the modelled start-up time.
+
+        Raises:
+            PortInUseError: the port is taken.
+            ConfigError: the address cannot be bound.
+        """
+        flags = self.settings.flags
+        await self._http.start(flags.host, flags.port)
+        self.worker.listen_as(str(uuid.uuid4()), self.port)
+        await asyncio.sleep(self.worker.clock.to_real_s(flags.startup_s))
+        if self.state == "starting":
+            self.state = "ready"
+
+    async def drain(self) -> None:
+        """Refuse new requests and return when all streams have ended and all pinned blocks are gone."""
+        self.state = "draining"
+        while not self.worker.is_idle:  # noqa: ASYNC110 - four sources end it; an event in each costs more
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def close(self, *, grace_s: float = _CLOSE_GRACE_S) -> None:
+        """Stop listening; connections get ``grace_s`` real seconds to take the last bytes."""
+        self.state = "draining"
+        await self._http.close(grace_s=grace_s)
+        await self.worker.close()
+
+    # -- routes ---------------------------------------------------------------------------------------
+
+    async def _handle(self, request: Request, responder: Responder) -> None:
+        route = self._routes.get((request.method, request.path))
+        if route is None:
+            known = any(path == request.path for _, path in self._routes)
+            status, kind = (405, "MethodNotAllowedError") if known else (404, "NotFoundError")
+            message = f"{request.method} {request.path} is not served here."
+            responder.send(status, answers.problem(message, status, kind))
+            return
+        await route(request, responder)
+
+    async def _completions(self, request: Request, responder: Responder) -> None:
+        await self._generate(request, responder, is_chat=False)
+
+    async def _chat(self, request: Request, responder: Responder) -> None:
+        await self._generate(request, responder, is_chat=True)
+
+    async def _generate(self, request: Request, responder: Responder, *, is_chat: bool) -> None:
+        given_id = request.headers.get(_REQUEST_ID)
+        headers = () if given_id is None else ((_REQUEST_ID, given_id),)
+        if self.state != "ready":
+            body = answers.problem(f"This worker is {self.state}.", 503, "ServiceUnavailableError")
+            responder.send(503, body, headers=headers)
+            return
+        try:
+            call = protocol.parse(request.body, self.settings, is_chat=is_chat)
+        except protocol.RequestError as exc:
+            responder.send(exc.status, exc.body(), headers=headers)
+            return
+        stream = self._open_stream(call, responder, given_id, headers)
+        responder.on_disconnect(lambda: self.worker.abort(stream))
+        self.worker.submit(stream)
+        await stream.done
+
+    def _open_stream(
+        self,
+        call: protocol.Call,
+        responder: Responder,
+        given_id: bytes | None,
+        headers: Sequence[tuple[bytes, bytes]],
+    ) -> Stream:
+        name = uuid.uuid4().hex if given_id is None else given_id.decode("latin-1")
+        response_id = f"{'chatcmpl' if call.is_chat else 'cmpl'}-{name}"
+        return Stream(
+            call,
+            responder,
+            request_id=f"{response_id}-{next(self._serial):08x}",
+            response_id=response_id,
+            headers=headers,
+            interval=self.settings.flags.stream_interval,
+            kv_params=self.worker.pinned_params,
+        )
+
+    async def _models(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
+        cards = [
+            {
+                "id": name,
+                "object": "model",
+                "created": self._created_s,
+                "owned_by": "penstock",
+                "root": self.settings.flags.model,
+                "parent": None,
+                "max_model_len": self.settings.max_model_len,
+            }
+            for name in self.settings.served_names
+        ]
+        responder.send(200, orjson.dumps({"object": "list", "data": cards}))
+
+    async def _health(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
+        responder.send(200 if self.state == "ready" else 503, b"")
+
+    async def _metrics(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
+        responder.send(200, self.worker.metrics.render(), content_type=metrics.CONTENT_TYPE)
+
+    async def _notify(self, request: Request, responder: Responder) -> None:
+        try:
+            message = orjson.loads(request.body)
+            reads, heartbeats = _ids(message, "read"), _ids(message, "heartbeat")
+        except ValueError as exc:
+            responder.send(400, answers.problem(str(exc), 400, "BadRequestError"))
+            return
+        unknown = self.worker.notified(reads, heartbeats)
+        responder.send(200, orjson.dumps({"unknown": unknown}))
+
+
+def _ids(message: Any, key: str) -> list[str]:
+    ids = message.get(key, []) if isinstance(message, dict) else None
+    if not isinstance(ids, list) or not all(isinstance(item, str) for item in ids):
+        raise ValueError(
+            f'the body must be {{"read": [ids], "heartbeat": [ids]}}; {key} is not a list of strings'
+        )
+    return ids
+
+
+async def serve(settings: ServeSettings, stop: asyncio.Event) -> None:
+    """Run one worker until ``stop`` is set, then drain it.
+
+    Raises:
+        PortInUseError: the port is taken.
+        ConfigError: the address cannot be bound.
+    """
+    async with asyncio.TaskGroup() as group:
+        server = EngineServer(settings, group)
+        try:
+            start = asyncio.ensure_future(server.start())
+            stopped = asyncio.ensure_future(stop.wait())
+            await asyncio.wait((start, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if start.done():
+                start.result()
+                log.info("worker ready", url=server.url, **_described(settings))
+            else:
+                start.cancel()
+            await stopped
+            log.info("worker draining", in_flight=server.worker.engine.in_flight)
+            await server.drain()
+        finally:
+            await server.close()
+    log.info("worker stopped")
+
+
+def _described(settings: ServeSettings) -> dict[str, Any]:
+    engine = settings.engine
+    return {
+        "role": str(engine.role),
+        "profile": settings.profile.name,
+        "speed": settings.flags.speed,
+        "kv_blocks": engine.num_blocks,
+        "block_size": engine.limits.block_size,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": engine.limits.max_num_seqs,
+        "max_num_batched_tokens": engine.limits.max_num_batched_tokens,
+        "lease_s": engine.lease.duration_s,
+    }

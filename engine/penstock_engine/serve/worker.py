@@ -1,0 +1,271 @@
+"""Drives the core in real time: one timer, the streams it feeds, leases and the lag it runs at.
+
+Every step is processed at its modelled time or as soon after it as this process wakes up; the schedule
+itself never moves, so lateness shows in `lag` and is not added to the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+from penstock_core.clock import ModelClock
+from penstock_core.lag import LagTracker
+from penstock_core.logs import get_logger
+from penstock_engine.core.engine import Engine, StepOutcome
+from penstock_engine.core.heartbeat import HeartbeatSchedule
+from penstock_engine.core.prefix_keys import prefix_keys
+from penstock_engine.core.requests import EngineRequest, FinishReason, RequestState
+from penstock_engine.core.timeline import Timeline
+from penstock_engine.serve.metrics import EngineMetrics
+from penstock_engine.serve.notifier import Notifier, NotifyResult
+from penstock_engine.serve.protocol import Call
+from penstock_engine.serve.settings import LoadFailurePolicy, ServeSettings
+from penstock_engine.serve.streams import Stream
+
+log = get_logger(__name__)
+
+STEPS_PER_WAKE = 256
+"""Chosen: a late worker flushes its streams and reads its sockets at least this often."""
+_TIMER_S = 0.001
+"""uvloop's timers have whole milliseconds."""
+
+
+class Worker:
+    """One simulated engine and its clients."""
+
+    def __init__(self, settings: ServeSettings, clock: ModelClock, group: asyncio.TaskGroup) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.lag = LagTracker()
+        self.timeline = Timeline(Engine(settings.engine, settings.profile.latency()), clock.now_s())
+        self.engine = self.timeline.engine
+        self.metrics = EngineMetrics(settings, self.timeline, self.lag)
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[str, Stream] = {}
+        self._by_remote_id: dict[str, Stream] = {}
+        self._notify_urls: dict[str, str] = {}
+        self._heartbeats = HeartbeatSchedule(settings.engine.lease.heartbeat_interval_s)
+        self._notifier = Notifier(group, self._on_notified)
+        self._engine_id = ""
+        self._port = 0
+        self._timer: asyncio.Handle | None = None
+        self._timer_due_s = math.inf
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request, transfer, pinned prompt, answer or notification is left."""
+        return self.timeline.is_idle and not self._streams and self._notifier.is_idle
+
+    async def close(self) -> None:
+        """Stop the timer and close connections to prefill workers."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._notifier.close()
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    def submit(self, stream: Stream) -> None:
+        """Hand a request to the engine; ``stream.done`` tells when it is over."""
+        self._streams[stream.request_id] = stream
+        stream.resume_with(self.engine.outputs_of)
+        remote = stream.call.remote
+        if remote is not None:
+            self._by_remote_id[remote.request_id] = stream
+            self._notify_urls[remote.engine_id] = remote.notify_url
+            self._heartbeats.track(remote.engine_id, remote.request_id)
+        self.timeline.submit(self._request(stream.request_id, stream.call, self.clock.now_s()))
+        self._arm()
+
+    def abort(self, stream: Stream, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a request whose client is gone, or whose KV could not be fetched."""
+        if self._streams.pop(stream.request_id, None) is None:
+            return
+        now_s = self.clock.now_s()
+        self._stop_tracking(stream, is_read_pending=True)
+        if self.timeline.abort(stream.request_id, now_s):
+            self.metrics.count_ended(reason)
+        stream.abandon()
+        self.timeline.retry(now_s)
+        self._arm()
+
+    def notified(self, reads: list[str], heartbeats: list[str]) -> list[str]:
+        """Take a decode worker's message; return the ids without a lease."""
+        now_s = self.clock.now_s()
+        self._catch_up(now_s)
+        unknown = self.engine.end_leases(reads) + self.engine.extend_leases(heartbeats, now_s)
+        self.timeline.retry(now_s)
+        self._arm()
+        return unknown
+
+    def _request(
+        self, request_id: str, call: Call, arrival_s: float, *, is_local: bool = False
+    ) -> EngineRequest:
+        caching = self.settings.flags.enable_prefix_caching
+        return EngineRequest(
+            request_id,
+            call.prompt_tokens,
+            call.output_tokens,
+            arrival_s,
+            prefix_keys(call.prompt, self.settings.engine.limits.block_size) if caching else (),
+            call.priority,
+            FinishReason.STOP if call.ends_by_stop else FinishReason.LENGTH,
+            load_remote=call.remote is not None and not is_local,
+            pin_blocks=call.pin,
+        )
+
+    # -- time -----------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """Set the timer to whatever is due next."""
+        due = [at for at in (self.timeline.next_due_s(), self._heartbeats.next_s()) if at is not None]
+        due_s = min(due, default=math.inf)
+        if due_s == self._timer_due_s and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_due_s = due_s
+        if due_s == math.inf:
+            return
+        delay_s = self.clock.to_real_s(due_s - self.clock.now_s())
+        if delay_s <= 0:
+            self._timer = self._loop.call_soon(self._wake)
+        else:
+            self._timer = self._loop.call_later(math.ceil(delay_s / _TIMER_S) * _TIMER_S, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._timer_due_s = math.inf
+        now_s = self.clock.now_s()
+        self._catch_up(now_s)
+        for engine_id, request_ids in self._heartbeats.due(now_s).items():
+            self._notifier.send(self._notify_urls[engine_id], heartbeats=request_ids)
+        self._arm()
+
+    def _catch_up(self, now_s: float) -> None:
+        """Process every step that is due and send what it brought."""
+        outcomes = self.timeline.run_until(now_s, max_steps=STEPS_PER_WAKE)
+        self._take_events()
+        for outcome in outcomes:
+            self.lag.record(now_s - outcome.end_s)
+            self.metrics.observe_step(outcome)
+            self._deliver_finished(outcome)
+        if outcomes:
+            streams, outputs_of = self._streams, self.engine.outputs_of
+            for state in self.engine.decoding:
+                stream = streams.get(state.request.request_id)
+                if stream is not None and stream.call.stream:
+                    stream.pump(state, outputs_of(state))
+
+    def _take_events(self) -> None:
+        events = self.engine.take_events()
+        for transfer in events.transfers:
+            self.metrics.observe_transfer(transfer)
+            stream = self._streams.get(transfer.state.request.request_id)
+            if stream is not None and stream.call.remote is not None:
+                remote = stream.call.remote
+                self._heartbeats.untrack(remote.engine_id, remote.request_id)
+                self._notifier.send(remote.notify_url, reads=[remote.request_id])
+                stream.is_read_sent = True
+        for request_id in events.expired:
+            log.warning("lease expired before the blocks were read", request_id=request_id)
+
+    def _deliver_finished(self, outcome: StepOutcome) -> None:
+        for state in outcome.finished:
+            stream = self._streams.get(state.request.request_id)
+            if stream is not None:
+                stream.pump(state, state.outputs)
+                self._forget_when_done(stream)
+
+    def _forget_when_done(self, stream: Stream) -> None:
+        if stream.done.done():
+            self._forget(stream)
+        else:
+            stream.done.add_done_callback(lambda _: self._forget(stream))
+
+    def _forget(self, stream: Stream) -> None:
+        self._streams.pop(stream.request_id, None)
+        self._stop_tracking(stream, is_read_pending=False)
+
+    # -- hand-over ------------------------------------------------------------------------------------
+
+    def pinned_params(self, state: RequestState) -> dict[str, Any] | None:
+        """Return ``kv_transfer_params`` for a request whose blocks are kept, or None."""
+        request_id = state.request.request_id
+        expiry_s = self.engine.lease_expiry_s(request_id)
+        if expiry_s is None:
+            return None
+        flags = self.settings.flags
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": self.engine.pinned_blocks(request_id),
+            "remote_engine_id": self._engine_id,
+            "remote_request_id": request_id,
+            "remote_host": flags.kv_host or flags.host,
+            "remote_port": self._port,
+            "remote_num_tokens": state.request.prompt_tokens,
+            "remote_blocks_expiry_time": expiry_s,
+            "tp_size": self.settings.profile.tensor_parallel,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "transfer_mode": "read",
+        }
+
+    def listen_as(self, engine_id: str, port: int) -> None:
+        """Set what decode workers are told."""
+        self._engine_id = engine_id
+        self._port = port
+
+    def _on_notified(self, result: NotifyResult) -> None:
+        if result.failed is not None:
+            self.metrics.failed_notifications += 1
+        for request_id in result.reads:
+            stream = self._by_remote_id.get(request_id)
+            if stream is None:
+                continue
+            if result.failed is not None or request_id in result.unknown:
+                self._fail_load(stream, result.failed or "its lease had expired")
+            else:
+                stream.release(self.engine.outputs_of)
+                self._forget_remote(stream)
+        for request_id in result.heartbeats:
+            stream = self._by_remote_id.get(request_id)
+            # A read that overtook this heartbeat ended the lease rightly; its own answer decides.
+            if stream is not None and request_id in result.unknown and not stream.is_read_sent:
+                self._fail_load(stream, "its lease expired while the request waited")
+
+    def _fail_load(self, stream: Stream, why: str) -> None:
+        """Follow kv_load_failure_policy: refuse before the first token, or compute the prompt here."""
+        self.metrics.failed_transfers += 1
+        self._forget_remote(stream)
+        log.warning("KV could not be fetched", request_id=stream.request_id, why=why)
+        if self.settings.load_failure is LoadFailurePolicy.FAIL:
+            stream.fail(f"The KV cache of the prompt could not be fetched: {why}.", 500, "KVLoadError")
+            self.abort(stream, FinishReason.ERROR)
+            return
+        now_s = self.clock.now_s()
+        self.timeline.abort(stream.request_id, now_s)
+        del self._streams[stream.request_id]
+        stream.request_id += "-local"
+        stream.restart()
+        self._streams[stream.request_id] = stream
+        self.timeline.submit(self._request(stream.request_id, stream.call, now_s, is_local=True))
+        self._arm()
+
+    def _stop_tracking(self, stream: Stream, *, is_read_pending: bool) -> None:
+        """Forget a hand-over; one that never happened is announced as read, so that its blocks are freed."""
+        remote = stream.call.remote
+        if remote is None or self._by_remote_id.get(remote.request_id) is not stream:
+            return
+        if is_read_pending and not stream.is_read_sent:
+            self._notifier.send(remote.notify_url, reads=[remote.request_id])
+        self._forget_remote(stream)
+
+    def _forget_remote(self, stream: Stream) -> None:
+        remote = stream.call.remote
+        if remote is not None:
+            self._by_remote_id.pop(remote.request_id, None)
+            self._heartbeats.untrack(remote.engine_id, remote.request_id)
