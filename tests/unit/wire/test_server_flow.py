@@ -133,6 +133,33 @@ async def test_no_new_handler_starts_for_a_client_that_does_not_read(serve):
     assert started == 20
 
 
+async def test_requests_that_wait_for_their_turn_are_bounded(serve, connect, until):
+    """While one handler is busy, the server stops reading what is pipelined behind it, and loses nothing."""
+    gate = asyncio.Event()
+    answered = []
+
+    async def handler(request, responder):
+        await gate.wait()
+        answered.append(request.path)
+        responder.send(200, b"")
+
+    server = await serve(handler)
+    client = await connect(server)
+    count, body = 300, b"x" * 20_000
+    for number in range(count):
+        client.send(
+            b"POST /%d HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (number, len(body), body)
+        )
+    (connection,) = server._shared.connections
+    await until(lambda: connection._reading_paused)
+    waiting = len(connection._queue)
+    await asyncio.sleep(0.05)
+    assert len(connection._queue) == waiting < 100
+    gate.set()
+    await until(lambda: len(answered) == count)
+    assert answered == [f"/{number}" for number in range(count)]
+
+
 async def test_close_lets_a_response_finish(serve, connect):
     """Within the grace, a response under way is completed and idle connections are closed at once."""
     gate = asyncio.Event()
