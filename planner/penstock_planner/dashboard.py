@@ -74,7 +74,8 @@ class Dashboard:
         self._drawn_s = view.at_s
         if not self._has_layout:
             self._has_layout = True
-            self._put(lambda layout=layout_of(set(view.pools)): self._writer.add_custom_scalars(layout))
+            layout = layout_of(set(view.pools))
+            self._put(lambda: self._writer.add_custom_scalars(layout))
         points = {**self._points(view), **self._signals(view)}
         self._draw(points, view)
 

@@ -1,0 +1,224 @@
+"""`penstock planner`: run it, explain and replay what it decided, ask what it would decide."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import orjson
+
+from penstock_core.errors import ConfigError
+from penstock_graph.loading import load_graph
+from penstock_graph.models import Environment
+from penstock_planner import explain as explaining
+from penstock_planner import question
+from penstock_planner import replay as replaying
+from penstock_planner.decide.codec import to_plain
+from penstock_planner.decide.pipeline import decide as decide_once
+from penstock_planner.ledger import read_ledger
+from penstock_planner.options import PlannerOptions, join
+from penstock_planner.service import Service, run_until_stopped
+from penstock_wire import loop
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_CHOICES = {
+    "environment": ["local", "kubernetes"],
+    "metrics_source": ["router", "scrape", "prometheus"],
+}
+
+
+def _options(function: F) -> F:
+    """Add one flag per planner option, with its environment variable; unset ones stay None."""
+    for name, field in reversed(PlannerOptions.model_fields.items()):
+        flag = f"--{name.replace('_', '-')}"
+        default = getattr(field.default, "value", field.default)
+        shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else default
+        shared: dict[str, Any] = {
+            "default": None,
+            "envvar": f"PENSTOCK_PLANNER_{name.upper()}",
+            "show_envvar": True,
+            "help": f"{field.description}  [default: {shown}]",
+        }
+        if isinstance(default, bool):
+            option = click.option(f"{flag}/--operate", name, **shared)
+        elif name in _CHOICES:
+            option = click.option(flag, name, type=click.Choice(_CHOICES[name]), **shared)
+        else:
+            kind = float if isinstance(default, float) else str
+            option = click.option(flag, name, metavar=_metavar(name, kind), **shared)
+        function = option(function)
+    return function
+
+
+def _metavar(name: str, kind: type) -> str:
+    if name.endswith(("interval", "max_age", "deadline")):
+        return "SECONDS"
+    if name.endswith(("budget", "num_gpu")):
+        return "GPUS"
+    if name.endswith("url"):
+        return "URL"
+    return "NUMBER" if kind is float else "TEXT"
+
+
+@click.group()
+def planner() -> None:
+    """Scale prefill and decode workers inside a GPU budget; explain and replay every decision."""
+
+
+@planner.command()
+@click.option("--graph", "graph_file", type=click.Path(path_type=Path), help="GraphDeployment to plan for.")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="YAML with a section `Planner:` that holds options by their names.",
+)
+@click.option("--speed", type=float, default=1.0, show_default=True, help="Modelled seconds per real second.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the planner's own /metrics.")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Its port; 0: off."
+)
+@click.option("--dry-run", is_flag=True, help="Print the options that would apply, as JSON, and stop.")
+@_options
+def run(
+    *,
+    graph_file: Path | None,
+    config_file: Path | None,
+    speed: float,
+    host: str,
+    metrics_port: int,
+    dry_run: bool,
+    **given: Any,
+) -> None:
+    """Plan until SIGTERM. Options: flag > environment variable > --config > --graph > default."""
+    graph = load_graph(graph_file) if graph_file is not None else None
+    named = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
+    options = join(given=named, file=config_file, graph=graph)
+    if dry_run:
+        click.echo(orjson.dumps(options.model_dump(mode="json", by_alias=True), option=orjson.OPT_INDENT_2))
+        return
+    service = Service(options, graph, speed=speed, host=host, metrics_port=metrics_port)
+    loop.run(_on_backend(service))
+
+
+def _on_backend(service: Service) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
+    """Return the process's main coroutine for the environment.
+
+    Raises:
+        ConfigError: the environment is not available, or the namespace cannot be a statefile's name.
+    """
+    options = service.options
+    if options.environment is Environment.KUBERNETES:
+        raise ConfigError("--environment: kubernetes is not available in this version; use local")
+    from penstock_local.store import StateStore  # noqa: PLC0415 - only where it is used
+    from penstock_local.target import LocalTarget  # noqa: PLC0415 - only where it is used
+
+    store = StateStore.of(options.namespace)
+    state = store.read()
+    router_url = options.router_url or (state.arbiter.router_url if state is not None else None)
+
+    async def main(stop: asyncio.Event) -> None:
+        target = LocalTarget(store)
+        try:
+            await run_until_stopped(service, target, router_url or None, stop)
+        finally:
+            await target.close()
+
+    return main
+
+
+@planner.command()
+@click.option(
+    "--log-dir", type=click.Path(path_type=Path), required=True, help="The planner's folder, or a ledger."
+)
+@click.option("--last", type=click.IntRange(min=1), default=1, show_default=True, help="How many decisions.")
+@click.option("--id", "decision_id", help="One decision, such as d000012.")
+@click.option("--json", "as_json", is_flag=True, help="The ledger's records as a JSON array.")
+def explain(log_dir: Path, last: int, decision_id: str | None, as_json: bool) -> None:
+    """Say why the last decisions were made, rule by rule with its numbers."""
+    ledger = read_ledger(log_dir)
+    _notes(ledger.notes)
+    records = explaining.select(ledger, last=last, decision_id=decision_id)
+    if as_json:
+        click.echo(orjson.dumps(records, option=orjson.OPT_INDENT_2))
+    elif records:
+        click.echo(explaining.all_in_words(records))
+    else:
+        click.echo("no decision yet", err=True)
+
+
+@planner.command()
+@click.argument("ledger_path", metavar="LEDGER", type=click.Path(path_type=Path))
+@click.option(
+    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="What if: an option by its name. Repeatable."
+)
+@click.option("--json", "as_json", is_flag=True, help="Result as JSON.")
+@click.pass_context
+def replay(ctx: click.Context, ledger_path: Path, changes: tuple[str, ...], as_json: bool) -> None:
+    """Make every decision of a ledger again; exit 1 if one comes out otherwise.
+
+    With --set nothing is verified: it prints which decisions would differ, each made from its recorded
+    window and state.
+    """
+    ledger = read_ledger(ledger_path)
+    _notes(ledger.notes)
+    if changes:
+        _print_what_if(*replaying.what_if(ledger, replaying.settings(changes)), as_json=as_json)
+        return
+    result = replaying.replay(ledger)
+    if as_json:
+        click.echo(orjson.dumps(to_plain(result), option=orjson.OPT_INDENT_2))
+    else:
+        for found in result.differences:
+            click.echo(f"line {found.line}: {found.id}: {found.what} differs")
+            click.echo(f"  recorded   {orjson.dumps(found.recorded).decode()}")
+            click.echo(f"  recomputed {orjson.dumps(found.recomputed).decode()}")
+        click.echo(f"{result.decisions} decisions made again, {len(result.differences)} differences")
+    ctx.exit(1 if result.differences else 0)
+
+
+def _print_what_if(total: int, different: list[tuple[Any, Any]], *, as_json: bool) -> None:
+    if as_json:
+        rows = [{"recorded": record["decision"], "what_if": to_plain(made)} for record, made in different]
+        click.echo(orjson.dumps({"decisions": total, "different": rows}, option=orjson.OPT_INDENT_2))
+        return
+    for record, made in different:
+        recorded = {role["role"]: role["sentence"] for role in record["decision"]["roles"]}
+        for role in made.roles:
+            if recorded.get(role.role.value) != role.sentence:
+                click.echo(f"{made.id}  was: {recorded.get(role.role.value)}\n{'':9}now: {role.sentence}")
+    click.echo(f"{len(different)} of {total} decisions would differ")
+
+
+@planner.command()
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True), required=False)
+@click.option("--example", is_flag=True, help="Print an example FILE and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Decision and next state as JSON.")
+def decide(file: Path | None, example: bool, as_json: bool) -> None:
+    """Decide once from FILE (YAML or JSON; - is stdin): observations, state and configuration."""
+    if example:
+        click.echo(question.EXAMPLE, nl=False)
+        return
+    if file is None:
+        raise ConfigError("FILE: missing; name one, - for stdin, or print one with --example")
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{file}: cannot be read: {exc}") from exc
+    decision, state = decide_once(*question.parse(text, name=str(file)))
+    if as_json:
+        answer = {"decision": to_plain(decision), "state": to_plain(state)}
+        click.echo(orjson.dumps(answer, option=orjson.OPT_INDENT_2))
+        return
+    record = {"decision": to_plain(decision), "kind": "adjustment", "at_s": decision.at_s, "origin_s": 0.0}
+    click.echo(explaining.in_words(record))
+
+
+def _notes(notes: tuple[str, ...]) -> None:
+    for note in notes:
+        click.echo(note, err=True)

@@ -1,0 +1,76 @@
+"""A ledger's decisions in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock_core.errors import ConfigError
+from penstock_planner.ledger import LedgerFile, Record
+
+
+def select(ledger: LedgerFile, *, last: int, decision_id: str | None) -> list[Record]:
+    """Return the wanted decision records, oldest first, each with its ``actuations``.
+
+    Args:
+        ledger: As read.
+        last: How many, counted from the newest; ignored with an id.
+        decision_id: One decision.
+
+    Raises:
+        ConfigError: no such decision.
+    """
+    outcomes: dict[str, list[Record]] = {}
+    for record in ledger.records:
+        if record["type"] == "actuation":
+            outcomes.setdefault(record["id"], []).append(record)
+    decisions = [record for record in ledger.records if record["type"] == "decision"]
+    if decision_id is not None:
+        chosen = [record for record in decisions if record["decision"]["id"] == decision_id]
+        if not chosen:
+            known = [record["decision"]["id"] for record in decisions]
+            there = f"{known[0]} to {known[-1]}" if known else "none"
+            raise ConfigError(f"--id: no decision {decision_id!r} in the ledger; there is {there}")
+    else:
+        chosen = decisions[-last:]
+    return [{**record, "actuations": outcomes.get(record["decision"]["id"], [])} for record in chosen]
+
+
+def in_words(record: Record) -> str:
+    """Return one decision record as text."""
+    decision = record["decision"]
+    budget = "no ceiling" if decision["max_gpu_budget"] is None else f"budget {decision['max_gpu_budget']}"
+    elapsed_s = record["at_s"] - record["origin_s"]
+    mode = ", no-operation" if decision["no_operation"] else ""
+    gpus = f"GPUs {decision['gpus']} -> {decision['gpus_after']} ({budget})"
+    lines = [f"{decision['id']}  {record['kind']} at {elapsed_s:.0f} s, {_pulls(record)}{gpus}{mode}"]
+    if not decision["roles"]:
+        lines.append("  nothing could be observed")
+    for role in decision["roles"]:
+        lines.append(f"  {role['sentence']}  [{role['reason']}]")
+        lines += [_step(step) for step in role["steps"]]
+    for actuation in record.get("actuations", ()):
+        error = f": {actuation['error']}" if actuation["error"] else ""
+        lines.append(f"  {actuation['role']} to {actuation['replicas']}: {actuation['outcome']}{error}")
+    return "\n".join(lines)
+
+
+def _pulls(record: Record) -> str:
+    return f"{len(record['window']['pulls'])} pulls, " if "window" in record else ""
+
+
+def _step(step: dict[str, Any]) -> str:
+    inputs = " ".join(f"{key}={_number(value)}" for key, value in step["inputs"].items())
+    threshold = "" if step["threshold"] is None else f" against {_number(step['threshold'])}"
+    return f"    {step['name']:<12} {inputs}{threshold} => {step['outcome']}"
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def all_in_words(records: Sequence[Record]) -> str:
+    """Return several decisions, a blank line between them."""
+    return "\n\n".join(in_words(record) for record in records)

@@ -1,0 +1,184 @@
+"""Makes a ledger's decisions again: bit for bit to check it, with other settings to ask what would differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from penstock_core.errors import ConfigError, LedgerError
+from penstock_graph.models import Role
+from penstock_planner.decide.codec import config_from, pull_from, state_from, to_plain, window_from
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Decision
+from penstock_planner.decide.pipeline import decide, withdraw
+from penstock_planner.decide.state import PlannerState
+from penstock_planner.history import changes_of, without_asked
+from penstock_planner.ledger import LedgerFile, Record
+from penstock_planner.options import PlannerOptions
+
+SETTABLE: Mapping[str, str] = {
+    "adjustment-interval": "adjustment_interval_s",
+    "max-gpu-budget": "max_gpu_budget",
+    "min-gpu-budget": "min_gpu_budget",
+    "decode-kv-scale-up-threshold": "kv_up",
+    "decode-kv-scale-down-threshold": "kv_down",
+    "prefill-queue-scale-up-threshold": "queue_up",
+    "prefill-queue-scale-down-threshold": "queue_down",
+    "decode-engine-num-gpu": "decode_gpus",
+    "prefill-engine-num-gpu": "prefill_gpus",
+}
+"""Options that a what-if may change, and their field in the decision's configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One decision that comes out otherwise.
+
+    Attributes:
+        line: 1-based line in the ledger.
+        id: The decision's id.
+        what: ``decision``, ``state`` or ``chain`` (the state before is not the one the last record left).
+        recorded: As in the ledger.
+        recomputed: As made now.
+    """
+
+    line: int
+    id: str
+    what: str
+    recorded: Any
+    recomputed: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What replay found.
+
+    Attributes:
+        decisions: How many were made again, withdrawals included.
+        differences: In file order; empty when the ledger is true.
+        notes: Of the reader.
+    """
+
+    decisions: int
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+
+
+def replay(ledger: LedgerFile) -> ReplayResult:
+    """Return how the recorded decisions compare with those made again from their recorded inputs.
+
+    Raises:
+        LedgerError: a decision record lacks its inputs; the message names the line.
+    """
+    differences: list[Difference] = []
+    decisions = 0
+    chain = _Chain()
+    for line, record in zip(ledger.lines, ledger.records, strict=True):
+        try:
+            broken = chain.follow(record)
+            if record["type"] != "decision":
+                continue
+            decisions += 1
+            decision, after = remake(record, config_from(record["config"]))
+        except (KeyError, TypeError, ValueError) as exc:
+            raise LedgerError(
+                f"line {line}: incomplete {record['type']} record ({exc!r}); it cannot be replayed"
+            ) from exc
+        name = record["decision"]["id"]
+        pairs = [
+            ("decision", record["decision"], to_plain(decision)),
+            ("state", record["state"], to_plain(after)),
+            *([("chain", record["before"], broken)] if broken is not None else []),
+        ]
+        differences += [
+            Difference(line, name, what, recorded, made)
+            for what, recorded, made in pairs
+            if _bits(recorded) != _bits(made)
+        ]
+    return ReplayResult(decisions, tuple(differences), ledger.notes)
+
+
+def what_if(ledger: LedgerFile, changes: Mapping[str, Any]) -> tuple[int, list[tuple[Record, Decision]]]:
+    """Return how many adjustments there are, and those that would differ with other settings.
+
+    Each is made from its recorded window and state, so this answers "what would it have decided then", not
+    how the load would have gone on after a different decision.
+
+    Args:
+        ledger: As read.
+        changes: Fields of `DecideConfig`.
+    """
+    different: list[tuple[Record, Decision]] = []
+    total = 0
+    for record in ledger.records:
+        if record["type"] != "decision" or record["kind"] != "adjustment":
+            continue
+        total += 1
+        decision, _ = remake(record, replace(config_from(record["config"]), **changes))
+        before = [(r["role"], r["action"], r["reason"]) for r in record["decision"]["roles"]]
+        after = [(r.role.value, r.action.value, r.reason.value) for r in decision.roles]
+        if sorted(before) != sorted(after):
+            different.append((record, decision))
+    return total, different
+
+
+def settings(pairs: Sequence[str]) -> dict[str, Any]:
+    """Return fields of the decision's configuration from ``key=value`` texts.
+
+    Raises:
+        ConfigError: not ``key=value``, an unknown key, or a value out of bounds.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or key not in SETTABLE:
+            raise ConfigError(f"--set {pair}: expected KEY=VALUE with KEY one of {', '.join(SETTABLE)}")
+        try:
+            options = PlannerOptions.model_validate({key: value})
+        except ValidationError as exc:
+            raise ConfigError(f"--set {pair}: {exc.errors()[0]['msg'].lower()}; correct the value") from exc
+        found[SETTABLE[key]] = getattr(options, key.replace("-", "_"))
+    return found
+
+
+def remake(record: Record, config: DecideConfig) -> tuple[Decision, PlannerState]:
+    """Return what a decision record's inputs give under ``config``.
+
+    Raises:
+        KeyError, TypeError, ValueError: inputs are missing.
+    """
+    before = state_from(record["before"])
+    if record["kind"] == "withdrawal":
+        pull = pull_from(record["pull"])
+        return withdraw(Role(record["role"]), record["why"], pull=pull, state=before, config=config)
+    return decide(window_from(record["window"]), before, config)
+
+
+class _Chain:
+    """Follows the state through the records."""
+
+    def __init__(self) -> None:
+        self._state: PlannerState | None = None
+        self._waiting: set[tuple[str, Role]] = set()
+
+    def follow(self, record: Record) -> Any:
+        """Take one record in; return the expected state before a decision, None for other records."""
+        expected = to_plain(self._state) if record["type"] == "decision" and self._state is not None else None
+        if record["type"] == "actuation":
+            change = (record["id"], Role(record["role"]))
+            if record["outcome"] != "applied" and change in self._waiting and self._state is not None:
+                self._state = without_asked(self._state, change[1])
+            self._waiting.discard(change)
+        elif "state" in record:
+            self._state = state_from(record["state"])
+            if record["type"] == "decision":
+                self._waiting = {(c.decision_id, c.role) for c in changes_of(record["decision"])}
+        return expected
+
+
+def _bits(plain: Any) -> bytes:
+    return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
