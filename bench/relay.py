@@ -131,7 +131,8 @@ async def _serve_byte_relay(stop: asyncio.Event, source: str) -> None:
 
 
 @contextmanager
-def _python_relay(kind: str, source: str) -> Iterator[tuple[str, int]]:
+def python_relay(kind: str, source: str) -> Iterator[tuple[str, int]]:
+    """Run the ``http`` or ``bytes`` relay of this file; gives its URL and PID."""
     process, port = sse_load.spawn(__file__, "--serve", kind, "--source", source)
     try:
         yield f"http://127.0.0.1:{port}", process.pid
@@ -140,7 +141,8 @@ def _python_relay(kind: str, source: str) -> Iterator[tuple[str, int]]:
 
 
 @contextmanager
-def _nginx(path: str, source: str) -> Iterator[tuple[str, int]]:
+def nginx_relay(path: str, source: str) -> Iterator[tuple[str, int]]:
+    """Run nginx, one worker process, unbuffered; gives its URL and the master's PID."""
     with tempfile.TemporaryDirectory() as folder:
         port = sse_load.free_port()
         conf = Path(folder) / "nginx.conf"
@@ -176,13 +178,13 @@ def _measure_all(seconds: float) -> dict[str, dict[str, float]]:
     figures: dict[str, dict[str, float]] = {}
     try:
         for name, kind in (("penstock_wire", "http"), ("bare uvloop bytes", "bytes")):
-            with _python_relay(kind, source) as (url, pid):
+            with python_relay(kind, source) as (url, pid):
                 figures[name] = run(lambda _, url=url, pid=pid: _measure(url, pid, seconds))  # type: ignore[misc]
         nginx = sse_load.which_nginx()
         if nginx is None:
             print("nginx: skipped, not on PATH", file=sys.stderr)
         else:
-            with _nginx(nginx, source) as (url, pid):
+            with nginx_relay(nginx, source) as (url, pid):
                 figures["nginx"] = run(lambda _: _measure(url, pid, seconds))
     finally:
         sse_load.stop(source_process)

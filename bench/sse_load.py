@@ -17,6 +17,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import orjson
@@ -37,6 +39,18 @@ vllm:num_requests_waiting{{model_name="{MODEL}",engine="0"}} 0
 # TYPE vllm:kv_cache_usage_perc gauge
 vllm:kv_cache_usage_perc{{model_name="{MODEL}",engine="0"}} 0.1
 """.encode()
+
+
+_KV_PARAMS = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_engine_id": "0e1f2a3b-4c5d-6e7f-8a9b-0c1d2e3f4a5b",
+    "remote_request_id": "cmpl-0123456789abcdef0123456789abcdef-0",
+    "remote_block_ids": [list(range(4))],
+    "remote_host": "127.0.0.1",
+    "remote_port": 5600,
+    "tp_size": 1,
+}
 
 
 # ---------------------------------------------------------------------- the source
@@ -116,6 +130,8 @@ class Source:
         usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
         request_id = "cmpl-0123456789abcdef0123456789abcdef"
         if not body.get("stream"):
+            asked = body.get("kv_transfer_params")
+            prefill = isinstance(asked, dict) and asked.get("do_remote_decode")
             choice = {"index": 0, "text": " abc" * tokens, "logprobs": None, "finish_reason": "length"}
             answer = {
                 "id": request_id,
@@ -124,7 +140,7 @@ class Source:
                 "model": MODEL,
                 "choices": [choice],
                 "usage": usage,
-                "kv_transfer_params": None,
+                "kv_transfer_params": _KV_PARAMS if prefill else None,
             }
             responder.send(200, orjson.dumps(answer))
             return
@@ -144,6 +160,18 @@ class Sample:
 
     cpu_s: float
     rss_mb: float
+
+
+def wait_until_ready(url: str, *, within_s: float = 20.0) -> None:
+    """Return when ``url`` answers 200."""
+    deadline_s = time.monotonic() + within_s
+    while True:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2.0) as answer:
+            if answer.status == 200:
+                return
+        if time.monotonic() > deadline_s:
+            raise SystemExit(f"{url} did not answer 200 within {within_s} s")
+        time.sleep(0.05)
 
 
 def sample(pid: int) -> Sample:
@@ -295,27 +323,50 @@ async def streams(url: str, pid: int, *, count: int, tokens: int) -> LoadResult:
 
 async def shorts(url: str, pid: int, *, requests: int, concurrency: int, tokens: int = 8) -> LoadResult:
     """Send ``requests`` unstreamed requests, ``concurrency`` at a time."""
+    body = _body(tokens, stream=False)
+
+    async def one(pool: ConnectionPool, target: str, result: LoadResult) -> None:
+        sent_s = time.perf_counter()
+        try:
+            answer = await pool.request("POST", target, body=body, headers=_HEADERS, timeouts=_TIMEOUTS)
+        except Exception as exc:  # noqa: BLE001 - counted and printed by cause
+            result.fail(type(exc).__name__)
+            return
+        if answer.status != 200:
+            result.fail(f"status {answer.status}")
+            return
+        result.done += 1
+        result.ttft_s.append(time.perf_counter() - sent_s)
+
+    return await _closed_loop(one, url, pid, requests, concurrency)
+
+
+async def many_streams(url: str, pid: int, *, requests: int, concurrency: int, tokens: int = 8) -> LoadResult:
+    """Send ``requests`` streamed requests, ``concurrency`` at a time."""
+    body = _body(tokens, stream=True)
+
+    async def one(pool: ConnectionPool, target: str, result: LoadResult) -> None:
+        await _one_stream(pool, target, body, result)
+
+    return await _closed_loop(one, url, pid, requests, concurrency)
+
+
+async def _closed_loop(
+    one: Callable[[ConnectionPool, str, LoadResult], Awaitable[None]],
+    url: str,
+    pid: int,
+    requests: int,
+    concurrency: int,
+) -> LoadResult:
     result = LoadResult()
     pool = ConnectionPool()
-    target = f"{url}/v1/completions"
-    body = _body(tokens, stream=False)
     left = requests
 
     async def worker() -> None:
         nonlocal left
         while left > 0:
             left -= 1
-            sent_s = time.perf_counter()
-            try:
-                answer = await pool.request("POST", target, body=body, headers=_HEADERS, timeouts=_TIMEOUTS)
-            except Exception as exc:  # noqa: BLE001 - counted and printed by cause
-                result.fail(type(exc).__name__)
-                continue
-            if answer.status != 200:
-                result.fail(f"status {answer.status}")
-                continue
-            result.done += 1
-            result.ttft_s.append(time.perf_counter() - sent_s)
+            await one(pool, f"{url}/v1/completions", result)
 
     before, started_s = sample(pid), time.perf_counter()
     async with asyncio.TaskGroup() as group:
