@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from penstock_local import liveness
 from penstock_local.plan import Limits
 from penstock_local.statefile import ArbiterInfo, Entry, EntryState, StateFile, to_json
@@ -179,7 +180,9 @@ class Graph:
             return eventually(there, timeout_s)
         except AssertionError:
             log = (self.log_dir / "arbiter.log").read_text()
-            raise AssertionError(f"{name} is {self.get(name)}, wanted {wanted}; arbiter log:\n{log}") from None
+            raise AssertionError(
+                f"{name} is {self.get(name)}, wanted {wanted}; arbiter log:\n{log}"
+            ) from None
 
     def stop(self, timeout_s: float = 8.0) -> int:
         """Ask the arbiter to end and return its exit code."""

@@ -5,6 +5,7 @@ import signal
 
 import psutil
 import pytest
+
 from penstock_local import liveness
 from penstock_local.statefile import EntryState
 
@@ -23,7 +24,7 @@ def test_a_requested_worker_becomes_ready_with_its_gpu_and_url(graph):
 
 
 def test_a_killed_worker_is_restarted_and_the_reason_is_kept_until_it_serves(graph, eventually):
-    """kill -9 of a worker is recovered with one restart more and a new process."""
+    """Kill -9 of a worker is recovered with one restart more and a new process."""
     graph.start(graph.entry("decode", "decode", gpus=(0,)))
     first = graph.wait_state("test_decode", EntryState.READY)
     os.kill(first.pid, signal.SIGKILL)

@@ -1,0 +1,220 @@
+"""`penstock up`, `status` and `down`: a graph as processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from penstock_local.down import Stopped, choose_namespace
+from penstock_local.down import down as stop_graph
+from penstock_local.render import render
+from penstock_local.statefile import EntryState, StateFile
+from penstock_local.status import StatusReader
+from penstock_local.up import Started, UpOptions
+from penstock_local.up import up as start_graph
+
+_NAMESPACE_HELP = "Graph on this machine.  [default: the only one there is]"
+
+
+def _states(state: StateFile) -> str:
+    return ", ".join(
+        f"{name} {entry.state}"
+        for name, entry in state.entries.items()
+        if entry.state not in {EntryState.READY, EntryState.STOPPED}
+    )
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--namespace", help="Name of the graph on this machine.  [default: metadata.name]")
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Modelled seconds per real second, for simulated workers.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=8000,
+    show_default=True,
+    help="The router's TCP port on 127.0.0.1.",
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(min=0),
+    help="GPUs of this machine.  [default: planner.maxGpuBudget, else 8]",
+)
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of logs, ledger and dashboard.  [default: ~/.penstock/log/NAMESPACE]",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="How long the graph may take until it serves, real seconds.",
+)
+@click.option("--no-planner", is_flag=True, help="Do not start the graph's planner.")
+@click.option("--foreground", is_flag=True, help="Stay until the graph ends; Ctrl-C drains and stops it.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was started as JSON.")
+def up(file: Path, foreground: bool, as_json: bool, no_planner: bool, **options: Any) -> None:
+    """Start the graph of FILE on this machine, in the background, and wait until it serves."""
+    console = Console(stderr=True)
+    with console.status("starting") as spinner:
+        started = asyncio.run(
+            start_graph(
+                file,
+                UpOptions(with_planner=not no_planner, **options),
+                lambda state, words: spinner.update(f"starting: {_states(state) or words.strip()[:120]}"),
+            )
+        )
+    _print_started(started, as_json=as_json)
+    if foreground:
+        sys.exit(_stay(started))
+
+
+def _print_started(started: Started, *, as_json: bool) -> None:
+    state, arbiter = started.state, started.state.arbiter
+    if as_json:
+        data = {
+            "namespace": arbiter.namespace,
+            "url": arbiter.router_url,
+            "model": arbiter.model,
+            "speed": arbiter.speed,
+            "statefile": str(started.statefile),
+            "log_dir": arbiter.log_dir,
+            "planner_log_dir": arbiter.planner_log_dir,
+            "pid": arbiter.pid,
+            "ready_s": started.ready_s,
+            "processes": {name: entry.pid for name, entry in state.entries.items()},
+        }
+        click.echo(json.dumps(data))
+        return
+    for note in started.recovered:
+        click.echo(f"note: {note}")
+    click.echo(
+        f"{arbiter.namespace} serves {arbiter.model} at {arbiter.router_url} ({started.ready_s:.1f} s)"
+    )
+    click.echo(f"  logs       {arbiter.log_dir}")
+    click.echo(f"  statefile  {started.statefile}")
+    click.echo("next:")
+    body = json.dumps({"model": arbiter.model, "prompt": "Hello", "max_tokens": 8})
+    click.echo(f"  curl {arbiter.router_url}/v1/completions -H 'content-type: application/json' -d '{body}'")
+    click.echo(
+        f"  penstock load --trace mooncake --duration-s 300 --speed {arbiter.speed:g} --url {arbiter.router_url}"
+    )
+    click.echo("  penstock status --watch")
+    if arbiter.planner_log_dir is not None:
+        click.echo(f"  tensorboard --logdir {arbiter.planner_log_dir}")
+    click.echo(f"  penstock down --namespace {arbiter.namespace}")
+
+
+def _stay(started: Started) -> int:
+    """Wait for the arbiter, passing signals on; return its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda received, _frame: started.arbiter.send_signal(received))
+    return started.arbiter.wait()
+
+
+@click.command()
+@click.option("--namespace", help=_NAMESPACE_HELP)
+@click.option("--watch", is_flag=True, help="Show it again and again until Ctrl-C.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.1),
+    default=0.5,
+    show_default=True,
+    help="Between two looks of --watch, real seconds.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(namespace: str | None, watch: bool, interval_s: float, as_json: bool) -> None:
+    """Show processes, GPUs, in-flight work, queue and the planner's last decisions."""
+    chosen = choose_namespace(namespace)
+    if watch and not as_json:
+        try:
+            asyncio.run(_watch(chosen, interval_s))
+        except KeyboardInterrupt:
+            return
+    else:
+        asyncio.run(_show(chosen, as_json=as_json))
+
+
+async def _show(namespace: str, *, as_json: bool) -> None:
+    reader = StatusReader(namespace)
+    try:
+        found = await reader.read()
+    finally:
+        await reader.close()
+    if as_json:
+        click.echo(json.dumps(found.to_json()))
+    else:
+        Console().print(render(found))
+
+
+async def _watch(namespace: str, interval_s: float) -> None:
+    reader = StatusReader(namespace)
+    try:
+        with Live(render(await reader.read()), auto_refresh=False, screen=False) as live:
+            while True:
+                await asyncio.sleep(interval_s)
+                live.update(render(await reader.read()), refresh=True)
+    finally:
+        await reader.close()
+
+
+@click.command()
+@click.option("--namespace", help=_NAMESPACE_HELP)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    help="How long draining may take, real seconds.  [default: the services' grace periods]",
+)
+@click.option("--now", is_flag=True, help="Do not drain: streams that are under way break.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
+def down(namespace: str | None, timeout_s: float | None, now: bool, as_json: bool) -> None:
+    """Drain and stop a graph started by `up`, and check that nothing is left."""
+    chosen = choose_namespace(namespace)
+    console = Console(stderr=True)
+    began_s = time.monotonic()
+    with console.status("draining") as spinner:
+        stopped = stop_graph(
+            chosen,
+            timeout_s=timeout_s,
+            now=now,
+            progress=lambda _state: spinner.update(f"draining, {time.monotonic() - began_s:.0f} s"),
+        )
+    _print_stopped(stopped, as_json=as_json)
+
+
+def _print_stopped(stopped: Stopped, *, as_json: bool) -> None:
+    if as_json:
+        data = {
+            "namespace": stopped.namespace,
+            "took_s": stopped.took_s,
+            "forced": stopped.forced,
+            "notes": list(stopped.notes),
+        }
+        click.echo(json.dumps(data))
+        return
+    for note in stopped.notes:
+        click.echo(f"note: {note}")
+    how = "stopped without draining" if stopped.forced else "drained and stopped"
+    click.echo(
+        f"{stopped.namespace}: {how} in {stopped.took_s:.1f} s; no process, statefile or port is left behind"
+    )

@@ -1,0 +1,159 @@
+"""Stopping a graph, and making sure that nothing is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock_core.errors import ClusterError, ConfigError, NotFoundError
+from penstock_local import liveness, ports
+from penstock_local.plan import Limits
+from penstock_local.statefile import StateFile
+from penstock_local.store import StateStore, namespaces
+from penstock_local.up import recover
+
+_POLL_S = 0.1
+_FORCE_S = 20.0
+"""Real seconds that a forced stop may take: a floor of grace and SIGKILL. Chosen."""
+_MARGIN_S = 15.0
+"""Real seconds added to the processes' own grace periods before a stop is forced. Chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """What a stop did.
+
+    Attributes:
+        namespace: Which graph.
+        took_s: Real seconds.
+        forced: The drain took too long, or ``--now`` was asked for.
+        notes: What had to be cleared up besides, for people.
+    """
+
+    namespace: str
+    took_s: float
+    forced: bool
+    notes: tuple[str, ...]
+
+
+Progress = Callable[[StateFile], None]
+"""Called with the statefile while waiting."""
+
+
+def choose_namespace(asked: str | None) -> str:
+    """Return the namespace meant: the one asked for, or the only one there is.
+
+    Raises:
+        NotFoundError: none was asked for and nothing is there.
+        ConfigError: none was asked for and there are several.
+    """
+    if asked is not None:
+        return asked
+    known = namespaces()
+    if not known:
+        raise NotFoundError("no graph is running on this machine; start one with `penstock up FILE`")
+    running = [name for name in known if _is_running(name)]
+    candidates = running or known
+    if len(candidates) > 1:
+        raise ConfigError(f"--namespace: needed, because several are here: {', '.join(candidates)}")
+    return candidates[0]
+
+
+def _is_running(namespace: str) -> bool:
+    state = StateStore.of(namespace).read_quietly()
+    return state is not None and liveness.arbiter_is_alive(state)
+
+
+def default_timeout_s(state: StateFile) -> float:
+    """Return how long an orderly stop may take, real seconds: planner and router, then workers, and a margin."""
+    limits = Limits()
+    speed = state.arbiter.speed
+    front = [limits.grace_s(entry, speed) for entry in state.entries.values() if not entry.is_worker]
+    back = [limits.grace_s(entry, speed) for entry in state.entries.values() if entry.is_worker]
+    return max(front, default=0.0) + max(back, default=0.0) + _MARGIN_S
+
+
+def down(namespace: str, *, timeout_s: float | None, now: bool, progress: Progress) -> Stopped:
+    """Drain and stop a graph: planner, then router, then workers; returns when nothing is left.
+
+    Args:
+        namespace: Which graph.
+        timeout_s: Real seconds until a drain is cut short; None: the processes' own grace periods.
+        now: Do not drain.
+        progress: Told every tenth of a second.
+
+    Raises:
+        NotFoundError: nothing of this namespace is running or left over.
+        ClusterError: something is left; the message names it.
+    """
+    store = StateStore.of(namespace)
+    began_s = time.monotonic()
+    state = store.read_quietly()
+    if state is None or not liveness.arbiter_is_alive(state):
+        notes = recover(store)
+        if not notes:
+            raise NotFoundError(
+                f"namespace {namespace!r}: nothing is running; start it with `penstock up FILE`"
+            )
+        return Stopped(namespace, time.monotonic() - began_s, forced=True, notes=notes)
+    arbiter = liveness.ProcessId(state.arbiter.pid, state.arbiter.create_time)
+    patience_s = default_timeout_s(state) if timeout_s is None else timeout_s
+    forced = now
+    ended = not now and _stop(store, arbiter, signal.SIGTERM, patience_s, progress)
+    if not ended:
+        forced = True
+        ended = _stop(store, arbiter, signal.SIGQUIT, _FORCE_S, progress)
+    notes = () if ended else _force(arbiter)
+    notes = (*notes, *_clear_up(store))
+    _verify(store, state)
+    return Stopped(namespace, time.monotonic() - began_s, forced=forced, notes=notes)
+
+
+def _stop(
+    store: StateStore,
+    arbiter: liveness.ProcessId,
+    sent: signal.Signals,
+    patience_s: float,
+    progress: Progress,
+) -> bool:
+    """Signal the arbiter and wait; True when it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(arbiter.pid, sent)
+    deadline = time.monotonic() + patience_s
+    while liveness.is_alive(arbiter):
+        if time.monotonic() > deadline:
+            return False
+        state = store.read_quietly()
+        if state is not None:
+            progress(state)
+        time.sleep(_POLL_S)
+    return True
+
+
+def _force(arbiter: liveness.ProcessId) -> tuple[str, ...]:
+    if liveness.end([arbiter], grace_s=0.0):
+        raise ClusterError(f"arbiter {arbiter.pid} cannot be ended; end it and run `penstock down` again")
+    return (f"killed arbiter {arbiter.pid}, which did not end",)
+
+
+def _clear_up(store: StateStore) -> tuple[str, ...]:
+    """Remove what an arbiter that did not end by itself has left."""
+    return recover(store)
+
+
+def _verify(store: StateStore, state: StateFile) -> None:
+    """Raise when a process, the statefile or a port is left."""
+    left = [f"process {process.pid}" for process in liveness.leftovers(state, str(store.path))]
+    left += [str(path) for path in (store.path, store.lock_path) if path.exists()]
+    left += [
+        f"port {port}"
+        for entry in state.entries.values()
+        for port in entry.ports.values()
+        if not ports.is_free(port)
+    ]
+    if left:
+        raise ClusterError(f"still there after the stop: {', '.join(left)}; run `penstock down --now`")

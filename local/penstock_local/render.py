@@ -1,0 +1,119 @@
+"""The status as a table for a terminal; `penstock status`, `up`, `down` and the demo show it."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from penstock_local.status import DecisionStatus, GraphStatus, PoolStatus, ProcessStatus
+
+_STYLES = {
+    "ready": "green",
+    "starting": "yellow",
+    "requested": "yellow",
+    "draining": "cyan",
+    "unhealthy": "red",
+    "circuit_open": "red",
+    "failed": "bold red",
+}
+_LATE_S = 1.0
+"""Modelled seconds of p99 lag from which a process is shown as late. Chosen: one metric pull."""
+
+
+def render(status: GraphStatus) -> RenderableType:
+    """Return one screenful: headline, processes, pools with GPUs and queue, last decisions."""
+    parts: list[RenderableType] = [_headline(status), _processes(status), _summary(status)]
+    if status.decisions:
+        parts.append(_decisions(status.decisions))
+    return Group(*parts)
+
+
+def _headline(status: GraphStatus) -> Text:
+    text = Text()
+    text.append(status.namespace, style="bold")
+    text.append(f"  {status.model}  {status.router_url}  speed {status.speed:g}")
+    if not status.running:
+        text.append("  arbiter is gone: run `penstock down` to clear up", style="bold red")
+    elif status.stopping:
+        text.append("  stopping", style="cyan")
+    return text
+
+
+def _processes(status: GraphStatus) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("process")
+    table.add_column("state")
+    table.add_column("GPUs")
+    for title in ("requests", "tokens", "KV"):
+        table.add_column(title, justify="right")
+    table.add_column("restarts", justify="right")
+    table.add_column("reason", overflow="fold", max_width=60)
+    for process in status.processes:
+        table.add_row(*_row(process))
+    return table
+
+
+def _row(process: ProcessStatus) -> tuple[RenderableType, ...]:
+    return (
+        process.name,
+        Text(process.state, style=_STYLES.get(process.state, "")),
+        ",".join(str(gpu) for gpu in process.gpus),
+        _number(process.inflight_requests),
+        _number(process.inflight_tokens),
+        _bar(process.kv_usage_fraction),
+        str(process.restarts or ""),
+        Text(process.reason or ""),
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _bar(fraction: float | None, width: int = 10) -> Text:
+    if fraction is None:
+        return Text("")
+    full = round(max(0.0, min(1.0, fraction)) * width)
+    style = "red" if fraction > 0.9 else "green"
+    return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"), f" {fraction:4.0%}")
+
+
+def _summary(status: GraphStatus) -> Text:
+    text = Text()
+    for pool in status.pools:
+        text.append(_pool(pool) + "   ")
+    text.append(f"GPUs {status.gpus_used}/{status.gpu_budget}", style="bold")
+    if status.queue is not None:
+        text.append(f"   prefill queue {status.queue.requests}")
+        if status.queue.requests:
+            text.append(f" (oldest {status.queue.oldest_s:.1f} s)")
+    if status.planner is not None:
+        text.append(f"   planner {status.planner.phase}")
+        if status.planner.next_decision_s is not None:
+            text.append(f" (decides in {status.planner.next_decision_s:.0f} s)")
+    for name, lag_s in status.lag_p99_s.items():
+        late = lag_s >= _LATE_S
+        text.append(f"   {name} lag p99 {lag_s:.3f} s", style="bold yellow" if late else "dim")
+    return text
+
+
+def _pool(pool: PoolStatus) -> str:
+    extra = f" +{pool.draining} draining" if pool.draining else ""
+    failed = f" {pool.failed} failed" if pool.failed else ""
+    return f"{pool.role} {pool.ready}/{pool.desired}{extra}{failed}"
+
+
+def _decisions(decisions: tuple[DecisionStatus, ...]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="last decisions", title_justify="left")
+    table.add_column("at", justify="right")
+    table.add_column("id", style="dim")
+    table.add_column("decision", overflow="fold")
+    table.add_column("reason", style="dim")
+    for decision in reversed(decisions):
+        style = "" if decision.current == decision.desired else "bold"
+        table.add_row(
+            f"{decision.at_s:,.0f} s", decision.id, Text(decision.sentence, style=style), decision.reason
+        )
+    return table

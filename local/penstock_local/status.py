@@ -1,0 +1,334 @@
+"""What is going on in one local graph: statefile, router and the planner's last decisions in one value."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock_core.errors import NotFoundError
+from penstock_local import liveness
+from penstock_local.probes import Probes, QueueView, RouterView, WorkerView
+from penstock_local.statefile import PLANNER_ROLE, WORKER_ROLES, Entry, EntryState, StateFile
+from penstock_local.store import StateStore
+from penstock_planner.ledger import FILE_NAME
+from penstock_planner.snapshot import FILE_NAME as SNAPSHOT_NAME
+
+SHOWN_DECISIONS: Final = 8
+"""Decisions kept for display. Chosen: four minutes at the default interval."""
+_FIRST_READ_BYTES: Final = 512 * 1024
+"""How far back a long ledger is read at first. Chosen: hundreds of pulls, so several decisions."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One process.
+
+    Attributes:
+        name: Entry's name.
+        role: router, prefill, decode, aggregated or planner.
+        state: As the supervisor has it, or as the router sees it when that is worse.
+        gpus: Exclusive GPU ids.
+        pid: Running process, or None.
+        url: Address, or None.
+        restarts: After crashes.
+        inflight_requests: As the router counts; None when unknown.
+        inflight_tokens: As the router counts; None when unknown.
+        kv_usage_fraction: 0 to 1; None when unknown.
+        reason: Why it does not serve, or None.
+    """
+
+    name: str
+    role: str
+    state: str
+    gpus: tuple[int, ...]
+    pid: int | None
+    url: str | None
+    restarts: int
+    inflight_requests: int | None
+    inflight_tokens: float | None
+    kv_usage_fraction: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """Replicas of one role: ``ready`` of ``desired``, ``draining`` besides, ``failed`` given up."""
+
+    role: str
+    ready: int
+    desired: int
+    draining: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionStatus:
+    """One role's part of a recorded decision.
+
+    Attributes:
+        id: The ledger's.
+        at_s: Modelled seconds since the planner's first start.
+        role: prefill, decode or aggregated.
+        current: Replicas before.
+        desired: Replicas after.
+        reason: The rule that settled it.
+        sentence: For people.
+    """
+
+    id: str
+    at_s: float
+    role: str
+    current: int
+    desired: int
+    reason: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerView:
+    """The planner, as it last wrote of itself.
+
+    Attributes:
+        phase: observing, adjusting or blind.
+        next_decision_s: Modelled seconds from then to the end of the interval; None while adjusting.
+        lag_p99_s: How late its ticks start, modelled seconds, or None.
+    """
+
+    phase: str
+    next_decision_s: float | None
+    lag_p99_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStatus:
+    """One graph at one moment.
+
+    Attributes:
+        namespace: Which.
+        model: Name under which it is served.
+        speed: Modelled seconds per real second.
+        running: Its arbiter runs.
+        stopping: It is being stopped.
+        router_url: Where clients send requests.
+        log_dir: Folder of the logs.
+        planner_log_dir: For ``tensorboard --logdir``; None without a planner.
+        processes: In the file's order, entries without a process left out unless they failed.
+        pools: Worker roles that the graph has.
+        queue: Waiting prefills; None when the router cannot be asked.
+        gpus_used: Held by existing workers, draining ones included.
+        gpu_budget: Most that they may hold.
+        planner: None while there is none, or it has not written of itself.
+        lag_p99_s: How late each process that says so runs, modelled seconds, by name.
+        decisions: The newest last.
+    """
+
+    namespace: str
+    model: str
+    speed: float
+    running: bool
+    stopping: bool
+    router_url: str
+    log_dir: str
+    planner_log_dir: str | None
+    processes: tuple[ProcessStatus, ...]
+    pools: tuple[PoolStatus, ...]
+    queue: QueueView | None
+    gpus_used: int
+    gpu_budget: int
+    planner: PlannerView | None
+    lag_p99_s: Mapping[str, float]
+    decisions: tuple[DecisionStatus, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for ``--json``."""
+        return asdict(self)
+
+
+class LedgerTail:
+    """Follows a planner's ledger without its lock; a torn last line is read when it is whole."""
+
+    __slots__ = ("_decisions", "_offset", "_origin_s", "_path")
+
+    def __init__(self, folder: str | None) -> None:
+        self._path = None if folder is None else Path(folder) / FILE_NAME
+        self._offset: int | None = None
+        self._origin_s: float | None = None
+        self._decisions: deque[DecisionStatus] = deque(maxlen=SHOWN_DECISIONS)
+
+    def newest(self) -> tuple[DecisionStatus, ...]:
+        """Return the newest decisions, oldest first; none while there is no ledger."""
+        for line in self._new_lines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                self._take(record)
+        return tuple(self._decisions)
+
+    def _new_lines(self) -> list[bytes]:
+        if self._path is None:
+            return []
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, 2)
+                if self._offset is None or self._offset > size:
+                    self._offset = max(0, size - _FIRST_READ_BYTES)
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.splitlines()
+
+    def _take(self, record: dict[str, Any]) -> None:
+        if isinstance(record.get("origin_s"), int | float):
+            self._origin_s = float(record["origin_s"])
+        decision = record.get("decision")
+        if record.get("type") != "decision" or not isinstance(decision, dict):
+            return
+        for role in decision.get("roles", ()):
+            self._decisions.append(
+                DecisionStatus(
+                    id=str(decision.get("id", "")),
+                    at_s=float(record.get("at_s", 0.0)) - (self._origin_s or 0.0),
+                    role=str(role.get("role", "")),
+                    current=int(role.get("current", 0)),
+                    desired=int(role.get("desired", 0)),
+                    reason=str(role.get("reason", "")),
+                    sentence=str(role.get("sentence", "")),
+                )
+            )
+
+
+def read_planner(folder: str | None, pid: int | None) -> PlannerView | None:
+    """Return what the planner with ``pid`` last wrote; None when there is nothing of this process."""
+    if folder is None or pid is None:
+        return None
+    try:
+        data = json.loads((Path(folder) / SNAPSHOT_NAME).read_bytes())
+        if data.get("pid") != pid:
+            return None
+        next_s = data.get("next_decision_s")
+        return PlannerView(
+            phase=str(data["phase"]),
+            next_decision_s=None if next_s is None else max(0.0, float(next_s) - float(data["at_s"])),
+            lag_p99_s=data.get("lag_p99_s"),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+class StatusReader:
+    """Reads the status of one namespace again and again over kept connections."""
+
+    def __init__(self, namespace: str) -> None:
+        """Read ``namespace`` of the configured state folder.
+
+        Raises:
+            ConfigError: the namespace cannot be a file name.
+        """
+        self._store = StateStore.of(namespace)
+        self._probes = Probes()
+        self._ledger: LedgerTail | None = None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._probes.close()
+
+    async def read(self) -> GraphStatus:
+        """Return the graph as it is now.
+
+        Raises:
+            NotFoundError: there is no such graph.
+            ConfigError: its statefile cannot be read.
+        """
+        state = self._store.read()
+        if state is None:
+            name = self._store.path.stem
+            raise NotFoundError(f"namespace {name!r}: not running; start it with `penstock up FILE`")
+        running = liveness.arbiter_is_alive(state)
+        view = await self._probes.router(state.arbiter.router_url) if running else None
+        if self._ledger is None:
+            self._ledger = LedgerTail(state.arbiter.planner_log_dir)
+        planner_pid = next((e.pid for e in state.entries.values() if e.role == PLANNER_ROLE), None)
+        return summarise(
+            state,
+            running=running,
+            router=view,
+            planner=read_planner(state.arbiter.planner_log_dir, planner_pid),
+            decisions=self._ledger.newest(),
+        )
+
+
+def summarise(
+    state: StateFile,
+    *,
+    running: bool,
+    router: RouterView | None,
+    planner: PlannerView | None,
+    decisions: tuple[DecisionStatus, ...],
+) -> GraphStatus:
+    """Put together what was read; pure."""
+    arbiter = state.arbiter
+    workers = {} if router is None else router.workers
+    lags = {
+        name: source.lag_p99_s
+        for name, source in (("router", router), ("planner", planner))
+        if source is not None and source.lag_p99_s is not None
+    }
+    shown = {name: entry for name, entry in state.entries.items() if entry.state is not EntryState.STOPPED}
+    roles = list(dict.fromkeys(e.role for e in state.entries.values() if e.role in WORKER_ROLES))
+    return GraphStatus(
+        namespace=arbiter.namespace,
+        model=arbiter.model,
+        speed=arbiter.speed,
+        running=running,
+        stopping=arbiter.stopping,
+        router_url=arbiter.router_url,
+        log_dir=arbiter.log_dir,
+        planner_log_dir=arbiter.planner_log_dir,
+        processes=tuple(_process(name, entry, workers.get(name)) for name, entry in shown.items()),
+        pools=tuple(_pool(role, list(state.entries.values())) for role in roles),
+        queue=None if router is None else router.queue,
+        gpus_used=len(state.gpus_in_use()),
+        gpu_budget=arbiter.budget,
+        planner=planner,
+        lag_p99_s=lags,
+        decisions=decisions,
+    )
+
+
+def _process(name: str, entry: Entry, view: WorkerView | None) -> ProcessStatus:
+    state, reason = entry.state.value, entry.reason
+    if view is not None and entry.state is EntryState.READY and view.state != "ready":
+        state, reason = view.state, view.reason
+    return ProcessStatus(
+        name=name,
+        role=entry.role,
+        state=state,
+        gpus=entry.gpus,
+        pid=entry.pid,
+        url=entry.url,
+        restarts=entry.restarts,
+        inflight_requests=None if view is None else view.inflight_requests,
+        inflight_tokens=None if view is None else view.inflight_tokens,
+        kv_usage_fraction=None if view is None else view.kv_usage_fraction,
+        reason=reason,
+    )
+
+
+def _pool(role: str, entries: list[Entry]) -> PoolStatus:
+    own = [entry for entry in entries if entry.role == role]
+    return PoolStatus(
+        role=role,
+        ready=sum(entry.state is EntryState.READY for entry in own),
+        desired=sum(entry.is_replica for entry in own),
+        draining=sum(entry.state is EntryState.DRAINING for entry in own),
+        failed=sum(entry.state is EntryState.FAILED for entry in own),
+    )
