@@ -21,8 +21,10 @@ from penstock_core.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from penstock_wire.client_connection import ClientConnection, StaleConnection, StreamingResponse, Timeouts
+from penstock_wire.client_connection import ClientConnection, StaleConnection
+from penstock_wire.limits import PoolLimits, Timeouts
 from penstock_wire.messages import Headers, encode_headers
+from penstock_wire.streaming import StreamingResponse
 
 __all__ = ["ConnectionPool", "PoolLimits", "Response", "StreamingResponse", "Timeouts"]
 
@@ -33,24 +35,6 @@ _SWEEP_MAX_S = 1.0
 _SWEEP_MIN_S = 0.02
 
 Origin = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class PoolLimits:
-    """Bounds of one pool.
-
-    Attributes:
-        max_connections: Open connections of all origins; beyond it a request raises SaturatedError.
-        max_idle_per_origin: Kept-alive connections without a request.
-        keep_alive_s: Longest rest of a kept connection, real seconds; below the servers' own limit, so
-            that this side closes first and no request meets a closing socket.
-        max_body_bytes: Longest body that ``request`` returns.
-    """
-
-    max_connections: int = 16384
-    max_idle_per_origin: int = 1024
-    keep_alive_s: float = 30.0
-    max_body_bytes: int = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +56,7 @@ class _Target:
 class ConnectionPool:
     """Keep-alive connections by origin; used from one event loop."""
 
-    def __init__(self, *, limits: PoolLimits = PoolLimits()) -> None:
+    def __init__(self, *, limits: PoolLimits = PoolLimits()) -> None:  # noqa: B008 - frozen
         self._limits = limits
         self._idle: dict[Origin, list[ClientConnection]] = {}
         self._open: set[ClientConnection] = set()

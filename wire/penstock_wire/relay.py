@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from penstock_core.errors import ClientDisconnected, UpstreamError
-from penstock_wire.client_connection import StreamingResponse
 from penstock_wire.messages import Responder
+from penstock_wire.streaming import StreamingResponse
 
 Observe = Callable[[bytes], bytes]
 

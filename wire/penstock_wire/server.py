@@ -14,8 +14,9 @@ from email.utils import formatdate
 
 from penstock_core.errors import ConfigError, PortInUseError
 from penstock_core.logs import get_logger
+from penstock_wire.limits import ServerLimits
 from penstock_wire.messages import Request, Responder
-from penstock_wire.server_connection import Handler, ServerConnection, ServerLimits, Shared
+from penstock_wire.server_connection import Handler, ServerConnection, Shared
 
 __all__ = ["Handler", "HttpServer", "Request", "Responder", "ServerLimits"]
 

@@ -16,6 +16,7 @@ import httptools
 
 from penstock_core.errors import ClientDisconnected, PenstockError
 from penstock_core.logs import get_logger
+from penstock_wire.limits import ServerLimits
 from penstock_wire.messages import Request, Responder
 from penstock_wire.problem import error_body
 
@@ -30,36 +31,6 @@ _LINGER_S = 2.0
 _LINGER_BYTES = 4 * 1024 * 1024
 # Chosen: more pipelined requests than any client keeps outstanding; beyond it the socket is not read.
 _MAX_PIPELINED = 32
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """What one server accepts; all durations are real seconds.
-
-    Attributes:
-        max_header_bytes: Request line and headers together; beyond it 431.
-        max_body_bytes: Body without framing; beyond it 413.
-        header_timeout_s: From the first byte of a request to the end of its headers; beyond it 408.
-        body_timeout_s: Longest silence inside a body; beyond it 408.
-        keep_alive_s: Longest wait for the next request; beyond it the connection is closed.
-        write_stall_s: Longest time that a client may leave its buffer full; beyond it it is cut off.
-        max_connections: Open connections; further ones are answered 503 and closed.
-        write_high_bytes: Unsent bytes at which the response is paused; it resumes at a quarter of it.
-    """
-
-    max_header_bytes: int = 32 * 1024
-    max_body_bytes: int = 32 * 1024 * 1024
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 30.0
-    keep_alive_s: float = 75.0
-    write_stall_s: float = 120.0
-    max_connections: int = 8192
-    write_high_bytes: int = 64 * 1024
-
-    def sweep_period_s(self) -> float:
-        """Return how often connections are looked over: a quarter of the shortest limit, 20 ms to 1 s."""
-        shortest = min(self.header_timeout_s, self.body_timeout_s, self.keep_alive_s, self.write_stall_s)
-        return min(1.0, max(0.02, shortest / 4))
 
 
 @dataclass(frozen=True, slots=True)

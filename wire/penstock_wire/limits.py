@@ -1,0 +1,76 @@
+"""The bounds of servers, pools and requests; all durations are real seconds. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What one server accepts; all durations are real seconds.
+
+    Attributes:
+        max_header_bytes: Request line and headers together; beyond it 431.
+        max_body_bytes: Body without framing; beyond it 413.
+        header_timeout_s: From the first byte of a request to the end of its headers; beyond it 408.
+        body_timeout_s: Longest silence inside a body; beyond it 408.
+        keep_alive_s: Longest wait for the next request; beyond it the connection is closed.
+        write_stall_s: Longest time that a client may leave its buffer full; beyond it it is cut off.
+        max_connections: Open connections; further ones are answered 503 and closed.
+        write_high_bytes: Unsent bytes at which the response is paused; it resumes at a quarter of it.
+    """
+
+    max_header_bytes: int = 32 * 1024
+    max_body_bytes: int = 32 * 1024 * 1024
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    keep_alive_s: float = 75.0
+    write_stall_s: float = 120.0
+    max_connections: int = 8192
+    write_high_bytes: int = 64 * 1024
+
+    def sweep_period_s(self) -> float:
+        """Return how often connections are looked over: a quarter of the shortest limit, 20 ms to 1 s."""
+        shortest = min(self.header_timeout_s, self.body_timeout_s, self.keep_alive_s, self.write_stall_s)
+        return min(1.0, max(0.02, shortest / 4))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """Bounds of one pool.
+
+    Attributes:
+        max_connections: Open connections of all origins; beyond it a request raises SaturatedError.
+        max_idle_per_origin: Kept-alive connections without a request.
+        keep_alive_s: Longest rest of a kept connection, real seconds; below the servers' own limit, so
+            that this side closes first and no request meets a closing socket.
+        max_body_bytes: Longest body that ``request`` returns.
+    """
+
+    max_connections: int = 16384
+    max_idle_per_origin: int = 1024
+    keep_alive_s: float = 30.0
+    max_body_bytes: int = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Limits of one request in real seconds; None is unbounded.
+
+    Attributes:
+        connect_s: Until the TCP connection stands (phase ``connect``).
+        first_byte_s: From sending the request to the response's head (phase ``first_byte``).
+        idle_s: Longest silence inside the response (phase ``idle``).
+        total_s: From the call to the last byte (phase ``total``).
+    """
+
+    connect_s: float | None = 5.0
+    first_byte_s: float | None = 600.0
+    idle_s: float | None = 600.0
+    total_s: float | None = None
+
+    def shortest_s(self) -> float:
+        """Return the shortest of the limits that the sweep applies, or infinity."""
+        return min(
+            (t for t in (self.first_byte_s, self.idle_s, self.total_s) if t is not None), default=float("inf")
+        )
