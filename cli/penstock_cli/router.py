@@ -1,0 +1,140 @@
+"""`penstock router`: run the router in front of a graph's workers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from penstock_core.errors import ConfigError
+from penstock_graph.loading import load_graph
+from penstock_graph.models import GraphSpec, Role, RouterConfig, RouterPolicy
+from penstock_router.discovery.spec import parse_static_workers
+from penstock_router.policy.registry import POLICIES
+from penstock_router.proxy.auth import read_api_keys
+from penstock_router.server import RouterServer
+from penstock_router.settings import RouterSettings
+from penstock_wire import loop
+
+KEYS_VARIABLE = "PENSTOCK_API_KEYS"
+
+
+@click.group()
+def router() -> None:
+    """Run the router: an OpenAI API in front of prefill and decode workers."""
+
+
+@router.command()
+@click.option(
+    "--graph",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Manifest of the graph; its model and router section are used. Or give --model.",
+)
+@click.option(
+    "--discovery",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Statefile of the local backend that lists the workers; read again whenever it changes.",
+)
+@click.option(
+    "--worker",
+    "workers",
+    multiple=True,
+    metavar="ROLE=URL",
+    help="Worker of a fixed fleet, in place of --discovery; repeat it. Example: decode=http://127.0.0.1:8101.",
+)
+@click.option("--model", help="Name under which clients ask for the model; default: the graph's.")
+@click.option(
+    "--policy",
+    type=click.Choice([each.value for each in POLICIES]),
+    help="How a worker is chosen; default: the graph's, or least-loaded.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="TCP port to listen on; 0 takes a free one.",
+)
+@click.option(
+    "--speed",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Modelled seconds per real second; all durations but those called real are modelled.",
+)
+@click.option(
+    "--api-keys-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="PENSTOCK_API_KEYS_FILE",
+    show_envvar=True,
+    help=f"Accepted API keys, one a line; default: the graph's. {KEYS_VARIABLE} may hold more, comma-separated.",
+)
+@click.option(
+    "--access-log",
+    metavar="FILE",
+    help="Append one JSON line per request to a file; - is stdout. Default: none.",
+)
+@click.option(
+    "--shutdown-grace",
+    type=click.FloatRange(min=0),
+    default=900.0,
+    show_default=True,
+    help="Longest wait at SIGTERM for requests under way; modelled seconds.",
+)
+def serve(
+    *,
+    graph: Path | None,
+    discovery: Path | None,
+    workers: tuple[str, ...],
+    model: str | None,
+    policy: str | None,
+    host: str,
+    port: int,
+    speed: float,
+    api_keys_file: Path | None,
+    access_log: str | None,
+    shutdown_grace: float,
+) -> None:
+    """Serve /v1/completions, /v1/chat/completions and /v1/models in front of the workers.
+
+    Also /workers (with drain and undrain), /ready, /health and /metrics. SIGTERM finishes the requests
+    under way and exits 0.
+    """
+    spec = load_graph(graph).spec if graph is not None else None
+    config = _with_policy(RouterConfig() if spec is None else spec.router, policy)
+    static = parse_static_workers(workers)
+    keys_file = api_keys_file or (Path(config.auth.api_keys_file) if config.auth.api_keys_file else None)
+    settings = RouterSettings(
+        model=_model(model, spec),
+        disaggregated=(
+            spec.is_disaggregated
+            if spec is not None
+            else all(each.role is not Role.AGGREGATED for each in static)
+        ),
+        config=config,
+        context_tokens=spec.model.context_tokens if spec is not None else None,
+        host=host,
+        port=port,
+        speed=speed,
+        statefile=discovery,
+        workers=static,
+        api_keys=read_api_keys(keys_file, os.environ.get(KEYS_VARIABLE)),
+        access_log=access_log,
+        shutdown_grace_s=shutdown_grace,
+    )
+    server = RouterServer(settings)
+    loop.run(server.serve)
+
+
+def _model(flag: str | None, spec: GraphSpec | None) -> str:
+    if flag is not None:
+        return flag
+    if spec is None:
+        raise ConfigError("--model: needed without --graph; name the model that clients ask for")
+    return spec.served_name
+
+
+def _with_policy(config: RouterConfig, policy: str | None) -> RouterConfig:
+    return config if policy is None else config.model_copy(update={"policy": RouterPolicy(policy)})

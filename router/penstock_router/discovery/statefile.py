@@ -1,0 +1,106 @@
+"""Reads the local backend's statefile; the last good view survives a missing, partial or corrupt file.
+
+Its writer replaces the file atomically, so a bad one is somebody else's doing: it is reported once and
+what was known goes on being served.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from penstock_core.logs import get_logger
+from penstock_graph.models import WORKER_ROLES, Role
+from penstock_router.discovery.spec import WorkerSpec
+
+log = get_logger(__name__)
+
+_ARBITER_KEY = "arbiter"
+_GONE_STATES = frozenset({"failed", "stopped"})
+_KNOWN_STATES = _GONE_STATES | {"requested", "starting", "ready", "draining"}
+
+
+class StatefileDiscovery:
+    """Polls one file.
+
+    Attributes:
+        problem: Why the newest read was of no use, or None.
+    """
+
+    __slots__ = ("_path", "_stamp", "_view", "problem")
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp: tuple[int, int, int] | None = None
+        self._view: tuple[WorkerSpec, ...] = ()
+        self.problem: str | None = None
+
+    def poll(self) -> tuple[WorkerSpec, ...] | None:
+        """Return the workers if the file has changed since the last call, else None; never raises."""
+        try:
+            info = self._path.stat()
+            stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
+            if stamp == self._stamp:
+                return None
+            view = parse_statefile(self._path.read_bytes())
+        except FileNotFoundError:
+            self._stamp = None
+            self._complain("the file does not exist yet or any more")
+            return None
+        except (OSError, ValueError) as exc:
+            self._complain(str(exc))
+            return None
+        self._stamp = stamp
+        if self.problem is not None:
+            log.info("statefile readable", path=str(self._path))
+        self.problem = None
+        if view == self._view:
+            return None
+        self._view = view
+        return view
+
+    def _complain(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning(
+                "statefile not usable; the last good view is kept",
+                path=str(self._path),
+                problem=problem,
+                workers=len(self._view),
+            )
+        self.problem = problem
+
+
+def parse_statefile(content: bytes) -> tuple[WorkerSpec, ...]:
+    """Return the workers of a statefile; entries that are no workers, or unreadable, are left out.
+
+    Raises:
+        ValueError: not a JSON object.
+    """
+    data = orjson.loads(content)
+    if not isinstance(data, dict):
+        raise ValueError(f"expected a JSON object, found {type(data).__name__}")  # noqa: TRY004 - one type for all bad content
+    specs = (_spec(name, entry) for name, entry in data.items() if name != _ARBITER_KEY)
+    return tuple(spec for spec in specs if spec is not None)
+
+
+def _spec(name: str, entry: Any) -> WorkerSpec | None:
+    if not isinstance(entry, dict) or entry.get("role") not in WORKER_ROLES:
+        return None
+    state, url = entry.get("state"), entry.get("url")
+    if state in _GONE_STATES or not isinstance(url, str) or not url.startswith("http://"):
+        return None
+    if state not in _KNOWN_STATES:
+        log.warning("statefile entry with an unknown state is not served", worker=name, state=str(state))
+        return None
+    return WorkerSpec(
+        name=name,
+        role=Role(entry["role"]),
+        url=url.rstrip("/"),
+        ready=state == "ready",
+        draining=state == "draining",
+        supervised=state != "draining",
+        incarnation=f"{entry.get('pid')}/{entry.get('create_time')}/{entry.get('restarts')}",
+        reason="" if state in {"ready", "draining"} else str(state),
+    )

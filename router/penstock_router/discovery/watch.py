@@ -1,0 +1,128 @@
+"""Keeps the fleet true: polls discovery, checks every worker's health and reads its metrics.
+
+One task per worker, all owned by `FleetWatch`; a worker that hangs delays nobody else's check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import suppress
+from typing import Final
+
+from penstock_core import metric_names as names
+from penstock_core.clock import ModelClock
+from penstock_core.errors import ObservationError, PenstockError
+from penstock_core.exposition import parse_samples
+from penstock_core.logs import get_logger
+from penstock_graph.models import HealthConfig
+from penstock_router.discovery.statefile import StatefileDiscovery
+from penstock_router.fleet import Fleet, Worker
+from penstock_wire.client import ConnectionPool, Timeouts
+
+log = get_logger(__name__)
+
+FLOOR_REAL_S: Final = 0.1
+"""Shortest pause between checks in real time: at high speeds a modelled second would be too many calls."""
+_WANTED: Final = (names.VLLM_KV_USAGE,)
+
+
+class FleetWatch:
+    """Health checks and metric scrapes of every worker in the fleet."""
+
+    def __init__(self, fleet: Fleet, pool: ConnectionPool, config: HealthConfig, clock: ModelClock) -> None:
+        self._fleet = fleet
+        self._pool = pool
+        self._config = config
+        self._clock = clock
+        self._tasks: dict[Worker, asyncio.Task[None]] = {}
+        self._period_real_s = max(FLOOR_REAL_S, clock.to_real_s(config.interval_seconds))
+        limit_s = config.timeout_real_seconds
+        self._timeouts = Timeouts(connect_s=limit_s, first_byte_s=limit_s, idle_s=limit_s, total_s=limit_s)
+
+    def follow(self, discovery: StatefileDiscovery) -> None:
+        """Take over what discovery has found since the last call."""
+        specs = discovery.poll()
+        if specs is not None:
+            self._fleet.apply(specs)
+            self.sync()
+
+    def sync(self) -> None:
+        """Start a task for every new worker and end those of workers that left."""
+        current = set(self._fleet)
+        for worker in [worker for worker in self._tasks if worker not in current]:
+            self._tasks.pop(worker).cancel()
+        for worker in current - self._tasks.keys():
+            self._tasks[worker] = asyncio.create_task(self._watch(worker), name=f"watch {worker.name}")
+
+    async def close(self) -> None:
+        """End all tasks."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _watch(self, worker: Worker) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
+        while True:
+            try:
+                await self.check(worker)
+            except Exception:
+                log.exception("health check failed unexpectedly", worker=worker.name)
+            due_s = max(due_s + self._period_real_s, loop.time() + FLOOR_REAL_S / 2)
+            await asyncio.sleep(due_s - loop.time())
+
+    async def check(self, worker: Worker) -> None:
+        """Check one worker once and take note of what it says."""
+        problem = await self._health_problem(worker)
+        was = worker.health_problem
+        if problem is None:
+            worker.failed_checks = 0
+            worker.health_problem = None
+            await self._scrape(worker)
+        else:
+            worker.failed_checks += 1
+            if worker.failed_checks >= self._config.unhealthy_after:
+                worker.health_problem = problem
+        if (was is None) is not (worker.health_problem is None):
+            log.info("worker health changed", worker=worker.name, problem=worker.health_problem)
+            self._fleet.changed()
+
+    async def _health_problem(self, worker: Worker) -> str | None:
+        url = worker.spec.url + "/health"
+        try:
+            response = await self._pool.request("GET", url, timeouts=self._timeouts)
+        except PenstockError as exc:
+            return f"health check failed: {exc}"
+        return None if response.status == 200 else f"health check answered {response.status}"
+
+    async def _scrape(self, worker: Worker) -> None:
+        url = worker.spec.url + "/metrics"
+        try:
+            response = await self._pool.request("GET", url, timeouts=self._timeouts)
+            if response.status != 200:
+                log.debug("metrics page not served", worker=worker.name, status=response.status)
+                return
+            page = response.body.decode("utf-8", "replace")
+            values = [sample.value for sample in parse_samples(page, _WANTED)]
+        except (PenstockError, ObservationError) as exc:
+            # The last reading stays, and its age tells what it is worth.
+            log.debug("metrics not readable", worker=worker.name, problem=str(exc))
+            return
+        worker.metrics_at_s = self._clock.now_s()
+        worker.kv_usage_fraction = kv_usage(values)
+        worker.scraped_tokens = worker.inflight_tokens
+
+
+def kv_usage(values: list[float]) -> float | None:
+    """Return a worker's KV usage from its ranks' gauges: their mean, or None if one is no fraction.
+
+    NaN, infinities and values outside 0-1 are a fault of the page; half of a worker is no reading.
+    """
+    if not values or not all(math.isfinite(value) and 0 <= value <= 1 for value in values):
+        return None
+    return sum(values) / len(values)

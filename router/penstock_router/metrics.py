@@ -1,0 +1,247 @@
+"""The router's own numbers: plain counters bumped on the request path, turned into text only when scraped.
+
+prometheus_client's counters lock on every increment; the relay observes tens of thousands of gaps a
+second, so histograms here are a bisect into a list, and one custom collector exports everything.
+All durations are modelled seconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from penstock_core import metric_names as names
+from penstock_core.lag import LagTracker
+from penstock_router.fleet import Fleet, WorkerState
+
+# vLLM's buckets, so that a dashboard can lay the router's curves over the workers'; the ITL's begin finer,
+# because one H200 step of an 8B model takes 4.5 ms, below vLLM's first bucket.
+TTFT_BUCKETS: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+ITL_BUCKETS: Final = (
+    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+E2E_BUCKETS: Final = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+    960.0, 1920.0, 7680.0,
+)  # fmt: skip
+QUEUE_BUCKETS: Final = E2E_BUCKETS
+
+
+class BucketCounts:
+    """A histogram: counts by bucket, and the sum of what was observed."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Add ``count`` observations of ``value``."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def export(self) -> tuple[list[tuple[str, float]], float]:
+        """Return cumulative counts by upper bound, the last ``+Inf``, and the sum."""
+        total = 0
+        cumulative: list[tuple[str, float]] = []
+        for bound, count in zip((*self._bounds, None), self._counts, strict=True):
+            total += count
+            cumulative.append(("+Inf" if bound is None else str(bound), float(total)))
+        return cumulative, self._sum
+
+
+class RouterMetrics:
+    """What the request path counts.
+
+    Attributes:
+        requests: Answers by (endpoint, status code); 499 when the client left first.
+        errors: Failures by reason (see ``proxy.failures``).
+        retries: Retries by reason.
+        prompt_tokens: Prompt tokens of answered requests.
+        generation_tokens: Tokens sent to clients.
+        cached_tokens: Prompt tokens that prefill found in its cache.
+        ttft: Arrival to first token, streams only.
+        itl: Gaps between tokens, streams only; tokens of one read share its gap.
+        e2e: Arrival to last byte, answered requests only.
+        queue_time: Waits for the first stage, zero ones included.
+        lag: Lateness of the router's own timer.
+    """
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.retries: Counter[str] = Counter()
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.cached_tokens = 0
+        self.ttft = BucketCounts(TTFT_BUCKETS)
+        self.itl = BucketCounts(ITL_BUCKETS)
+        self.e2e = BucketCounts(E2E_BUCKETS)
+        self.queue_time = BucketCounts(QUEUE_BUCKETS)
+        self.lag = LagTracker()
+
+
+class QueueView:
+    """What the exporter reads of the prefill queue."""
+
+    def __init__(self, requests: int, tokens: int, oldest_s: float) -> None:
+        self.requests = requests
+        self.tokens = tokens
+        self.oldest_s = oldest_s
+
+
+class RouterCollector:
+    """Builds the metric families at scrape time."""
+
+    def __init__(
+        self,
+        metrics: RouterMetrics,
+        fleet: Fleet,
+        queue: Callable[[], QueueView],
+        *,
+        model: str,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._metrics = metrics
+        self._fleet = fleet
+        self._queue = queue
+        self._model = model
+        self._now_s = now_s
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        yield from self._queue_families()
+        yield from self._worker_families()
+        yield from self._request_families()
+        lag_s = self._metrics.lag.p99_s()
+        lag = GaugeMetricFamily(
+            names.SCHEDULE_LAG_P99, "How late the router's timer runs, p99; modelled seconds."
+        )
+        if lag_s is not None:
+            lag.add_metric([], lag_s)
+        yield lag
+        yield _counter(
+            names.SCHEDULE_LAG_SAMPLES,
+            "Timer ticks measured for lateness.",
+            [],
+            [((), self._metrics.lag.total)],
+        )
+
+    def _queue_families(self) -> Iterator[Metric]:
+        queue, model = self._queue(), [self._model]
+        for name, text, value in (
+            (names.ROUTER_QUEUE_REQUESTS, "Requests waiting for a prefill worker.", queue.requests),
+            (names.ROUTER_QUEUE_TOKENS, "Prompt tokens waiting for a prefill worker.", queue.tokens),
+            (
+                names.ROUTER_QUEUE_OLDEST,
+                "Longest wait so far in the prefill queue; modelled seconds.",
+                queue.oldest_s,
+            ),
+        ):
+            family = GaugeMetricFamily(name, text, labels=["model_name"])
+            family.add_metric(model, value)
+            yield family
+
+    def _worker_families(self) -> Iterator[Metric]:
+        now_s, labels = self._now_s(), ["worker", "role"]
+        ready = GaugeMetricFamily(names.ROUTER_WORKER_READY, "1 if requests are sent there.", labels=labels)
+        requests = GaugeMetricFamily(
+            names.ROUTER_WORKER_INFLIGHT_REQUESTS, "Requests under way.", labels=labels
+        )
+        tokens = GaugeMetricFamily(names.ROUTER_WORKER_INFLIGHT_TOKENS, "Tokens under way.", labels=labels)
+        usage = GaugeMetricFamily(
+            names.ROUTER_WORKER_KV_USAGE,
+            "KV blocks in use as last scraped, 0-1; absent if unknown.",
+            labels=labels,
+        )
+        age = GaugeMetricFamily(
+            names.ROUTER_WORKER_METRICS_AGE, "Age of the worker's metrics; modelled seconds.", labels=labels
+        )
+        for worker in self._fleet:
+            key = [worker.name, worker.spec.role.value]
+            ready.add_metric(key, worker.state(now_s)[0] is WorkerState.READY)
+            requests.add_metric(key, worker.inflight_requests)
+            tokens.add_metric(key, worker.inflight_tokens)
+            if worker.kv_usage_fraction is not None:
+                usage.add_metric(key, worker.kv_usage_fraction)
+            age_s = worker.metrics_age_s(now_s)
+            if age_s is not None:
+                age.add_metric(key, age_s)
+        yield from (ready, requests, tokens, usage, age)
+
+    def _request_families(self) -> Iterator[Metric]:
+        metrics, model = self._metrics, self._model
+        yield _counter(
+            names.ROUTER_REQUESTS,
+            "Answers by endpoint and status code; 499: the client left.",
+            ["endpoint", "code"],
+            (((endpoint, str(code)), count) for (endpoint, code), count in metrics.requests.items()),
+        )
+        yield _counter(
+            names.ROUTER_ERRORS,
+            "Requests that failed, by reason.",
+            ["reason"],
+            (((reason,), count) for reason, count in metrics.errors.items()),
+        )
+        yield _counter(
+            names.ROUTER_RETRIES,
+            "Retries, by the reason of the failure before.",
+            ["reason"],
+            (((reason,), count) for reason, count in metrics.retries.items()),
+        )
+        for name, text, total in (
+            (names.ROUTER_PROMPT_TOKENS, "Prompt tokens of answered requests.", metrics.prompt_tokens),
+            (names.ROUTER_GENERATION_TOKENS, "Tokens sent to clients.", metrics.generation_tokens),
+            (
+                names.ROUTER_CACHED_TOKENS,
+                "Prompt tokens that prefill found in its cache.",
+                metrics.cached_tokens,
+            ),
+        ):
+            yield _counter(name, text, ["model_name"], [((model,), total)])
+        for name, text, histogram in (
+            (names.ROUTER_TTFT, "Arrival to first token of streams; modelled seconds.", metrics.ttft),
+            (names.ROUTER_ITL, "Gaps between tokens of streams; modelled seconds.", metrics.itl),
+            (names.ROUTER_E2E, "Arrival to last byte; modelled seconds.", metrics.e2e),
+            (names.ROUTER_QUEUE_TIME, "Waits for the first stage; modelled seconds.", metrics.queue_time),
+        ):
+            family = HistogramMetricFamily(name, text, labels=["model_name"])
+            buckets, total_s = histogram.export()
+            family.add_metric([model], buckets, total_s)
+            yield family
+
+
+def _counter(
+    name: str, text: str, labels: list[str], values: Iterable[tuple[tuple[str, ...], int]]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for key, value in values:
+        family.add_metric(list(key), value)
+    return family
+
+
+class MetricsPage:
+    """Renders ``/metrics``."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, collector: RouterCollector) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(collector)
+        ProcessCollector(registry=self._registry)
+
+    def render(self) -> bytes:
+        """Return the page in the Prometheus text format."""
+        return generate_latest(self._registry)

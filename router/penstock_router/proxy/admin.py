@@ -1,0 +1,91 @@
+"""What operators and the supervisor ask: health, readiness, the workers, their drain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from penstock_router.fleet import Fleet, Worker
+from penstock_router.gate import Gate
+from penstock_router.metrics import QueueView, RouterMetrics
+
+
+class Admin:
+    """Answers from the fleet as it is at the moment of asking."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        gate: Gate,
+        metrics: RouterMetrics,
+        *,
+        now_s: Callable[[], float],
+        discovery_problem: Callable[[], str | None],
+    ) -> None:
+        self._fleet = fleet
+        self._gate = gate
+        self._metrics = metrics
+        self._now_s = now_s
+        self._discovery_problem = discovery_problem
+        self.stopping = False
+
+    def health(self) -> tuple[int, bytes]:
+        """Return 200: the process is alive, whatever its workers do."""
+        return 200, b'{"status":"ok"}'
+
+    def ready(self) -> tuple[int, bytes]:
+        """Return 200 if a request would be served now, else 503 with the reasons."""
+        reasons = self._gate.problems()
+        if self.stopping:
+            reasons.append("the router is stopping")
+        discovery = self._discovery_problem()
+        if discovery is not None and reasons:
+            reasons.append(f"discovery: {discovery}")
+        if reasons:
+            return 503, orjson.dumps({"status": "not ready", "reasons": reasons})
+        return 200, b'{"status":"ready","reasons":[]}'
+
+    def workers(self) -> bytes:
+        """Return ``{"workers", "prefill_queue", "lag_p99_s"}``."""
+        now_s = self._now_s()
+        queue = self.queue_view()
+        return orjson.dumps(
+            {
+                "workers": [self._shown(worker, now_s) for worker in self._fleet],
+                "prefill_queue": {
+                    "requests": queue.requests,
+                    "tokens": queue.tokens,
+                    "oldest_s": round(queue.oldest_s, 6),
+                },
+                "lag_p99_s": self._metrics.lag.p99_s(),
+            }
+        )
+
+    def queue_view(self) -> QueueView:
+        """Return the prefill queue's numbers."""
+        queue = self._gate.queue
+        return QueueView(len(queue), queue.tokens, queue.oldest_s(self._now_s()))
+
+    def drain(self, name: str, *, drained: bool) -> bytes:
+        """Stop (or allow again) new requests to a worker; done when this returns.
+
+        Raises:
+            NotFoundError: no worker has that name.
+        """
+        self._fleet.set_drained(name, drained=drained)
+        return orjson.dumps({"name": name, "inflight_requests": self._fleet.inflight_requests(name)})
+
+    def _shown(self, worker: Worker, now_s: float) -> dict[str, Any]:
+        state, reason = worker.state(now_s)
+        return {
+            "name": worker.name,
+            "role": worker.spec.role.value,
+            "url": worker.spec.url,
+            "state": state.value,
+            "inflight_requests": self._fleet.inflight_requests(worker.name),
+            "inflight_tokens": worker.inflight_tokens,
+            "kv_usage_fraction": worker.kv_usage_fraction,
+            "reason": reason,
+        }

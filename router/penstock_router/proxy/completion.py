@@ -1,0 +1,167 @@
+"""One completion request, parsed once: what the router must know, and the bytes as the client sent them.
+
+Everything else in the body is the worker's to judge. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+
+class Endpoint(StrEnum):
+    """Endpoints in metrics; a closed set, so that paths made up by clients add no series."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat_completions"
+    MODELS = "models"
+    WORKERS = "workers"
+    OTHER = "other"
+
+
+PATHS = {"/v1/completions": Endpoint.COMPLETIONS, "/v1/chat/completions": Endpoint.CHAT}
+
+
+class RequestRefused(Exception):  # noqa: N818 - a refusal is an answer, not a fault of the router
+    """The request cannot be served as it is.
+
+    Attributes:
+        status: HTTP status, 4xx.
+        message: Key, value, bound and remedy.
+        code: Machine-readable word; also the reason in ``penstock_router_errors_total``.
+    """
+
+    def __init__(self, status: int, message: str, *, code: str) -> None:
+        self.status = status
+        self.message = message
+        self.code = code
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A request for text.
+
+    Attributes:
+        endpoint: completions or chat_completions.
+        path: Path at the worker, the same as here.
+        raw: Body as sent.
+        body: The same, parsed.
+        stream: Whether events are asked for.
+        prompt_bytes: UTF-8 bytes of the prompt; 0 when it was sent as token ids.
+        prompt_ids: Number of token ids in the prompt; 0 when it was sent as text.
+        is_single: One prompt and one answer: what a KV hand-over can carry.
+    """
+
+    endpoint: Endpoint
+    path: str
+    raw: bytes
+    body: dict[str, Any]
+    stream: bool
+    prompt_bytes: int
+    prompt_ids: int
+    is_single: bool
+
+
+def parse_completion(path: str, content_type: bytes | None, raw: bytes, *, model: str) -> CompletionRequest:
+    """Read a request.
+
+    Args:
+        path: A key of `PATHS`.
+        content_type: Header value, or None.
+        raw: Body.
+        model: The name under which the model is served.
+
+    Raises:
+        RequestRefused: 415, 400 or 404.
+    """
+    if content_type is None or content_type.split(b";", 1)[0].strip().lower() != b"application/json":
+        shown = (content_type or b"none").decode("latin-1")
+        raise RequestRefused(
+            415, f"content-type: {shown}: send application/json", code="unsupported_media_type"
+        )
+    body = _object(raw)
+    _check_model(body, model)
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise RequestRefused(400, f"stream: {stream!r} must be true or false", code="invalid_request")
+    if "kv_transfer_params" in body:
+        # A client that could set them would choose which hosts a worker connects to.
+        raise RequestRefused(
+            400, "kv_transfer_params: set by the router alone; leave it out", code="invalid_request"
+        )
+    endpoint = PATHS[path]
+    texts = _chat_texts(body) if endpoint is Endpoint.CHAT else _prompt_texts(body)
+    prompts, text_bytes, ids = texts
+    several = any(isinstance(body.get(key), int) and body[key] > 1 for key in ("n", "best_of"))
+    return CompletionRequest(
+        endpoint, path, raw, body, bool(stream), text_bytes, ids, is_single=prompts == 1 and not several
+    )
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as exc:
+        raise RequestRefused(400, f"body is not valid JSON: {exc}", code="invalid_json") from exc
+    if not isinstance(body, dict):
+        raise RequestRefused(400, "body: must be a JSON object", code="invalid_json")
+    return body
+
+
+def _check_model(body: dict[str, Any], model: str) -> None:
+    asked = body.get("model")
+    if not isinstance(asked, str) or not asked:
+        raise RequestRefused(400, f"model: missing; this router serves {model!r}", code="invalid_request")
+    if asked != model:
+        shown = asked if len(asked) <= 256 else asked[:256] + "..."
+        raise RequestRefused(
+            404, f"model: {shown!r} does not exist; this router serves {model!r}", code="model_not_found"
+        )
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _prompt_texts(body: dict[str, Any]) -> tuple[int, int, int]:
+    """Return prompts, bytes of text and token ids of a completion request."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return 1, _size(prompt), 0
+    if isinstance(prompt, list) and prompt:
+        if all(type(each) is int for each in prompt):
+            return 1, 0, len(prompt)
+        if all(isinstance(each, str) for each in prompt):
+            return len(prompt), sum(map(_size, prompt)), 0
+        if all(isinstance(each, list) for each in prompt):
+            return len(prompt), 0, sum(map(len, prompt))
+    if prompt is None and body.get("prompt_embeds") is not None:
+        return 1, 0, 1
+    raise RequestRefused(
+        400, "prompt: must be a string, a list of strings or of token ids, not empty", code="invalid_request"
+    )
+
+
+def _chat_texts(body: dict[str, Any]) -> tuple[int, int, int]:
+    """Return 1, bytes of the messages' text, 0; the template's own tokens are learnt with the ratio."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestRefused(400, "messages: must be a list, not empty", code="invalid_request")
+    size = 0
+    for message in messages:
+        if not isinstance(message, dict):
+            raise RequestRefused(400, "messages: each must be an object", code="invalid_request")
+        content = message.get("content")
+        if isinstance(content, str):
+            size += _size(content)
+        elif isinstance(content, list):
+            size += sum(
+                _size(part["text"])
+                for part in content
+                if isinstance(part, dict) and isinstance(part.get("text"), str)
+            )
+    return 1, size, 0

@@ -1,0 +1,101 @@
+"""The KV hand-over from prefill to decode, as vLLM's own proxies spell it. Pure.
+
+Source: vLLM 0.32, NixlConnector: the prefill request asks for remote decode and one token; what the
+prefill worker returns in ``kv_transfer_params`` goes unread into the decode request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from penstock_router.proxy.completion import CompletionRequest
+
+_PREFILL_PARAMS: Final = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+_DROPPED: Final = ("min_tokens", "stream_options")
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """What a prefill worker answered.
+
+    Attributes:
+        params: ``kv_transfer_params`` for decode; None when it kept no blocks (its one token ended the
+            text, or the prompt is shorter than a block), and decode then computes the prompt itself.
+        prompt_tokens: The prompt's length as the worker counted it, or None.
+        cached_tokens: Prompt tokens found in the prefill worker's own cache, or None when it does not say.
+    """
+
+    params: dict[str, Any] | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+
+
+def prefill_body(request: CompletionRequest) -> bytes:
+    """Return the request that a prefill worker gets: no stream, one token, KV kept for a remote decode."""
+    body = dict(request.body)
+    for key in _DROPPED:
+        body.pop(key, None)
+    body["stream"] = False
+    body["max_tokens"] = 1
+    body["max_completion_tokens"] = 1
+    body["kv_transfer_params"] = _PREFILL_PARAMS
+    return orjson.dumps(body)
+
+
+def decode_body(request: CompletionRequest, params: dict[str, Any] | None) -> bytes:
+    """Return the client's own bytes with the prefill worker's parameters spliced in at the end."""
+    if params is None:
+        return request.raw
+    # The body is an object with at least a model, so its last byte is the brace to move.
+    return request.raw.rstrip()[:-1] + b',"kv_transfer_params":' + orjson.dumps(params) + b"}"
+
+
+def read_prefill_answer(content: bytes) -> Prefilled:
+    """Read a prefill worker's answer.
+
+    Raises:
+        ValueError: not a JSON object.
+    """
+    answer = orjson.loads(content)
+    if not isinstance(answer, dict):
+        raise ValueError("the answer is not a JSON object")  # noqa: TRY004 - one type for all bad content
+    params = answer.get("kv_transfer_params")
+    prompt_tokens, _, cached_tokens = read_usage(answer.get("usage"))
+    return Prefilled(params if isinstance(params, dict) and params else None, prompt_tokens, cached_tokens)
+
+
+def read_usage(usage: Any) -> tuple[int | None, int | None, int | None]:
+    """Return prompt, completion and cached tokens of a ``usage`` object; None for what it does not say."""
+    if not isinstance(usage, dict):
+        return None, None, None
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")), _count(cached)
+
+
+def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None:
+    """Put the prefill's cached-token count into decode's ``usage``, in place.
+
+    Decode counts every transferred token as cached, which says nothing about the prompt; when prefill
+    does not tell its count, the field is null: unknown, not zero.
+    """
+    if cached_tokens is None:
+        usage["prompt_tokens_details"] = None
+        return
+    details = usage.get("prompt_tokens_details")
+    kept = details if isinstance(details, dict) else {}
+    usage["prompt_tokens_details"] = {**kept, "cached_tokens": cached_tokens}
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

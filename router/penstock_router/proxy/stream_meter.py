@@ -1,0 +1,191 @@
+"""Watches a stream that is being relayed: first token, gaps, tokens, usage; and corrects the usage event.
+
+Called once per read of the upstream socket, tens of thousands of times a second: the usual read (whole
+events of one line each, without usage) costs a few C calls, one clock read and one bisect.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from penstock_router.fleet import InFlight
+from penstock_router.metrics import RouterMetrics
+from penstock_router.proxy.handover import with_cached_tokens
+from penstock_wire.sse import EventSplitter, encode_event, payload
+
+_USAGE = b'"usage":'
+_NULL_USAGE_END = b'"usage":null}\n\n'
+_DONE = b"[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Puts the prefill's cached-token count, None if unknown, into usage events."""
+
+    cached_tokens: int | None
+
+
+class StreamMeter:
+    """Measures one stream.
+
+    Attributes:
+        tokens: Events with text so far; one token each unless the worker batches them.
+        ttft_s: Arrival to first token, modelled seconds; None before it.
+        usage: The last usage object seen, corrected if it was to be; None without one.
+    """
+
+    __slots__ = (
+        "_arrived_real_s",
+        "_correction",
+        "_inflight",
+        "_itl",
+        "_last_real_s",
+        "_metrics",
+        "_speed",
+        "_splitter",
+        "_tail",
+        "tokens",
+        "ttft_s",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        metrics: RouterMetrics,
+        inflight: InFlight,
+        *,
+        arrived_real_s: float,
+        speed: float,
+        correction: Correction | None,
+    ) -> None:
+        """Start before the first read.
+
+        Args:
+            metrics: Takes TTFT and gaps.
+            inflight: Grows by the tokens.
+            arrived_real_s: When the request came, ``time.monotonic()``.
+            speed: Modelled seconds per real one.
+            correction: How to rewrite usage events; None passes every byte at once.
+        """
+        self._metrics = metrics
+        self._itl = metrics.itl
+        self._inflight = inflight
+        self._arrived_real_s = arrived_real_s
+        self._last_real_s = 0.0
+        self._speed = speed
+        self._correction = correction
+        self._splitter = EventSplitter()
+        self._tail = self._splitter.tail
+        self.tokens = 0
+        self.ttft_s: float | None = None
+        self.usage: dict[str, Any] | None = None
+
+    @property
+    def is_mid_event(self) -> bool:
+        """Whether an event has begun and not ended."""
+        return bool(self._tail)
+
+    def observe(self, data: bytes) -> bytes:
+        """Take the bytes of one read and return what to send on.
+
+        Raises:
+            StreamBroken: an event is too long to be one.
+        """
+        now_real_s = time.monotonic()
+        if (
+            self.tokens
+            and not self._tail
+            and data.startswith(b"data: {")
+            and data.endswith(b"}\n\n")
+            and (_USAGE not in data or data.count(_USAGE) == data.count(_NULL_USAGE_END))
+        ):
+            count = 1
+            if data.count(b"\n") != 2:
+                count = data.count(b"}\n\ndata: {") + 1
+                if data.count(b"\n") != 2 * count:
+                    return self._observe_slowly(data, now_real_s)
+            gap_s = (now_real_s - self._last_real_s) * self._speed
+            self._last_real_s = now_real_s
+            self._itl.observe(gap_s / count, count)
+            self.tokens += count
+            self._inflight.grow(count)
+            return data
+        return self._observe_slowly(data, now_real_s)
+
+    def rest(self) -> bytes:
+        """Return the bytes held back of an event that never ended; for a stream that ended in order."""
+        held = bytes(self._tail) if self._correction is not None else b""
+        self._tail.clear()
+        return held
+
+    def _observe_slowly(self, data: bytes, now_real_s: float) -> bytes:
+        events = self._splitter.feed(data)
+        count = 0
+        for index, event in enumerate(events):
+            is_token, rewritten = self._look_at(event)
+            count += is_token
+            if rewritten is not None:
+                events[index] = rewritten
+        if count:
+            self._count_tokens(count, now_real_s)
+        return data if self._correction is None else b"".join(events)
+
+    def _count_tokens(self, count: int, now_real_s: float) -> None:
+        if self.ttft_s is None:
+            self.ttft_s = (now_real_s - self._arrived_real_s) * self._speed
+            self._metrics.ttft.observe(self.ttft_s)
+        else:
+            # Tokens of one read cannot be told apart in time: they share its gap.
+            self._itl.observe((now_real_s - self._last_real_s) * self._speed / count, count)
+        self._last_real_s = now_real_s
+        self.tokens += count
+        self._inflight.grow(count)
+
+    def _look_at(self, event: bytes) -> tuple[bool, bytes | None]:
+        """Return whether the event carries a token, and what to send in its place (None: as it is)."""
+        data = payload(event)
+        if data is None or data == _DONE:
+            return False, None
+        has_usage = _USAGE in data
+        if self.tokens and not has_usage:
+            return True, None
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return False, None
+        if not isinstance(chunk, dict):
+            return False, None
+        rewritten = None
+        usage = chunk.get("usage") if has_usage else None
+        if isinstance(usage, dict):
+            if self._correction is not None:
+                with_cached_tokens(usage, self._correction.cached_tokens)
+                rewritten = encode_event(orjson.dumps(chunk))
+            self.usage = usage
+        return _has_text(chunk), rewritten
+
+
+def _has_text(chunk: dict[str, Any]) -> bool:
+    """Return whether a chunk shows generated text, or its end; a chat's first chunk names only the role."""
+    choices = chunk.get("choices")
+    if not isinstance(choices, list):
+        return False
+    for choice in choices:
+        if not isinstance(choice, dict):
+            continue
+        delta = choice.get("delta")
+        shown = delta if isinstance(delta, dict) else choice
+        if choice.get("finish_reason") is not None or any(
+            value for key, value in shown.items() if key not in _NO_TEXT
+        ):
+            return True
+    return False
+
+
+_NO_TEXT = frozenset(
+    {"role", "index", "logprobs", "finish_reason", "stop_reason", "token_ids", "prompt_token_ids"}
+)

@@ -1,0 +1,107 @@
+"""What one router process is told: the graph's router section plus flags; printed at start, keys masked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock_core.clock import ModelClock
+from penstock_core.errors import ConfigError
+from penstock_graph.models import Role, RouterConfig
+from penstock_router.discovery.spec import WorkerSpec
+from penstock_router.policy.registry import make_policy
+from penstock_wire.client import Timeouts
+from penstock_wire.server import ServerLimits
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """Settings of one router.
+
+    Attributes:
+        model: Name under which clients ask for the model.
+        disaggregated: Prefill and decode are separate pools.
+        config: The graph's router section.
+        context_tokens: Longest prompt plus output, shown by ``/v1/models``; None: not known.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        speed: Modelled seconds per real one.
+        statefile: Where the local backend lists the workers; None with a fixed fleet.
+        workers: The fixed fleet; empty with a statefile.
+        api_keys: Accepted keys; empty: none asked for.
+        access_log: File for one JSON line per request, ``-`` for stdout, None for none.
+        shutdown_grace_s: Longest wait for requests under way at SIGTERM, modelled seconds.
+    """
+
+    model: str
+    disaggregated: bool
+    config: RouterConfig = field(default_factory=RouterConfig)
+    context_tokens: int | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    speed: float = 1.0
+    statefile: Path | None = None
+    workers: tuple[WorkerSpec, ...] = ()
+    api_keys: frozenset[bytes] = frozenset()
+    access_log: str | None = None
+    shutdown_grace_s: float = 900.0
+
+    def check(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: no source of workers, two of them, roles that do not fit, or an unknown policy.
+        """
+        if (self.statefile is None) is (not self.workers):
+            raise ConfigError("workers: give either --discovery STATEFILE or --worker role=url, not both")
+        make_policy(self.config.policy)
+        needed = {Role.PREFILL, Role.DECODE} if self.disaggregated else {Role.AGGREGATED}
+        if self.workers and {each.role for each in self.workers} != needed:
+            have = ", ".join(sorted({each.role for each in self.workers}))
+            want = " and ".join(sorted(needed))
+            raise ConfigError(f"--worker: roles {have} given; the graph needs {want}")
+
+    @property
+    def first_role(self) -> Role:
+        """Role of the stage that requests queue for."""
+        return Role.PREFILL if self.disaggregated else Role.AGGREGATED
+
+    def shown(self) -> dict[str, Any]:
+        """Return what is logged at start, without secrets."""
+        return {
+            "model": self.model,
+            "disaggregated": self.disaggregated,
+            "policy": self.config.policy.value,
+            "speed": self.speed,
+            "discovery": str(self.statefile) if self.statefile else [each.url for each in self.workers],
+            "api_keys": len(self.api_keys),
+            "access_log": self.access_log,
+            "config": self.config.to_manifest(),
+        }
+
+    def server_limits(self) -> ServerLimits:
+        """Return the bounds of client connections."""
+        limits = self.config.limits
+        return ServerLimits(
+            max_header_bytes=limits.max_header_bytes,
+            max_body_bytes=limits.max_body_bytes,
+            header_timeout_s=limits.header_timeout_real_seconds,
+            body_timeout_s=limits.header_timeout_real_seconds,
+            max_connections=limits.max_connections,
+        )
+
+    def upstream_timeouts(self, clock: ModelClock, *, left_s: float) -> Timeouts:
+        """Return the bounds of one call of a worker, in real seconds.
+
+        Args:
+            clock: Converts.
+            left_s: What is left of the request's own time, modelled seconds.
+        """
+        limits = self.config.limits
+        return Timeouts(
+            connect_s=limits.connect_timeout_real_seconds,
+            first_byte_s=clock.to_real_s(limits.first_byte_timeout_seconds),
+            idle_s=clock.to_real_s(limits.idle_timeout_seconds),
+            total_s=max(0.001, clock.to_real_s(left_s)),
+        )
