@@ -1,0 +1,51 @@
+"""When a decode worker renews, and for whom."""
+
+from penstock_engine.core.heartbeat import HeartbeatSchedule
+
+
+def test_first_heartbeat_is_due_on_arrival():
+    """A request is renewed from the moment it is tracked, waiting or not."""
+    schedule = HeartbeatSchedule(5)
+    schedule.track("p0", "a")
+    assert schedule.next_s() < 0
+    assert schedule.due(100) == {"p0": ["a"]}
+    assert schedule.next_s() == 105
+
+
+def test_one_message_renews_all_requests_of_an_engine():
+    """Requests of one prefill worker travel together, others apart."""
+    schedule = HeartbeatSchedule(5)
+    for engine, request in (("p0", "a"), ("p0", "b"), ("p1", "c")):
+        schedule.track(engine, request)
+    assert schedule.due(0) == {"p0": ["a", "b"], "p1": ["c"]}
+
+
+def test_messages_to_an_engine_keep_their_distance():
+    """A request that arrives between two heartbeats waits for the next one."""
+    schedule = HeartbeatSchedule(5)
+    schedule.track("p0", "a")
+    schedule.due(0)
+    schedule.track("p0", "b")
+    assert schedule.due(4.9) == {}
+    assert schedule.due(5) == {"p0": ["a", "b"]}
+
+
+def test_untracked_requests_are_not_renewed():
+    """After the read, or the end, of all requests nothing is due; unknown ids do no harm."""
+    schedule = HeartbeatSchedule(5)
+    schedule.track("p0", "a")
+    schedule.untrack("p0", "a")
+    schedule.untrack("p0", "a")
+    schedule.untrack("p9", "x")
+    assert schedule.next_s() is None
+    assert schedule.due(1000) == {}
+
+
+def test_engines_that_went_away_are_forgotten():
+    """Many short-lived prefill workers leave no memory of when they were last written to."""
+    schedule = HeartbeatSchedule(5)
+    for number in range(500):
+        schedule.track(f"p{number}", "a")
+        schedule.due(number)
+        schedule.untrack(f"p{number}", "a")
+    assert len(schedule._sent_s) <= 65

@@ -1,0 +1,160 @@
+"""The shipped profiles say what the tables say; wrong files are refused with a reason."""
+
+import pytest
+
+from penstock_core.errors import ConfigError
+from penstock_engine import profiles
+from penstock_engine.profiles.loading import parse
+
+TTFT_4096_MS = {
+    "h200-llama-3.1-8b-tp1": 18.6 + 0.01411 * 4096 + 4.92e-7 * 4096**2,
+    "h100-llama-3.3-70b-tp2": 24.4 + 0.0805 * 4096 + 2.28e-6 * 4096**2,
+    "h100-llama-3.3-70b-tp4": 18.6 + 0.0488 * 4096 + 1.11e-6 * 4096**2,
+    "h100-llama-3.3-70b-tp8": 15.0 + 0.0386 * 4096 + 1.4e-7 * 4096**2,
+    "a100-llama-8b-bf16-tp1": 15 + 6.1 + 0.0504 * 4096 + 1.69e-6 * 4096**2,
+    "a100-qwen2.5-7b-bf16-tp1": 15 + 5.5 + 0.0487 * 4096 + 1.02e-6 * 4096**2,
+    "a100-qwen2.5-14b-bf16-tp1": 15 + 12.5 + 0.0937 * 4096 + 2.64e-6 * 4096**2,
+    "a100-llama-70b-bf16-tp8": 15 + 11.6 + 0.0981 * 4096,
+    "h100-llama-8b-bf16-tp1": 15 + 3.8 + 0.0145 * 4096 + 6.55e-7 * 4096**2,
+    "h100-qwen2.5-7b-bf16-tp1": 15 + 3.4 + 0.0140 * 4096 + 5.96e-7 * 4096**2,
+    "h100-llama-70b-bf16-tp8": 15 + 8.2 + 0.0337 * 4096 + 9.97e-7 * 4096**2,
+    "h200-llama-8b-bf16-tp1": 15 + 2.3 + 0.0164 * 4096 + 6.71e-7 * 4096**2,
+}
+STEP_64_128K_MS = {
+    "h200-llama-3.1-8b-tp1": 4.45 + 64 * 0.0222 + 128_000 * 3.16e-5,
+    "h100-llama-3.3-70b-tp2": 14.2 + 64 * 0.0714 + 128_000 * 1.74e-4,
+    "h100-llama-3.3-70b-tp4": 10.8 + 64 * 0.0578 + 128_000 * 9.74e-5,
+    "h100-llama-3.3-70b-tp8": 8.88 + 64 * 0.0502 + 128_000 * 5.93e-5,
+    "a100-llama-8b-bf16-tp1": 1.08 * (10.9 + 64 * 0.0245 + 128_000 * 7.88e-5),
+    "a100-qwen2.5-7b-bf16-tp1": 1.08 * (10.4 + 64 * 0.0248 + 128_000 * 3.54e-5),
+    "a100-qwen2.5-14b-bf16-tp1": 1.08 * (20.2 + 64 * 0.0490 + 128_000 * 1.22e-4),
+    "a100-llama-70b-bf16-tp8": 1.08 * (19.4 + 64 * 0.0530 + 128_000 * 2.55e-5),
+    "h100-llama-8b-bf16-tp1": 1.08 * (5.98 + 64 * 0.0051 + 128_000 * 4.21e-5),
+    "h100-qwen2.5-7b-bf16-tp1": 1.08 * (5.39 + 64 * 0.0043 + 128_000 * 2.04e-5),
+    "h100-llama-70b-bf16-tp8": 1.08 * (10.9 + 64 * 0.0126 + 128_000 * 1.88e-5),
+    "h200-llama-8b-bf16-tp1": 1.08 * (4.70 + 64 * 0.0066 + 128_000 * 3.00e-5),
+}
+
+
+def test_every_fit_is_listed_once():
+    """The tables above cover all formula profiles; the others interpolate measurements."""
+    fitted = {name for name in profiles.names() if not name.endswith("-table")}
+    assert fitted == set(TTFT_4096_MS) == set(STEP_64_128K_MS)
+    assert len(profiles.names()) == 16
+
+
+@pytest.mark.parametrize("name", profiles.names())
+def test_file_name_sources_and_capacity(name):
+    """Each profile is named like its file, names its sources, and holds at least one long sequence."""
+    profile = profiles.load(name)
+    assert profile.name == name
+    assert profile.prefill.source
+    assert profile.decode.source
+    assert profile.kv_capacity_tokens > 131_072
+    assert ("derived" in profile.kv.source) == (profile.kv.measured_tokens is None)
+
+
+@pytest.mark.parametrize(("name", "expected_ms"), TTFT_4096_MS.items())
+def test_fitted_ttft(name, expected_ms):
+    """TTFT of 4,096 tokens, with 15 ms added to sums of kernel times."""
+    assert profiles.load(name).latency().prefill.ttft_s(4096) * 1000 == pytest.approx(expected_ms)
+
+
+@pytest.mark.parametrize(("name", "expected_ms"), STEP_64_128K_MS.items())
+def test_fitted_decode_step(name, expected_ms):
+    """A step of 64 requests with 128,000 tokens, sums of kernel times multiplied by 1.08."""
+    assert profiles.load(name).latency().decode.step_s(64, 128_000) * 1000 == pytest.approx(expected_ms)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("h200-llama-3.1-8b-tp1", 945_029),
+        ("h100-llama-3.3-70b-tp2", 224_133),
+        # (4 · (85.52e9 · 0.9 - 3.92e9) - 72.65e9) / 327,680
+        ("h100-llama-3.3-70b-tp4", 669_989),
+        ("h100-llama-3.3-70b-tp8", 1_561_688),
+    ],
+)
+def test_kv_capacity(name, tokens):
+    """Measured where it was measured, derived from memory elsewhere."""
+    assert profiles.load(name).kv_capacity_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "ttft_ms"),
+    [
+        ("h200-llama-3.1-8b-tp1-table", 100, 19.525),
+        ("h200-llama-3.1-8b-tp1-table", 8236, 171.029),
+        ("h100-llama-3.3-70b-tp2-table", 16380, 1957.1),
+        # The outlier at 6,205 is not used: a straight line between its neighbours.
+        ("h100-llama-3.3-70b-tp8-table", 6205, (162.322 + 320.965) / 2),
+    ],
+)
+def test_measured_ttft(name, tokens, ttft_ms):
+    """Measured points come out as measured."""
+    assert profiles.load(name).latency().prefill.ttft_s(tokens) * 1000 == pytest.approx(ttft_ms, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "batch", "step_ms"),
+    [
+        ("h200-llama-3.1-8b-tp1-table", 350, 263, 19.111),
+        ("h200-llama-3.1-8b-tp1-table", 5644, 53, 15.117),
+        ("h100-llama-3.3-70b-tp4-table", 32992, 3, 21.35),
+        # Past 1,049 the measurements fall, so the fit's slope goes on from there.
+        ("h200-llama-3.1-8b-tp1-table", 350, 1311, 46.648 + 262 * (0.0222 + 350 * 3.16e-5)),
+    ],
+)
+def test_measured_decode_step(name, context, batch, step_ms):
+    """Measured points come out as measured, excluded ones do not."""
+    decode = profiles.load(name).latency().decode
+    assert decode.step_s(batch, batch * context) * 1000 == pytest.approx(step_ms, abs=0.01)
+
+
+def test_unknown_profile_lists_the_known_ones():
+    """A typing error is answered with the choices."""
+    with pytest.raises(ConfigError, match="h200-llama-3.1-8b-tp1, .*path of a .yaml file"):
+        profiles.load("h300")
+
+
+def test_own_profile_by_path(tmp_path):
+    """A user's file is read like a shipped one."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "{name: mine, gpu: G, model: M, precision: P, tensor_parallel: 1,"
+        " kv: {bytes_per_token: 10, measured_tokens: 1000, source: me},"
+        " prefill: {kind: quadratic, overhead_ms: 1, per_token_ms: 1, per_token2_ms: 0, source: me},"
+        " decode: {kind: linear, base_ms: 1, per_sequence_ms: 0, per_kv_token_ms: 0, source: me}}"
+    )
+    assert profiles.load(str(path)).kv_capacity_tokens == 1000
+    with pytest.raises(ConfigError, match="cannot read it"):
+        profiles.load(str(tmp_path / "absent.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "not YAML"),
+        ("name: x", "gpu: Field required"),
+        ("{}", "tensor_parallel: Field required"),
+        ("kv: {bytes_per_token: 1, source: s}", "exactly one of measured_tokens and derived"),
+        ("colour: red", "colour: Extra inputs are not permitted"),
+    ],
+)
+def test_broken_profiles_are_refused(text, message):
+    """Every problem is named with its key."""
+    with pytest.raises(ConfigError, match=message):
+        parse(text, origin="test")
+
+
+def test_weights_that_do_not_fit_are_refused():
+    """A derived capacity of nothing is a configuration error."""
+    text = (
+        "{name: m, gpu: G, model: M, precision: P, tensor_parallel: 1, kv: {bytes_per_token: 10, source: s, derived:"
+        " {gpu_memory_bytes: 10, gpu_memory_utilization: 0.9, weight_bytes: 100, reserve_bytes_per_gpu: 0}},"
+        " prefill: {kind: quadratic, overhead_ms: 1, per_token_ms: 1, per_token2_ms: 0, source: s},"
+        " decode: {kind: linear, base_ms: 1, per_sequence_ms: 0, per_kv_token_ms: 0, source: s}}"
+    )
+    with pytest.raises(ConfigError, match="leave no memory"):
+        parse(text, origin="test")
