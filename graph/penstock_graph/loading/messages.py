@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 from penstock_graph.fields import keys_of, model_at, walk
@@ -159,12 +159,16 @@ def _short_text(value: object, ctx: Mapping[str, Any]) -> str:
     return f"{shown(value)} is too short, at least {ctx['min_length']} is needed; write it out"
 
 
-def _many(_: object, ctx: Mapping[str, Any]) -> str:
-    return f"{ctx['actual_length']} entries, at most {ctx['max_length']} are allowed; remove some"
+def _many(value: object, ctx: Mapping[str, Any]) -> str:
+    return f"{_length(value)} entries, at most {ctx['max_length']} are allowed; remove some"
 
 
-def _few(_: object, ctx: Mapping[str, Any]) -> str:
-    return f"{ctx['actual_length']} entries, at least {ctx['min_length']} is needed; add one"
+def _few(value: object, ctx: Mapping[str, Any]) -> str:
+    return f"{_length(value)} entries, at least {ctx['min_length']} is needed; add one"
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, Sized) else 0
 
 
 _WRITERS: dict[str, Callable[[object, Mapping[str, Any]], str]] = {

@@ -21,6 +21,7 @@ MAX_DEPTH = 64
 """Nesting; the API's own depth is 7 and a pod template's below 20."""
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NULL_TAG = "tag:yaml.org,2002:null"
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _STRING_TAG = "tag:yaml.org,2002:str"
 _TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
@@ -111,7 +112,7 @@ def _check_depth(text: str) -> None:
 
 
 def _is_empty(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.value == "" and node.style is None
+    return isinstance(node, yaml.ScalarNode) and node.value == "" and node.tag == _NULL_TAG
 
 
 def _syntax_finding(exc: yaml.YAMLError, text: str) -> Finding:
@@ -151,7 +152,10 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         if id(node) in self.open_nodes:
-            self._find(node, path, "alias to a value that contains it; write the value out")
+            line = self.lines.get(path, _line(node))
+            self.findings.append(
+                Finding(line, "alias to a value that contains it; write the value out", path)
+            )
             return None
         self.open_nodes.add(id(node))
         try:

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock_cli.main import main
+
+SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
+DGD = """\
+apiVersion: nvidia.com/v1alpha1
+kind: DynamoGraphDeployment
+metadata: {name: chat}
+spec:
+  services:
+    Worker:
+      componentType: worker
+      dynamoNamespace: other
+      extraPodSpec:
+        mainContainer: {args: [--model, Q]}
+"""
+
+
+@pytest.fixture
+def run(capsys):
+    """Run the command line; return exit status, stdout and stderr."""
+
+    def call(*argv):
+        with pytest.raises(SystemExit) as caught:
+            main([str(each) for each in argv])
+        captured = capsys.readouterr()
+        return caught.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def test_valid_files_are_named(run):
+    """Each valid file is named with its objects; the status is 0."""
+    status, out, err = run("validate", SAMPLES / "aggregated.yaml", SAMPLES / "dynamo.yaml")
+    assert (status, err) == (0, "")
+    assert [line.rpartition(": ")[2] for line in out.splitlines()] == [
+        "valid (GraphDeployment llama-agg)",
+        "valid (GraphDeployment llama-dynamo)",
+    ]
+
+
+def test_all_problems_of_all_files_are_printed(run, tmp_path):
+    """A bad file hides neither its own further problems nor those of others; the status is 2."""
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(
+        (SAMPLES / "aggregated.yaml").read_text().replace("maxGpuBudget: 8", "maxGpuBudget: 0\n    mode: x")
+    )
+    status, out, err = run("validate", bad, tmp_path / "none.yaml", SAMPLES / "dynamo.yaml")
+    assert status == 2
+    assert len(err.splitlines()) == 3
+    assert "spec.planner.maxGpuBudget" in err
+    assert "spec.planner.mode" in err
+    assert f"{tmp_path}/none.yaml: there is no such file" in err
+    assert out.count("valid (") == 1
+
+
+def test_problems_as_json(run, tmp_path):
+    """--json prints one object with file, line, path and message of each problem."""
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("kind: GraphDeployment\nspec: {zzz: 1}\n")
+    status, out, _ = run("validate", "--json", bad)
+    report = json.loads(out)
+    assert status == 2
+    assert (report["valid"], report["files"][0]["valid"]) == (False, False)
+    unknown = next(each for each in report["problems"] if each["path"] == "spec.zzz")
+    assert (unknown["file"], unknown["line"]) == (str(bad), 2)
+    assert unknown["message"].startswith("unknown key")
+
+
+def test_render_text_masks_secrets(run, tmp_path):
+    """Each process is one command; secrets are hidden."""
+    file = tmp_path / "g.yaml"
+    text = (SAMPLES / "vllm-disaggregated.yaml").read_text()
+    file.write_text(text.replace("  lease:", "  env: [{name: HF_TOKEN, value: hf_secret}]\n  lease:"))
+    status, out, _ = run("render", file, "--service", "decode")
+    assert status == 0
+    assert "vllm serve" in out
+    assert "--tensor-parallel-size 2" in out
+    assert "HF_TOKEN='***'" in out
+    assert "hf_secret" not in out
+
+
+@pytest.mark.parametrize(("layout", "load"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_render_in_full(run, layout, load):
+    """Both full layouts carry the same details of every process."""
+    _, out, _ = run("render", SAMPLES / "disaggregated.yaml", "--format", layout, "--speed", "20")
+    specs = {each["service"]: each for each in load(out)}
+    assert list(specs) == ["frontend", "prefill", "decode", "planner"]
+    decode = specs["decode"]
+    assert (decode["gpusPerReplica"], decode["minReplicas"], decode["maxReplicas"]) == (1, 1, 6)
+    assert decode["argv"][decode["argv"].index("--speed") + 1] == "20"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--service", "nothing"], "choose one of frontend, prefill, decode, planner"),
+        (["--graph", "nothing"], "no GraphDeployment 'nothing'"),
+        (["--speed", "0"], "x>0"),
+    ],
+)
+def test_render_refuses_what_is_not_there(run, arguments, part):
+    """An unknown service or graph, or an impossible speed, is a usage error."""
+    status, _, err = run("render", SAMPLES / "disaggregated.yaml", *arguments)
+    assert status == 2
+    assert part in err
+
+
+def test_import_prints_manifest_and_list(run, tmp_path):
+    """The manifest goes to stdout, what was not carried to stderr."""
+    file = tmp_path / "dgd.yaml"
+    file.write_text(DGD)
+    status, out, err = run("import", file)
+    assert status == 0
+    assert yaml.safe_load(out)["spec"]["services"] == {"worker": {"role": "aggregated"}}
+    assert err == (
+        f"{file}: not carried: line 8: spec.services.Worker.dynamoNamespace: "
+        '"other": is the graph\'s own namespace and name here\n'
+    )
+
+
+def test_strict_import_fails_on_loss(run, tmp_path):
+    """--strict exits 1 if anything was not carried, and 0 if all was."""
+    file = tmp_path / "dgd.yaml"
+    file.write_text(DGD)
+    assert run("import", "--strict", file)[0] == 1
+    file.write_text(DGD.replace("      dynamoNamespace: other\n", ""))
+    assert run("import", "--strict", file)[0] == 0
+
+
+def test_import_writes_a_valid_file(run, tmp_path):
+    """--output writes what validate accepts; a folder that is not there is an error."""
+    file, output = tmp_path / "dgd.yaml", tmp_path / "out.yaml"
+    file.write_text(DGD)
+    assert run("import", file, "--output", output)[:2] == (0, "")
+    assert run("validate", output)[0] == 0
+    status, _, err = run("import", file, "-o", tmp_path / "no" / "out.yaml")
+    assert status == 2
+    assert "its folder does not exist" in err
