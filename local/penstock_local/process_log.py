@@ -12,7 +12,7 @@ MAX_BYTES = 16 * 1024 * 1024
 
 _TAIL_BYTES = 4096
 _REASON_LINES = 3
-_REASON_CHARACTERS = 600
+_LINE_CHARACTERS = 240
 
 
 def log_path(log_dir: str, name: str) -> Path:
@@ -58,5 +58,5 @@ def last_lines(path: Path, since: int = 0, lines: int = _REASON_LINES) -> str:
             text = file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return ""
-    kept = [line.strip() for line in text.splitlines() if line.strip()]
-    return " | ".join(kept[-lines:])[-_REASON_CHARACTERS:]
+    kept = [line.strip()[:_LINE_CHARACTERS] for line in text.splitlines() if line.strip()]
+    return " | ".join(kept[-lines:])

@@ -43,15 +43,15 @@ def _headline(status: GraphStatus) -> Text:
 
 def _processes(status: GraphStatus) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("process")
-    table.add_column("state")
-    table.add_column("GPUs")
-    for title in ("requests", "tokens", "KV"):
-        table.add_column(title, justify="right")
-    table.add_column("restarts", justify="right")
-    table.add_column("reason", overflow="fold", max_width=60)
+    for title in ("process", "state", "GPUs"):
+        table.add_column(title, no_wrap=True)
+    for title in ("requests", "tokens", "KV", "restarts"):
+        table.add_column(title, justify="right", no_wrap=True)
+    has_reasons = any(process.reason for process in status.processes)
+    if has_reasons:
+        table.add_column("reason", overflow="fold", min_width=24)
     for process in status.processes:
-        table.add_row(*_row(process))
+        table.add_row(*_row(process), *([Text(process.reason or "")] if has_reasons else []))
     return table
 
 
@@ -64,7 +64,6 @@ def _row(process: ProcessStatus) -> tuple[RenderableType, ...]:
         _number(process.inflight_tokens),
         _bar(process.kv_usage_fraction),
         str(process.restarts or ""),
-        Text(process.reason or ""),
     )
 
 

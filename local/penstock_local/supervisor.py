@@ -45,6 +45,8 @@ _log = logs.get_logger(__name__)
 
 TICK_S = 0.1
 """Real seconds between two looks. Chosen: small against a planner's interval at speed 20 (1.5 s)."""
+_WORDLESS = frozenset({0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT})
+"""Ends that the process did not cause, or that were orderly: its last log lines explain nothing."""
 LOG_CHECK_S = 5.0
 """Real seconds between looks at the sizes of the logs. Chosen."""
 
@@ -150,6 +152,8 @@ class Supervisor:
             how = f"killed by {signal.Signals(-ended.code).name}"
         else:
             how = f"exit code {ended.code}"
+        if ended.code in _WORDLESS:
+            return how
         path = process_log.log_path(self._record.state.arbiter.log_dir, ended.name)
         words = process_log.last_lines(path, self._log_starts.get(ended.name, 0))
         return f"{how}: {words}" if words else how

@@ -1,0 +1,187 @@
+"""The supervisor's plan: one table per state, then the order of stopping."""
+
+import pytest
+
+from penstock_local.plan import (
+    Abandon,
+    BeginDrain,
+    Drain,
+    Exit,
+    Forget,
+    Kill,
+    Limits,
+    MarkReady,
+    RestartLater,
+    Retire,
+    Seen,
+    Start,
+    Supervision,
+    Terminate,
+    plan,
+    plan_stop,
+)
+from penstock_local.statefile import EntryState
+
+FIGURES = Supervision(
+    limits=Limits(grace_floor_s=5, startup_floor_s=60, settle_s=1, hung_s=60, quiet_start_s=0.5)
+)
+NOW = 1000.0
+NAME = "n_decode"
+
+
+@pytest.fixture
+def next_action(state_of, entry_of):
+    """Return a function: entry state, memory -> the one action planned for it, or None."""
+
+    def act(entry_state, seen=None, *, speed=20.0, **fields):
+        state = state_of("n", speed=speed).with_entry(
+            NAME, entry_of("decode", state=EntryState(entry_state), **fields)
+        )
+        actions = plan(state, {} if seen is None else {NAME: seen}, NOW, FIGURES)
+        assert len(actions) <= 1
+        return actions[0] if actions else None
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("entry_state", "seen", "expected"),
+    [
+        ("requested", None, Start(NAME)),
+        ("starting", Seen(pid=1, started_s=NOW - 1), None),
+        ("starting", Seen(pid=1, started_s=NOW - 1, healthy_s=NOW), MarkReady(NAME)),
+        ("ready", Seen(pid=1, started_s=NOW - 100, healthy_s=NOW - 2), None),
+        ("starting", Seen(failures=1, restart_at_s=NOW + 0.1), None),
+        ("starting", Seen(failures=1, restart_at_s=NOW), Start(NAME)),
+        ("ready", Seen(), Start(NAME)),
+        ("stopped", None, None),
+        ("failed", None, None),
+        ("stopped", Seen(pid=1), Terminate(NAME)),
+        ("requested", Seen(pid=1), Terminate(NAME)),
+    ],
+)
+def test_what_is_wanted_is_started_and_marked(next_action, entry_state, seen, expected):
+    """Requested gets a process, a healthy one becomes ready, unwanted processes are ended."""
+    assert next_action(entry_state, seen) == expected
+
+
+def test_a_crash_is_restarted_with_its_reason(next_action):
+    """The pause counts from the exit."""
+    seen = Seen(started_s=NOW - 3, exited=Exit(NOW - 0.1, "exit code 1"), failures=1)
+    assert next_action("starting", seen) == RestartLater(NAME, NOW - 0.1 + 1.0, 2, "exit code 1")
+
+
+def test_a_crash_of_a_stable_worker_starts_a_new_count(next_action):
+    """Long readiness forgives earlier failures."""
+    seen = Seen(started_s=NOW - 30, healthy_s=NOW - 1, exited=Exit(NOW, "killed by SIGKILL"), failures=4)
+    assert next_action("ready", seen) == RestartLater(NAME, NOW + 0.5, 1, "killed by SIGKILL")
+
+
+def test_the_fifth_failure_in_a_row_is_given_up(next_action):
+    """The message quotes the last reason."""
+    action = next_action(
+        "starting", Seen(started_s=NOW - 1, exited=Exit(NOW, "exit code 3: boom"), failures=4)
+    )
+    assert action == Abandon(NAME, "gave up after 5 failures in a row; the last: exit code 3: boom")
+
+
+@pytest.mark.parametrize(
+    ("speed", "startup_s", "ran_s", "is_killed"),
+    [
+        (20.0, 600.0, 60.0, False),
+        (20.0, 600.0, 60.1, True),
+        (1.0, 600.0, 599.0, False),
+        (1.0, 600.0, 600.1, True),
+    ],
+)
+def test_the_startup_deadline_is_modelled_time_with_a_real_floor(
+    next_action, speed, startup_s, ran_s, is_killed
+):
+    """600 modelled seconds are 30 real ones at speed 20, but never less than the floor of 60."""
+    seen = Seen(pid=1, started_s=NOW - ran_s)
+    action = next_action("starting", seen, speed=speed, startup_s=startup_s)
+    assert isinstance(action, Kill) is is_killed
+
+
+def test_a_process_that_hangs_is_killed_once(next_action):
+    """No health check for a minute is the reason; while SIGKILL works nothing more is planned."""
+    hung = Seen(pid=1, started_s=NOW - 200, healthy_s=NOW - 61)
+    action = next_action("ready", hung)
+    assert action == Kill(NAME, "answered no health check for 60 s (real)")
+    assert next_action("ready", Seen(pid=1, healthy_s=NOW - 61, verdict=action.reason)) is None
+
+
+@pytest.mark.parametrize(
+    ("served", "seen", "expected"),
+    [
+        (True, Seen(pid=1), BeginDrain(NAME)),
+        (True, Seen(pid=1, drain=Drain(NOW - 0.5)), None),
+        (True, Seen(pid=1, drain=Drain(NOW - 0.5, acknowledged=True)), None),
+        (True, Seen(pid=1, drain=Drain(NOW - 20, acknowledged=True, idle=False)), None),
+        (True, Seen(pid=1, drain=Drain(NOW - 0.5, acknowledged=True, idle=True)), Terminate(NAME)),
+        (True, Seen(pid=1, drain=Drain(NOW - 0.5, acknowledged=False, idle=True)), None),
+        (True, Seen(pid=1, drain=Drain(NOW - 1.0, acknowledged=False)), Terminate(NAME)),
+        (True, Seen(pid=1, drain=Drain(NOW - 45.0, acknowledged=True, idle=False)), Terminate(NAME)),
+        (True, Seen(pid=1, drain=Drain(NOW - 9), terminated_s=NOW - 44.9), None),
+        (True, None, Retire(NAME)),
+        (True, Seen(exited=Exit(NOW, "exit code 0")), Retire(NAME)),
+        (False, Seen(pid=1), Terminate(NAME)),
+        (False, Seen(pid=1, terminated_s=NOW - 1), None),
+    ],
+)
+def test_a_drain_is_acknowledged_then_idle_then_ended(next_action, served, seen, expected):
+    """Router first, then nothing in flight, then SIGTERM; grace 900 modelled seconds = 45 real at speed 20."""
+    assert next_action("draining", seen, served=served, grace_s=900.0) == expected
+
+
+def test_what_ignores_sigterm_is_killed_after_its_grace_or_the_floor(next_action):
+    """100 modelled seconds at speed 20 are 5 real ones, the floor."""
+    seen = Seen(pid=1, drain=Drain(NOW - 9), terminated_s=NOW - 5)
+    assert isinstance(next_action("draining", seen, served=True, grace_s=20.0), Kill)
+
+
+def test_processes_that_the_file_does_not_name_are_ended_and_forgotten(state_of):
+    """Deleting an entry by hand ends its process."""
+    state = state_of("n")
+    assert plan(state, {"x": Seen(pid=1)}, NOW, FIGURES) == (Terminate("x"),)
+    assert plan(state, {"x": Seen(pid=1, terminated_s=NOW - 1)}, NOW, FIGURES) == ()
+    assert plan(state, {"x": Seen()}, NOW, FIGURES) == (Forget("x"),)
+
+
+def test_planning_again_after_nothing_changed_gives_the_same(next_action):
+    """Level-triggered: the plan depends on what is, not on what was planned."""
+    seen = Seen(pid=1, started_s=NOW - 1, healthy_s=NOW)
+    assert next_action("starting", seen) == next_action("starting", seen)
+
+
+@pytest.fixture
+def whole(state_of, entry_of):
+    """Return a graph of router, planner and one worker, all running."""
+    state = state_of("n", speed=20.0)
+    for service, role in (("frontend", "router"), ("planner", "planner"), ("decode", "decode")):
+        state = state.with_entry(
+            f"n_{service}", entry_of(service, role, state=EntryState.READY, grace_s=200.0)
+        )
+    return state
+
+
+def test_stopping_ends_planner_and_router_before_the_workers(whole):
+    """Workers get SIGTERM only when router and planner are gone, for the router's streams come from them."""
+    seen = {name: Seen(pid=1) for name in whole.entries}
+    first = plan_stop(whole, seen, NOW, FIGURES.limits, force=False)
+    assert first == (Terminate("n_frontend"), Terminate("n_planner"))
+    seen["n_planner"] = Seen()
+    seen["n_frontend"] = Seen(pid=1, terminated_s=NOW - 1)
+    assert plan_stop(whole, seen, NOW, FIGURES.limits, force=False) == ()
+    seen["n_frontend"] = Seen()
+    assert plan_stop(whole, seen, NOW, FIGURES.limits, force=False) == (Terminate("n_decode"),)
+
+
+def test_a_forced_stop_ends_all_at_once_and_kills_after_the_floor(whole):
+    """Nobody waits for anybody, and nobody longer than the floor."""
+    seen = {name: Seen(pid=1, terminated_s=NOW - 5) for name in whole.entries}
+    seen["stranger"] = Seen(pid=1)
+    actions = plan_stop(whole, seen, NOW, FIGURES.limits, force=True)
+    assert [type(action) for action in actions] == [Kill, Kill, Kill, Terminate]
+    patient = plan_stop(whole, seen, NOW, FIGURES.limits, force=False)
+    assert patient == ()

@@ -1,0 +1,109 @@
+"""Adding and withdrawing replicas: victims, idempotence, the GPU budget at every instant."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_local.replicas import WITHDRAWN, choose_victim, replicas_of, scale, withdraw
+from penstock_local.statefile import ArbiterInfo, Entry, EntryState, StateFile, retire
+
+
+@pytest.fixture
+def pool(state_of, entry_of):
+    """Return a function that makes a file of decode workers from name -> state, in order."""
+
+    def make(budget=8, **states):
+        state = state_of("n", budget=budget)
+        for order, (suffix, value) in enumerate(states.items()):
+            gpus = () if value in {"failed", "stopped"} else (order,)
+            name = "n_decode" if suffix == "base" else f"n_decode{suffix}"
+            entry = entry_of("decode", state=EntryState(value), gpus=gpus, order=order)
+            state = state.with_entry(name, entry)
+        return state
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("states", "loads", "victim"),
+    [
+        ({"base": "ready", "_1": "ready"}, {"n_decode": 10, "n_decode_1": 20}, "n_decode"),
+        ({"base": "ready", "_1": "ready"}, {"n_decode": 20, "n_decode_1": 20}, "n_decode_1"),
+        ({"base": "ready", "_1": "ready"}, {}, "n_decode_1"),
+        ({"base": "ready", "_1": "ready"}, {"n_decode": 99}, "n_decode"),
+        ({"base": "ready", "_1": "starting"}, {"n_decode": 0}, "n_decode_1"),
+        ({"base": "ready", "_1": "starting", "_2": "requested"}, {}, "n_decode_2"),
+        ({"base": "starting", "_1": "ready"}, {"n_decode_1": 0}, "n_decode"),
+    ],
+)
+def test_the_victim_is_the_one_whose_removal_costs_least(pool, states, loads, victim):
+    """Not serving first, then fewest tokens in flight; ties and unknown loads go to the newest."""
+    assert choose_victim(replicas_of(pool(**states), "decode"), loads) == victim
+
+
+def test_scaling_up_adds_requested_entries_with_gpus_of_their_own(pool):
+    """One call adds as many as asked for; calling again changes nothing."""
+    outcome = scale(pool(base="ready"), "decode", 3, {})
+    assert outcome.added == ("n_decode_1", "n_decode_2")
+    assert outcome.state.entries["n_decode_2"].gpus == (2,)
+    assert scale(outcome.state, "decode", 3, {}).state == outcome.state
+
+
+def test_scaling_down_marks_a_serving_replica_draining_and_keeps_its_gpus(pool):
+    """The GPUs stay taken until the process has ended."""
+    outcome = scale(pool(base="ready", _1="ready"), "decode", 1, {})
+    assert outcome.withdrawn == ("n_decode_1",)
+    assert outcome.state.entries["n_decode_1"].state is EntryState.DRAINING
+    assert outcome.state.gpus_in_use() == {0, 1}
+
+
+def test_a_requested_replica_without_a_process_goes_at_once(pool):
+    """Withdrawing what has not begun frees its GPUs immediately."""
+    state = withdraw(pool(base="ready", _1="requested"), "n_decode_1")
+    assert list(state.entries) == ["n_decode"]
+
+
+def test_a_starting_replica_that_is_withdrawn_says_so(pool):
+    """It has a process, so it leaves through draining, with its reason."""
+    entry = withdraw(pool(base="ready", _1="starting"), "n_decode_1").entries["n_decode_1"]
+    assert (entry.state, entry.reason) == (EntryState.DRAINING, WITHDRAWN)
+
+
+def test_draining_workers_count_against_the_budget_and_the_shortage_is_explained(pool):
+    """What can be granted is; the rest is refused with the bound."""
+    outcome = scale(pool(budget=3, base="ready", _1="draining"), "decode", 3, {})
+    assert outcome.added == ("n_decode_2",)
+    assert "2 of maxGpuBudget 3" not in (outcome.refusal or "")
+    assert "3 of maxGpuBudget 3" in outcome.refusal
+
+
+def test_a_failed_replica_is_none_and_its_name_is_used_again(pool):
+    """Level-triggered: asking for two while one has failed starts that one afresh."""
+    outcome = scale(pool(base="ready", _1="failed"), "decode", 2, {})
+    assert outcome.added == ("n_decode_1",)
+    assert outcome.state.entries["n_decode_1"].reason is None
+
+
+@given(
+    budget=st.integers(1, 6),
+    size=st.integers(1, 3),
+    steps=st.lists(st.tuples(st.sampled_from(["prefill", "decode"]), st.integers(0, 5)), max_size=25),
+    ends=st.integers(0, 100),
+)
+def test_the_gpus_of_existing_workers_never_exceed_the_budget(budget, size, steps, ends):
+    """Through any sequence of wishes and ended drains, ids stay exclusive and inside the budget."""
+    arbiter = ArbiterInfo(0, 0.0, "", "", "n", "", "", 1.0, "", gpus=6, budget=budget, router_url="")
+    stopped = {
+        f"n_{role}": Entry(role, role, ("c",), state=EntryState.STOPPED, gpus_per_replica=size)
+        for role in ("prefill", "decode")
+    }
+    state = StateFile(arbiter, stopped)
+    for number, (role, replicas) in enumerate(steps):
+        state = scale(state, role, replicas, {}).state
+        for name, entry in list(state.entries.items()):
+            if entry.state is EntryState.REQUESTED:
+                state = state.change(name, state=EntryState.READY, pid=1)
+            elif entry.state is EntryState.DRAINING and (number + ends) % 3 == 0:
+                state = retire(state, name)
+        held = [gpu for entry in state.entries.values() for gpu in entry.gpus]
+        assert len(held) == len(set(held)) <= budget

@@ -1,0 +1,124 @@
+"""The statefile's naming, as the planner document shows it, and its JSON."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_core.errors import ConfigError
+from penstock_local.gpus import Refusal
+from penstock_local.replicas import request_replica, template
+from penstock_local.statefile import EntryState, entry_to_json, free_name, from_json, retire, to_json
+
+
+def add(state):
+    """Return the file with one more decode worker."""
+    result = request_replica(state, template(state, "decode"))
+    assert not isinstance(result, Refusal)
+    return result[0]
+
+
+@pytest.fixture
+def one_decode(state_of, entry_of):
+    """Return the file when one decode worker is spun up."""
+    base = state_of("dynamo").with_entry("dynamo_VllmWorker", entry_of(state=EntryState.STOPPED))
+    return add(base)
+
+
+def test_the_documents_example_add_another_remove_one_remove_the_last(one_decode):
+    """The entries read as in the document after every step; the base entry stays without resources."""
+    assert list(one_decode.entries) == ["dynamo_VllmWorker"]
+    two = add(one_decode)
+    assert list(two.entries) == ["dynamo_VllmWorker", "dynamo_VllmWorker_1"]
+    assert all("resources" in entry_to_json(entry) for entry in two.entries.values())
+    one = retire(two, "dynamo_VllmWorker_1")
+    assert list(one.entries) == ["dynamo_VllmWorker"]
+    assert entry_to_json(one.entries["dynamo_VllmWorker"])["resources"] == {"gpus": [0]}
+    none = retire(one, "dynamo_VllmWorker")
+    assert list(none.entries) == ["dynamo_VllmWorker"]
+    kept = entry_to_json(none.entries["dynamo_VllmWorker"])
+    assert "resources" not in kept
+    assert kept["state"] == "stopped"
+    assert kept["cmd"] == ["worker", "--port", "{port}"]
+
+
+def test_a_new_worker_after_the_last_takes_the_base_name_again(one_decode):
+    """The kept entry's command starts the next worker under the un-suffixed name."""
+    again = add(retire(one_decode, "dynamo_VllmWorker"))
+    assert list(again.entries) == ["dynamo_VllmWorker"]
+    assert again.entries["dynamo_VllmWorker"].state is EntryState.REQUESTED
+    assert again.entries["dynamo_VllmWorker"].gpus == (0,)
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ({}, "ns_svc"),
+        ({"ns_svc": "ready"}, "ns_svc_1"),
+        ({"ns_svc": "stopped"}, "ns_svc"),
+        ({"ns_svc": "stopped", "ns_svc_1": "ready"}, "ns_svc"),
+        ({"ns_svc": "ready", "ns_svc_1": "ready"}, "ns_svc_2"),
+        ({"ns_svc": "ready", "ns_svc_2": "ready"}, "ns_svc_1"),
+        ({"ns_svc": "draining"}, "ns_svc_1"),
+        ({"ns_svc": "ready", "ns_svc_1": "failed", "ns_svc_2": "ready"}, "ns_svc_1"),
+    ],
+)
+def test_the_lowest_free_suffix_is_taken(state_of, entry_of, states, expected):
+    """Names without a process are free, the base name first; a draining worker's name is not."""
+    state = state_of("ns")
+    for name, value in states.items():
+        state = state.with_entry(name, entry_of("svc", state=EntryState(value)))
+    assert free_name(state, "svc") == expected
+
+
+def test_reading_back_gives_what_was_written(one_decode):
+    """JSON and back loses nothing."""
+    full = add(one_decode).change("dynamo_VllmWorker", ports={"port": 21000}, url="http://x", reason="why")
+    assert from_json(to_json(full), source="f.json") == full
+
+
+def test_unknown_keys_are_ignored_and_missing_ones_get_defaults():
+    """A file of another version is read as far as it is understood."""
+    data = {
+        "arbiter": {"pid": 7, "gpus": 4, "colour": "red"},
+        "a_b": {"service": "b", "role": "decode", "port": 21000, "shape": "round"},
+    }
+    state = from_json(data, source="/x/a.json")
+    assert (state.arbiter.pid, state.arbiter.budget, state.arbiter.namespace) == (7, 4, "a")
+    assert state.entries["a_b"].port == 21000
+    assert state.entries["a_b"].state is EntryState.REQUESTED
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([], "not a statefile"),
+        ({}, "'arbiter' is missing"),
+        ({"arbiter": {"speed": -1}}, "arbiter.speed: -1"),
+        ({"arbiter": {}, "a_b": 3}, "a_b: must be an object"),
+        ({"arbiter": {}, "a_b": {"role": "decode"}}, "a_b.service: missing"),
+        ({"arbiter": {}, "a_b": {"service": "b", "role": "r", "state": "odd"}}, "'odd' is none of requested"),
+    ],
+)
+def test_what_is_not_a_statefile_is_named(data, words):
+    """Each fault is one ConfigError with the key and a remedy."""
+    with pytest.raises(ConfigError, match=words):
+        from_json(data, source="f.json")
+
+
+@given(steps=st.lists(st.integers(min_value=0, max_value=9), max_size=30))
+def test_names_never_collide_and_the_base_entry_stays(steps):
+    """Whatever is added and removed, the base entry exists and live names are distinct workers."""
+
+    from penstock_local.statefile import ArbiterInfo, Entry, StateFile
+
+    arbiter = ArbiterInfo(0, 0.0, "", "", "n", "", "", 1.0, "", gpus=8, budget=8, router_url="")
+    base = Entry("s", "decode", ("c",), state=EntryState.STOPPED, gpus_per_replica=1)
+    state = StateFile(arbiter, {"n_s": base})
+    for step in steps:
+        live = [name for name, entry in state.entries.items() if entry.state is not EntryState.STOPPED]
+        if step < 6 and len(live) < 8:
+            state = add(state)
+            assert len(state.gpus_in_use()) == len(live) + 1
+        elif live:
+            state = retire(state, live[step % len(live)])
+        assert "n_s" in state.entries
