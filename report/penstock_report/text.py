@@ -8,6 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from penstock_report.analysis import GpuUse, Violations
+from penstock_report.build import Report
+from penstock_report.ledger_view import PlannerRun
+
 _LATENCIES = (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("tpot_s", "TPOT"), ("e2e_s", "E2E"))
 
 
@@ -120,3 +124,65 @@ def _tokens_line(summary: dict[str, Any]) -> Text:
 
 def _rate(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def report_text(report: Report) -> RenderableType:
+    """Return the whole report for a terminal: load, targets, GPU-hours, each change with its reason."""
+    parts = [load_summary(report.load.summary)]
+    parts.extend(Text(line) for line in violation_lines(report.violations))
+    if report.planner is not None:
+        parts.append(planner_summary(report.planner, report.use))
+    parts.extend(Text(note, style="bold yellow") for note in report.notes)
+    return Group(*parts)
+
+
+def planner_summary(run: PlannerRun, use: GpuUse | None) -> RenderableType:
+    """Return GPU-hours against both static baselines, and every decision that changed something."""
+    parts: list[RenderableType] = []
+    if use is not None:
+        parts.append(Text(gpu_line(use)))
+    changes = [mark for mark in run.decisions if mark.is_change]
+    held = len(run.decisions) - len(changes)
+    parts.append(Text(f"{len(run.decisions)} decisions, {len(changes)} with a change, {held} held"))
+    if changes:
+        table = Table()
+        table.add_column("time", justify="right")
+        table.add_column("decision")
+        table.add_column("outcome")
+        for mark in changes:
+            for role in mark.roles:
+                if role.action != "hold":
+                    table.add_row(f"{mark.at_s:.0f} s", Text(role.sentence), role.outcome)
+        parts.append(table)
+    return Group(*parts)
+
+
+def gpu_line(use: GpuUse) -> str:
+    """Return GPU-hours in one sentence."""
+    ceiling = "the peak held" if use.budget_gpus is None else f"the budget of {use.budget_gpus}"
+    return (
+        f"GPU-hours: {use.used_hours:.3f} used over {use.end_s - use.start_s:.0f} s; {use.static_max_hours:.3f}"
+        f" static at {ceiling} ({percent(use.saved_fraction)} saved), {use.static_min_hours:.3f} static at the"
+        f" floor; peak {use.peak_gpus} GPUs"
+    )
+
+
+def violation_lines(missed: Violations) -> list[str]:
+    """Return a sentence for each target that was given."""
+    lines = []
+    if missed.ttft_target_s is not None and missed.late_first_tokens is not None:
+        lines.append(
+            f"TTFT target {seconds(missed.ttft_target_s)}: missed by {missed.late_first_tokens} of"
+            f" {missed.requests} requests ({_share(missed.late_first_tokens, missed.requests)}), failed and"
+            " rejected ones included"
+        )
+    if missed.itl_target_s is not None and missed.long_gaps is not None:
+        lines.append(
+            f"ITL target {seconds(missed.itl_target_s)}: exceeded by {missed.long_gaps} of {missed.gaps} gaps"
+            f" ({_share(missed.long_gaps, missed.gaps)})"
+        )
+    return lines
+
+
+def _share(part: int, whole: int) -> str:
+    return percent(part / whole if whole else None)

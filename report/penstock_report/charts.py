@@ -1,0 +1,394 @@
+"""Draws the report's five pictures with matplotlib (the extra ``plots``); nothing is computed here.
+
+Colours are Okabe and Ito's, which stay apart for the colour-blind; roles keep theirs in every picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from penstock_graph.models import Role
+from penstock_report import series
+from penstock_report.analysis import floor_gpus, gpu_steps
+from penstock_report.ledger_view import DecisionMark, PlannerRun
+from penstock_workload.record import RequestResult, Status
+
+ROLE_COLOURS: Final = {Role.PREFILL: "#0072B2", Role.DECODE: "#D55E00", Role.AGGREGATED: "#009E73"}
+_BLACK, _GREY, _SKY, _PURPLE, _YELLOW = "#000000", "#7F7F7F", "#56B4E9", "#CC79A7", "#E69F00"
+_SIZE_INCHES = (10.0, 5.6)
+_DPI = 120
+_LABELLED_CHANGES = 40
+"""Chosen: more labels than this hide each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What is drawn.
+
+    Attributes:
+        results: Of the load run, in order of arrival.
+        planner: None without a ledger.
+        duration_s: Of the load run.
+        ttft_target_s: Drawn as a line; None draws none.
+        itl_target_s: Drawn as a line; None draws none.
+        is_distorted: Adds a mark to every title.
+    """
+
+    results: tuple[RequestResult, ...]
+    planner: PlannerRun | None
+    duration_s: float
+    ttft_target_s: float | None
+    itl_target_s: float | None
+    is_distorted: bool
+
+
+def draw_all(scene: Scene, directory: Path) -> list[Path]:
+    """Write every picture that the scene has data for, and return their paths in the page's order."""
+    pictures: list[tuple[str, Callable[[Scene], Figure]]] = []
+    if scene.planner is not None and scene.planner.samples:
+        pictures += [("replicas.png", replicas), ("signals.png", signals)]
+    pictures += [("ttft.png", ttft), ("itl.png", itl), ("requests.png", requests)]
+    paths = []
+    for name, draw in pictures:
+        path = directory / name
+        draw(scene).savefig(path, dpi=_DPI)
+        paths.append(path)
+    return paths
+
+
+def _figure(scene: Scene, title: str) -> Figure:
+    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    mark = "  (DISTORTED: a process lagged behind its schedule)" if scene.is_distorted else ""
+    figure.suptitle(title + mark, fontsize=12, color="#A00000" if mark else _BLACK)
+    return figure
+
+
+def _legend(axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(handles, labels, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
+
+
+def _legend_above(axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(
+            handles,
+            labels,
+            loc="lower left",
+            bbox_to_anchor=(-0.01, 1.0),
+            ncols=5,
+            fontsize=8,
+            frameon=False,
+            columnspacing=1.2,
+            handlelength=1.6,
+        )
+
+
+def _shade(axes: Axes, run: PlannerRun, span: tuple[float, float]) -> None:
+    label: str | None = "adjusting"
+    for begin_s, end_s in run.adjusting:
+        if end_s >= span[0] and begin_s <= span[1]:
+            axes.axvspan(begin_s, end_s, color=_YELLOW, alpha=0.15, linewidth=0, label=label)
+            label = None
+
+
+def replicas(scene: Scene) -> Figure:
+    """Replicas of each role, actual and desired, and GPUs against the budget."""
+    run = _planner(scene)
+    span = series.shown_span(run, duration_s=scene.duration_s)
+    roles = [role for role in ROLE_COLOURS if any(role in sample.pools for sample in run.samples)]
+    figure = _figure(scene, "Replicas and GPUs over time")
+    panels = figure.subplots(len(roles) + 1, 1, sharex=True, squeeze=False)[:, 0]
+    for axes, role in zip(panels, roles, strict=False):
+        _draw_role(axes, run, role)
+    _draw_gpus(panels[-1], run)
+    for axes in panels:
+        _shade(axes, run, span)
+        axes.set_xlim(span)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.25)
+        _legend(axes)
+    panels[-1].set_xlabel("time (modelled s)")
+    return figure
+
+
+def _draw_role(axes: Axes, run: PlannerRun, role: Role) -> None:
+    samples = [sample for sample in run.samples if role in sample.pools]
+    times = [sample.at_s for sample in samples]
+    colour = ROLE_COLOURS[role]
+    ready = [sample.pools[role].ready for sample in samples]
+    existing = [sample.pools[role].existing for sample in samples]
+    axes.fill_between(times, ready, step="post", color=colour, alpha=0.25, linewidth=0)
+    axes.step(times, ready, where="post", color=colour, linewidth=1.8, label="ready")
+    if existing != ready:
+        axes.step(times, existing, where="post", color=colour, linewidth=0.8, label="+ starting, draining")
+    wanted = [(mark.at_s, part.desired) for mark in run.decisions for part in mark.roles if part.role is role]
+    if wanted:
+        wanted.append((max(run.end_s, wanted[-1][0]), wanted[-1][1]))
+        axes.step(
+            [at_s for at_s, _ in wanted],
+            [count for _, count in wanted],
+            where="post",
+            color=_BLACK,
+            linestyle="--",
+            linewidth=1.1,
+            label="desired",
+        )
+    axes.set_ylabel(f"{role.value}\nreplicas")
+    axes.set_ylim(0, max([2, *existing, *(count for _, count in wanted)]) + 0.5)
+
+
+def _draw_gpus(axes: Axes, run: PlannerRun) -> None:
+    steps = gpu_steps(run)
+    steps.append((max(run.end_s, steps[-1][0]), steps[-1][1]))
+    times, gpus = [at_s for at_s, _ in steps], [count for _, count in steps]
+    axes.fill_between(times, gpus, step="post", color=_SKY, alpha=0.35, linewidth=0)
+    axes.step(times, gpus, where="post", color=ROLE_COLOURS[Role.PREFILL], linewidth=1.5, label="held")
+    budget = run.config.max_gpu_budget
+    if budget is not None:
+        axes.axhline(budget, color=_BLACK, linestyle="--", linewidth=1.1, label=f"budget {budget}")
+    floor = floor_gpus(run)
+    axes.axhline(floor, color=_GREY, linestyle=":", linewidth=1.1, label=f"floor {floor}")
+    axes.set_ylabel("GPUs")
+    axes.set_ylim(0, max([budget or 0, floor, *gpus]) * 1.15)
+
+
+def signals(scene: Scene) -> Figure:
+    """KV usage and prefill queue with their thresholds; decisions as markers where they were taken."""
+    run = _planner(scene)
+    span = series.shown_span(run, duration_s=scene.duration_s)
+    has_queue = any(Role.PREFILL in sample.pools for sample in run.samples)
+    figure = _figure(scene, "Planner signals, thresholds and decisions")
+    panels = figure.subplots(2 if has_queue else 1, 1, sharex=True, squeeze=False)[:, 0]
+    config = run.config
+    kv_role = Role.DECODE if has_queue else Role.AGGREGATED
+    kv = [(sample.at_s, sample.kv_mean) for sample in run.samples]
+    _draw_signal(panels[0], run, kv_role, kv, (config.kv_down, config.kv_up))
+    panels[0].set_ylabel(f"{kv_role.value} KV usage\n(mean fraction)")
+    panels[0].set_ylim(0, 1.2)
+    panels[0].set_yticks(np.arange(0, 1.01, 0.2))
+    if has_queue:
+        queue = [(sample.at_s, sample.queue_per_worker) for sample in run.samples]
+        _draw_signal(panels[1], run, Role.PREFILL, queue, (config.queue_down, config.queue_up))
+        panels[1].set_ylabel("prefill queue\n(requests per worker)")
+        _queue_scale(panels[1], [value for _, value in queue if value is not None])
+    for axes in panels:
+        _shade(axes, run, span)
+        axes.set_xlim(span)
+        axes.grid(alpha=0.25)
+        _legend(axes)
+    panels[-1].set_xlabel("time (modelled s)")
+    return figure
+
+
+def _queue_scale(axes: Axes, values: Sequence[float]) -> None:
+    # linear up to 1, where the thresholds lie, logarithmic above, where bursts go
+    top = max([1.0, *values]) * 1.8
+    axes.set_yscale("symlog", linthresh=1.0, linscale=1.0)
+    axes.set_ylim(-0.06, top)
+    ticks = [0.0, 0.5, *(step * 10.0**power for power in range(7) for step in (1, 2, 5))]
+    axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if tick <= top]))
+    axes.yaxis.set_minor_locator(FixedLocator([]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _draw_signal(
+    axes: Axes,
+    run: PlannerRun,
+    role: Role,
+    points: Sequence[tuple[float, float | None]],
+    thresholds: tuple[float, float],
+) -> None:
+    times = np.array([at_s for at_s, _ in points])
+    values = np.array([np.nan if value is None else value for _, value in points], dtype=np.float64)
+    down, up = thresholds
+    shown, heights = series.without_lines_across(times, values, run.adjusting)
+    axes.plot(
+        shown, heights, color=ROLE_COLOURS[role], linewidth=1.0, marker=".", markersize=2.5, label="signal"
+    )
+    axes.axhline(up, color=_BLACK, linestyle="--", linewidth=1.0, label=f"up above {up:g}")
+    axes.axhline(down, color=_BLACK, linestyle=":", linewidth=1.2, label=f"down below {down:g}")
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+    for action, marker, colour in (("up", "^", "#009E73"), ("down", "v", _PURPLE)):
+        marks = _changes(run, role, action)
+        levels = [_value_at(times, values, mark.at_s) for mark, _ in marks]
+        axes.plot(
+            [mark.at_s for mark, _ in marks],
+            levels,
+            linestyle="none",
+            marker=marker,
+            markersize=9,
+            color=colour,
+            markeredgecolor=_BLACK,
+            label=f"scale {action} ({len(marks)})",
+            zorder=5,
+        )
+        for (mark, text), level in list(zip(marks, levels, strict=True))[:_LABELLED_CHANGES]:
+            axes.annotate(
+                text,
+                (mark.at_s, level),
+                xytext=(0, 7),
+                textcoords="offset points",
+                ha="center",
+                fontsize=7,
+                bbox=box,
+            )
+
+
+def _changes(run: PlannerRun, role: Role, action: str) -> list[tuple[DecisionMark, str]]:
+    return [
+        (mark, f"{part.current}→{part.desired}")
+        for mark in run.decisions
+        for part in mark.roles
+        if part.role is role and part.action == action
+    ]
+
+
+def _value_at(times: series.Floats, values: series.Floats, at_s: float) -> float:
+    index = int(np.searchsorted(times, at_s, side="right")) - 1
+    value = values[index] if 0 <= index < values.size else np.nan
+    return 0.0 if np.isnan(value) else float(value)
+
+
+def ttft(scene: Scene) -> Figure:
+    """TTFT of each request over its arrival, with running percentiles, and its distribution."""
+    ok = [result for result in scene.results if result.status is Status.OK and result.ttft_s is not None]
+    times = np.array([result.arrival_s for result in ok])
+    values = np.array([result.ttft_s for result in ok], dtype=np.float64)
+    figure = _figure(scene, "Time to first token")
+    over_time, spread = figure.subplots(1, 2, width_ratios=(2, 1))
+    over_time.scatter(times, values, s=8, color=_SKY, alpha=0.6, linewidths=0, label="request")
+    window_s = series.window_for(scene.duration_s)
+    _draw_running(over_time, times, values, window_s)
+    bad = [result.arrival_s for result in scene.results if result.status is not Status.OK]
+    if bad:
+        over_time.plot(
+            bad,
+            np.full(len(bad), 0.02),
+            linestyle="none",
+            marker="x",
+            color="#A00000",
+            transform=over_time.get_xaxis_transform(),
+            label=f"failed or rejected ({len(bad)})",
+        )
+    _target(over_time, spread, scene.ttft_target_s)
+    over_time.set_xlabel("arrival (modelled s)")
+    over_time.set_ylabel("TTFT (modelled s)")
+    _seconds_axis(over_time, "y", values)
+    over_time.set_xlim(0, max(scene.duration_s, 1.0))
+    over_time.grid(alpha=0.25)
+    _legend_above(over_time)
+    _draw_cdf(spread, values, "TTFT (modelled s)", ROLE_COLOURS[Role.PREFILL], "requests")
+    return figure
+
+
+def itl(scene: Scene) -> Figure:
+    """Inter-token latency over time and its distribution, beside the per-request TPOT."""
+    times, gaps = series.token_gaps(scene.results)
+    tpot = [r.tpot_s for r in scene.results if r.status is Status.OK and r.tpot_s is not None]
+    figure = _figure(scene, "Inter-token latency")
+    over_time, spread = figure.subplots(1, 2, width_ratios=(2, 1))
+    _draw_running(over_time, times, gaps, series.window_for(scene.duration_s))
+    _target(over_time, spread, scene.itl_target_s)
+    over_time.set_xlabel("time of the token (modelled s)")
+    over_time.set_ylabel("ITL (modelled s)")
+    _seconds_axis(over_time, "y", gaps)
+    over_time.set_xlim(0, max(scene.duration_s, 1.0))
+    over_time.grid(alpha=0.25)
+    _legend_above(over_time)
+    if not gaps.size:
+        over_time.text(
+            0.5, 0.5, "the run kept no inter-token gaps", ha="center", transform=over_time.transAxes
+        )
+    _draw_cdf(spread, gaps, "latency (modelled s)", ROLE_COLOURS[Role.DECODE], "gaps (ITL)")
+    shown, share = series.cdf(tpot)
+    spread.plot(shown, share, color=_BLACK, linestyle="--", linewidth=1.2, label="requests (TPOT)")
+    _legend_above(spread)
+    return figure
+
+
+def requests(scene: Scene) -> Figure:
+    """Arrivals per second and requests in flight."""
+    figure = _figure(scene, "Arrivals and requests in flight")
+    arrivals, flight = figure.subplots(2, 1, sharex=True)
+    edges, rate = series.arrivals_per_s(scene.results)
+    arrivals.stairs(rate, edges, fill=True, color=_SKY, label=f"arrivals, bins of {_width(edges):g} s")
+    arrivals.set_ylabel("arrivals\n(requests / modelled s)")
+    edges, mean, peak = series.in_flight(scene.results)
+    flight.stairs(peak, edges, fill=True, color=_YELLOW, alpha=0.45, label="in flight, peak")
+    flight.stairs(mean, edges, color=_BLACK, linewidth=1.4, baseline=None, label="in flight, mean")
+    flight.set_ylabel("requests in flight")
+    flight.set_xlabel("time (modelled s)")
+    for axes in (arrivals, flight):
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(0, max(scene.duration_s, 1.0))
+        axes.grid(alpha=0.25)
+        _legend_above(axes)
+    return figure
+
+
+def _width(edges: series.Floats) -> float:
+    return float(edges[1] - edges[0]) if edges.size > 1 else 1.0
+
+
+def _draw_running(axes: Axes, times: series.Floats, values: series.Floats, window_s: float) -> None:
+    centres, found = series.running_percentiles(times, values, ranks=(50, 99), window_s=window_s)
+    if centres.size:
+        label = f"over {window_s:.0f} s"
+        axes.plot(centres, found[0], color=ROLE_COLOURS[Role.PREFILL], linewidth=1.8, label=f"p50 {label}")
+        axes.plot(centres, found[1], color=ROLE_COLOURS[Role.DECODE], linewidth=1.8, label=f"p99 {label}")
+
+
+def _draw_cdf(axes: Axes, values: series.Floats, x_label: str, colour: str, label: str) -> None:
+    shown, share = series.cdf(values)
+    axes.plot(shown, share, color=colour, linewidth=1.8, label=label)
+    if values.size:
+        found = np.percentile(values, (50, 90, 99), method="inverted_cdf")
+        axes.plot(found, (0.5, 0.9, 0.99), linestyle="none", marker="o", markersize=4, color=_BLACK, zorder=4)
+        text = "\n".join(f"p{rank}  {at:.3g} s" for rank, at in zip((50, 90, 99), found, strict=True))
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 2}
+        axes.text(0.97, 0.05, text, ha="right", fontsize=9, transform=axes.transAxes, bbox=box)
+        _seconds_axis(axes, "x", values)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel("share at or below")
+    axes.grid(alpha=0.25)
+
+
+def _seconds_axis(axes: Axes, which: Literal["x", "y"], values: series.Floats) -> None:
+    """Scale an axis logarithmically, with ticks that read as seconds and do not touch."""
+    if not values.size or values.min() <= 0:
+        return
+    decades = float(np.log10(values.max() / values.min()))
+    steps = (1.0, 2.0, 5.0) if decades < 1.3 else (1.0, 3.0) if decades < 3 else (1.0,)
+    if which == "x":
+        axes.set_xscale("log")
+    else:
+        axes.set_yscale("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _target(over_time: Axes, spread: Axes, target_s: float | None) -> None:
+    if target_s is not None:
+        over_time.axhline(
+            target_s, color=_PURPLE, linestyle="--", linewidth=1.4, label=f"target {target_s:g} s"
+        )
+        spread.axvline(target_s, color=_PURPLE, linestyle="--", linewidth=1.4)
+
+
+def _planner(scene: Scene) -> PlannerRun:
+    if scene.planner is None:
+        raise AssertionError  # draw_all draws planner pictures only with a planner
+    return scene.planner

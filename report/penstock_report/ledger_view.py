@@ -1,0 +1,263 @@
+"""Turns a planner's ledger into what the report draws: samples, decisions and adjustments over time.
+
+Pure except for `load_planner_run`, which reads the file. Times become seconds from the load run's zero,
+or from the ledger's first record when there is no load run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock_core.errors import LedgerError
+from penstock_graph.models import Role
+from penstock_planner.decide.budget import existing_gpus
+from penstock_planner.decide.codec import config_from, pull_from
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.observation import PoolCounts, Pull
+from penstock_planner.ledger import Record, read_ledger
+
+_SAME_CLOCK_S = 2.0
+"""Chosen: real seconds by which two wall clocks of one host may seem to differ between two readings."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrigin:
+    """The zero of a load run: on the host's modelled clock and on the wall.
+
+    Attributes:
+        model_s: Modelled seconds of the host's monotonic clock.
+        unix_s: Real seconds since 1970.
+        speed: Modelled seconds per real second.
+        duration_s: Modelled seconds that the run lasted.
+    """
+
+    model_s: float
+    unix_s: float
+    speed: float
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One pull.
+
+    Attributes:
+        at_s: Seconds from zero.
+        pools: Replicas by role.
+        gpus: GPUs that existing replicas hold, draining ones included.
+        kv_mean: Mean KV usage fraction of the known workers; None when none is known.
+        queue_per_worker: Queued requests per ready prefill worker; None when unknown.
+    """
+
+    at_s: float
+    pools: Mapping[Role, PoolCounts]
+    gpus: int
+    kv_mean: float | None
+    queue_per_worker: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChange:
+    """One role's part of a decision: what it had, what it wants, and why.
+
+    Attributes:
+        role: prefill, decode or aggregated.
+        current: Ready + starting replicas.
+        desired: Wanted replicas.
+        action: up, hold or down.
+        reason: The rule that settled it.
+        sentence: For people.
+        outcome: applied, failed, abandoned; ``not asked`` for a hold or in no-operation mode; ``unknown``
+            when the ledger ends before it.
+    """
+
+    role: Role
+    current: int
+    desired: int
+    action: str
+    reason: str
+    sentence: str
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionMark:
+    """One decision.
+
+    Attributes:
+        id: The ledger's.
+        at_s: Seconds from zero.
+        kind: adjustment or withdrawal.
+        no_operation: Recorded only.
+        roles: In the order carried out.
+        gpus_after: GPUs held plus what the decision adds.
+    """
+
+    id: str
+    at_s: float
+    kind: str
+    no_operation: bool
+    roles: tuple[RoleChange, ...]
+    gpus_after: int
+
+    @property
+    def is_change(self) -> bool:
+        """Whether any role was to be scaled."""
+        return any(role.action != "hold" for role in self.roles)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerRun:
+    """A planner's run as the report sees it.
+
+    Attributes:
+        config: The newest header's.
+        samples: In order of time.
+        decisions: In order of time.
+        adjusting: Spans (begin, end) in which pulls and decisions were blocked.
+        end_s: Time of the newest record.
+        notes: What a reader should know: torn lines, another clock.
+    """
+
+    config: DecideConfig
+    samples: tuple[Sample, ...]
+    decisions: tuple[DecisionMark, ...]
+    adjusting: tuple[tuple[float, float], ...]
+    end_s: float
+    notes: tuple[str, ...]
+
+
+def load_planner_run(path: Path, *, origin: LoadOrigin | None) -> PlannerRun:
+    """Read a ledger file, or the one in a folder.
+
+    Raises:
+        LedgerError: it cannot be read, or holds no run.
+    """
+    found = read_ledger(path)
+    try:
+        run = view_of(found.records, origin=origin)
+    except (KeyError, TypeError, ValueError) as exc:
+        raise LedgerError(f"{path}: a record lacks what its type promises: {exc!r}") from exc
+    if run is None:
+        raise LedgerError(f"{path}: holds no planner run; give the --log-dir of a planner that has started")
+    return PlannerRun(
+        run.config, run.samples, run.decisions, run.adjusting, run.end_s, (*found.notes, *run.notes)
+    )
+
+
+def view_of(records: Sequence[Record], *, origin: LoadOrigin | None) -> PlannerRun | None:
+    """Return the newest timeline of a ledger, or None without a header.
+
+    Raises:
+        KeyError, TypeError, ValueError: a record lacks what its type promises.
+    """
+    current = _newest_timeline(records)
+    if not current:
+        return None
+    header = [record for record in current if record["type"] == "header"][-1]
+    config = config_from(header["config"])
+    zero_s, notes = _zero(current, origin)
+    outcomes = {(r["id"], r["role"]): str(r["outcome"]) for r in current if r["type"] == "actuation"}
+    return PlannerRun(
+        config=config,
+        samples=tuple(
+            _sample(pull_from(record["pull"]), zero_s, config)
+            for record in current
+            if record["type"] == "pull"
+        ),
+        decisions=tuple(_decision(r, zero_s, outcomes) for r in current if r["type"] == "decision"),
+        adjusting=_adjusting(current, zero_s),
+        end_s=current[-1]["at_s"] - zero_s,
+        notes=notes,
+    )
+
+
+def _newest_timeline(records: Sequence[Record]) -> list[Record]:
+    current: list[Record] = []
+    timeline: Any = None
+    for record in records:
+        if record["type"] == "header" and record["timeline"] != timeline:
+            timeline = record["timeline"]
+            current = []
+        if timeline is not None:
+            current.append(record)
+    return current
+
+
+def _zero(records: Sequence[Record], origin: LoadOrigin | None) -> tuple[float, tuple[str, ...]]:
+    """Return the ledger's time of the load run's zero, by the shared clock or else by the wall's."""
+    if origin is None:
+        return float(records[0]["at_s"]), ()
+    header = records[0]
+    by_wall_s = header["at_s"] - (header["wall_s"] - origin.unix_s) * origin.speed
+    if abs(by_wall_s - origin.model_s) <= _SAME_CLOCK_S * origin.speed:
+        return origin.model_s, ()
+    note = (
+        "planner and load ran on different clocks, or at different speeds; their times are matched by the"
+        " wall clock"
+    )
+    return by_wall_s, (note,)
+
+
+def _sample(pull: Pull, zero_s: float, config: DecideConfig) -> Sample:
+    prefill = pull.pools.get(Role.PREFILL)
+    queue = pull.queue.value if pull.queue is not None and pull.queue.is_known else None
+    per_worker = None
+    if queue is not None and prefill is not None and prefill.ready:
+        per_worker = queue / prefill.ready
+    return Sample(
+        at_s=pull.at_s - zero_s,
+        pools=pull.pools,
+        gpus=existing_gpus(pull.pools, config),
+        kv_mean=pull.kv.total / pull.kv.fresh if pull.kv.fresh else None,
+        queue_per_worker=per_worker,
+    )
+
+
+def _decision(record: Record, zero_s: float, outcomes: Mapping[tuple[str, str], str]) -> DecisionMark:
+    plain = record["decision"]
+    roles = tuple(
+        RoleChange(
+            role=Role(role["role"]),
+            current=role["current"],
+            desired=role["desired"],
+            action=role["action"],
+            reason=role["reason"],
+            sentence=role["sentence"],
+            outcome=_outcome(plain, role, outcomes),
+        )
+        for role in plain["roles"]
+    )
+    return DecisionMark(
+        id=plain["id"],
+        at_s=plain["at_s"] - zero_s,
+        kind=record["kind"],
+        no_operation=plain["no_operation"],
+        roles=roles,
+        gpus_after=plain["gpus_after"],
+    )
+
+
+def _outcome(
+    decision: Mapping[str, Any], role: Mapping[str, Any], outcomes: Mapping[tuple[str, str], str]
+) -> str:
+    if decision["no_operation"] or role["action"] == "hold":
+        return "not asked"
+    return outcomes.get((decision["id"], role["role"]), "unknown")
+
+
+def _adjusting(records: Sequence[Record], zero_s: float) -> tuple[tuple[float, float], ...]:
+    spans = []
+    begin_s: float | None = None
+    for record in records:
+        if record["type"] == "actuation" and record["outcome"] == "applied" and begin_s is None:
+            begin_s = record["at_s"] - zero_s
+        elif record["type"] == "settled" and begin_s is not None:
+            spans.append((begin_s, record["at_s"] - zero_s))
+            begin_s = None
+    if begin_s is not None:
+        spans.append((begin_s, max(begin_s, records[-1]["at_s"] - zero_s)))
+    return tuple(spans)

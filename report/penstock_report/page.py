@@ -1,0 +1,186 @@
+"""Writes the report as one self-contained HTML page: pictures inline, no script, nothing from a network."""
+
+from __future__ import annotations
+
+import html
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from penstock_report.build import Report
+from penstock_report.ledger_view import DecisionMark
+from penstock_report.text import gpu_line, notes, percent, seconds, violation_lines
+
+_CAPTIONS = {
+    "replicas.png": "Replicas of each role, ready and desired, and the GPUs they hold against the budget. A"
+    " draining replica still holds its GPUs.",
+    "signals.png": "What the planner measured, the thresholds it compares with, and its changes. The lines"
+    " rest while an adjustment is under way (shaded): metrics are not pulled then.",
+    "ttft.png": "Time to first token by arrival, with running percentiles, and its distribution.",
+    "itl.png": "Gaps between successive tokens over time, and their distribution beside each request's TPOT.",
+    "requests.png": "Arrivals as sent, and requests in flight.",
+}
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1b1b1b; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+table { border-collapse: collapse; margin: .5rem 0; }
+th, td { border-bottom: 1px solid #ddd; padding: .25rem .7rem; text-align: left; vertical-align: top; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+.mark { background: #fff4d6; border-left: .4rem solid #e69f00; padding: .5rem 1rem; margin: .5rem 0; }
+.mark.bad { background: #fde4e4; border-color: #a00000; font-weight: 600; }
+figure { margin: 1rem 0; } img { max-width: 100%; } figcaption { color: #555; font-size: .9rem; }
+.wide { overflow-x: auto; } code { font-size: .9em; word-break: break-all; } tr.held td { color: #777; }
+"""
+
+
+def render_page(report: Report, pictures: Sequence[Path]) -> str:
+    """Return the page; the pictures are read and put into it."""
+    summary = report.load.summary
+    name = f"{summary['trace']['name']} against {summary['settings']['model']}"
+    parts = [
+        f"<h1>Penstock report: {_text(name)}</h1>",
+        *_marks(report),
+        "<h2>Summary</h2>",
+        _counts(report),
+        _latencies(summary["latency"]),
+        *(_figure(path) for path in pictures),
+        *_decisions(report),
+        "<h2>Lag of each process</h2>",
+        _lags(summary["lag"]),
+        "<h2>Settings</h2>",
+        "<h3>Load</h3>",
+        _pairs(summary["settings"].items()),
+        "<h3>Trace</h3>",
+        _pairs(summary["trace"].items()),
+    ]
+    if report.planner is not None:
+        parts += ["<h3>Planner</h3>", _pairs(asdict(report.planner.config).items())]
+    body = "\n".join(parts)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Penstock report</title>'
+        f"<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+    )
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _marks(report: Report) -> list[str]:
+    marks = []
+    for note in (*notes(report.load.summary), *report.notes):
+        kind = "mark bad" if note.startswith(("DISTORTED", "PARTIAL")) else "mark"
+        marks.append(f'<p class="{kind}">{_text(note)}</p>')
+    return marks
+
+
+def _counts(report: Report) -> str:
+    summary = report.load.summary
+    counts, rates, tokens = summary["requests"], summary["throughput"], summary["tokens"]
+    rows: list[tuple[str, object]] = [
+        (
+            "requests",
+            f"{counts['ok']} ok, {counts['failed']} failed, {counts['rejected']} rejected of {counts['planned']}",
+        ),
+        ("duration", f"{rates['duration_s']:.0f} s modelled, at speed {summary['settings']['speed']:g}"),
+        (
+            "throughput",
+            f"{_number(rates['requests_per_s'])} requests/s, {_number(rates['output_tokens_per_s'])} output tokens/s",
+        ),
+        ("tokens", f"{tokens['prompt']} prompt, {tokens['output']} output"),
+        ("prefix-cache hit rate", percent(tokens["prefix_cache_hit_rate"])),
+    ]
+    rows += [("target", line) for line in violation_lines(report.violations)]
+    if report.use is not None:
+        rows.append(("GPU-hours", gpu_line(report.use).removeprefix("GPU-hours: ")))
+    return _pairs(rows)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _latencies(latency: Mapping[str, Any]) -> str:
+    ranks = ("p50", "p90", "p99", "mean", "max")
+    head = "".join(f'<th class="n">{rank}</th>' for rank in (*ranks, "samples"))
+    rows = []
+    for key, name in (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("tpot_s", "TPOT"), ("e2e_s", "E2E")):
+        cells = "".join(f'<td class="n">{seconds(latency[key][rank])}</td>' for rank in ranks)
+        rows.append(f'<tr><th>{name}</th>{cells}<td class="n">{latency[key]["count"]}</td></tr>')
+    return (
+        f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+        f"<p>Modelled time; percentiles by {_text(latency['percentile_method'])}.</p>"
+    )
+
+
+def _figure(path: Path) -> str:
+    data = b64encode(path.read_bytes()).decode()
+    caption = _text(_CAPTIONS.get(path.name, path.stem))
+    return f'<figure><img alt="{caption}" src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
+
+
+def _decisions(report: Report) -> list[str]:
+    if report.planner is None:
+        return []
+    marks = report.planner.decisions
+    changes = [mark for mark in marks if mark.is_change]
+    parts = [
+        "<h2>Decisions</h2>",
+        f"<p>{len(marks)} decisions, {len(changes)} with a change. Times count from the load run's zero.</p>",
+        _decision_table(changes, with_holds=False),
+    ]
+    if len(marks) > len(changes):
+        table = _decision_table(marks, with_holds=True)
+        parts.append(f"<details><summary>All decisions, holds included</summary>{table}</details>")
+    return parts
+
+
+def _decision_table(marks: Iterable[DecisionMark], *, with_holds: bool) -> str:
+    rows = [
+        f'<tr{" class=held" if role.action == "hold" else ""}><td class="n">{mark.at_s:.0f} s</td>'
+        f"<td>{_text(mark.id)}</td><td>{_text(role.role)}</td><td>{_text(role.action)}</td>"
+        f"<td>{_text(role.reason)}</td><td>{_text(role.sentence)}</td><td>{_text(role.outcome)}</td></tr>"
+        for mark in marks
+        for role in mark.roles
+        if with_holds or role.action != "hold"
+    ]
+    if not rows:
+        return "<p>None.</p>"
+    names = ("time", "id", "role", "action", "reason", "decision", "outcome")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    return f'<div class="wide"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def _lags(lag: Mapping[str, Any]) -> str:
+    rows = [
+        ("client sending", lag["send_p99_s"]),
+        ("client event loop", lag["loop_p99_s"]),
+        *((server["name"], server["p99_s"]) for server in lag["servers"]),
+    ]
+    cells = "".join(
+        f'<tr><th>{_text(name)}</th><td class="n">{seconds(value)}</td>'
+        f"<td>{'past the bound' if name in lag['late'] else ''}</td></tr>"
+        for name, value in rows
+    )
+    return (
+        f'<table><tr><th>process</th><th class="n">p99 lag</th><th></th></tr>{cells}</table>'
+        f"<p>Bound: {seconds(lag['bound_s'])}, {_text(lag['bound_rule'])}.</p>"
+    )
+
+
+def _pairs(pairs: Iterable[tuple[str, object]]) -> str:
+    rows = "".join(f"<tr><th>{_text(key)}</th><td>{_value(value)}</td></tr>" for key, value in pairs)
+    return f"<table>{rows}</table>"
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple):
+        return "<br>".join(_text(item) for item in value) or "none"
+    if isinstance(value, dict):
+        return _text(", ".join(f"{key} {item}" for key, item in value.items()) or "none")
+    return _text(value)

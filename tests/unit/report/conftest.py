@@ -1,0 +1,162 @@
+"""A synthetic load run and a synthetic planner ledger: made up here, decided by the planner's own rules."""
+
+from array import array
+
+import numpy as np
+import orjson
+import pytest
+
+from penstock_graph.models import Role
+from penstock_planner import records
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.observation import KvSummary, PoolCounts, Pull, Window
+from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.reading import Quality, Reading
+from penstock_planner.decide.state import PlannerState
+from penstock_planner.history import Change
+from penstock_planner.records import Deciding, Place
+from penstock_workload.record import RequestResult, Status
+from penstock_workload.results import SCHEMA, ResultWriter
+from penstock_workload.statistics import Punctuality, summarise
+
+ZERO_MODEL_S = 100_000.0
+ZERO_UNIX_S = 1_700_000_000.0
+SPEED = 20.0
+DURATION_S = 600.0
+SETTLE_S = 8.0
+
+
+def _load_at(at_s):
+    """One hill of load, from 0 to 1 and back."""
+    return float(np.exp(-(((at_s - 260) / 130) ** 2)))
+
+
+def _results(rng):
+    results = []
+    for line in range(1, 401):
+        arrival_s = line * 1.5
+        tokens = int(rng.integers(2, 60))
+        ttft_s = float(0.2 + 3 * _load_at(arrival_s) * rng.random())
+        gaps = array("f", rng.gamma(4, 0.004 * (1 + _load_at(arrival_s)), tokens - 1))
+        e2e_s = ttft_s + float(sum(gaps))
+        is_bad = line % 97 == 0
+        results.append(
+            RequestResult(
+                id=f"synthetic-{line}",
+                line=line,
+                arrival_s=arrival_s,
+                sent_s=arrival_s + 0.004,
+                ended_s=arrival_s + 0.004 + e2e_s,
+                status=Status.REJECTED if is_bad else Status.OK,
+                http_status=503 if is_bad else 200,
+                error="prefill queue is full" if is_bad else None,
+                error_class="http_503" if is_bad else None,
+                trace_input_tokens=1000,
+                trace_output_tokens=tokens,
+                prompt_tokens=None if is_bad else 1000,
+                output_tokens=None if is_bad else tokens,
+                cached_tokens=None if is_bad else 250,
+                ttft_s=None if is_bad else ttft_s,
+                e2e_s=None if is_bad else e2e_s,
+                tpot_s=None if is_bad else (e2e_s - ttft_s) / (tokens - 1),
+                itl_s=array("f") if is_bad else gaps,
+            )
+        )
+    return results
+
+
+def _summary(results, *, lag_s):
+    measured = summarise(results, duration_s=DURATION_S, punctuality=Punctuality(lag_s, 0.001, 0.2))
+    measured["requests"] |= {"planned": len(results), "sent": len(results), "unfinished": 0, "not_sent": 0}
+    return {
+        "schema": SCHEMA,
+        "is_partial": False,
+        "started": {"unix_s": ZERO_UNIX_S, "model_s": ZERO_MODEL_S},
+        **measured,
+        "settings": {"model": "<synthetic>", "speed": SPEED, "concurrency": None, "max_input_tokens": None},
+        "trace": {
+            "name": "synthetic",
+            "skipped_rows": ["line 7: not JSON"],
+            "truncated_prompts": 0,
+            "dropped_prompts": 0,
+        },
+    }
+
+
+def _pull(at_s, ready, draining):
+    load = _load_at(at_s)
+    pools = {
+        role: PoolCounts(ready[role], 0, draining.get(role, 0), 1) for role in (Role.PREFILL, Role.DECODE)
+    }
+    kv = min(1.0, 0.15 + 2.2 * load / ready[Role.DECODE])
+    queue = max(0.0, 9 * load - 2.0 * ready[Role.PREFILL])
+    return Pull(
+        at_s=at_s + ZERO_MODEL_S,
+        pools=pools,
+        kv=KvSummary(kv * ready[Role.DECODE], ready[Role.DECODE], 0, 0.5, "router", ""),
+        queue=Reading(Quality.FRESH, queue, 0.5, "router"),
+    )
+
+
+def _ledger_records(config):
+    state = PlannerState()
+    ready = {Role.PREFILL: 1, Role.DECODE: 1}
+    start_s = -20.0
+    place = Place("boot-1", start_s + ZERO_MODEL_S, start_s + ZERO_MODEL_S)
+    about = {"namespace": "synthetic", "environment": "local", "speed": SPEED}
+    wall_s = ZERO_UNIX_S + start_s / SPEED
+    yield records.header(
+        place, at_s=place.start_s, wall_s=wall_s, resumed=False, config=config, state=state, **about
+    )
+    while start_s < 900:
+        pulls = []
+        for slot in range(1, 31):
+            pulls.append(_pull(start_s + slot, ready, {}))
+            yield records.pull(pulls[-1], slot)
+        end_s = start_s + 30
+        window = Window(start_s + ZERO_MODEL_S, end_s + ZERO_MODEL_S, tuple(pulls))
+        decision, after = decide(window, state, config)
+        deciding = Deciding("adjustment", config, state, after, decision, window=window)
+        place = Place("boot-1", place.origin_s, end_s + ZERO_MODEL_S)
+        yield records.decision(deciding, place, wall_s=ZERO_UNIX_S + end_s / SPEED)
+        state = after
+        for role in decision.changes:
+            change = Change(decision.id, role.role, role.current, role.desired, decision.at_s)
+            yield records.actuation(change, at_s=decision.at_s, outcome="applied")
+            ready[role.role] = role.desired
+        start_s = end_s
+        if decision.changes:
+            start_s += SETTLE_S
+            place = Place("boot-1", place.origin_s, start_s + ZERO_MODEL_S)
+            yield records.settled(place, at_s=place.start_s, took_s=SETTLE_S, state=state, overdue=False)
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Write a synthetic load run and return its folder."""
+
+    def make(*, lag_s=0.01, with_gaps=True):
+        folder = tmp_path / "run"
+        results = _results(np.random.default_rng(3))
+        writer = ResultWriter(folder, with_gaps=with_gaps)
+        for result in results:
+            writer.write(result)
+        writer.finish(_summary(results, lag_s=lag_s))
+        writer.close(is_failing=False)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def ledger_records():
+    """The records of a synthetic ledger under a budget of four GPUs."""
+    return list(_ledger_records(DecideConfig(max_gpu_budget=4)))
+
+
+@pytest.fixture
+def ledger_file(tmp_path, ledger_records):
+    """A synthetic ledger on disk."""
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(b"".join(orjson.dumps(record) + b"\n" for record in ledger_records))
+    return path

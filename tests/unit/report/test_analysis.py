@@ -1,0 +1,149 @@
+"""GPU-hours, violations and the view of a ledger, in exact numbers on hand-made records."""
+
+from array import array
+
+import pytest
+
+from penstock_graph.models import Role
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.observation import PoolCounts
+from penstock_report.analysis import gpu_steps, gpu_use, violations
+from penstock_report.ledger_view import DecisionMark, LoadOrigin, PlannerRun, RoleChange, Sample, view_of
+from penstock_workload.record import RequestResult, Status
+
+
+def _sample(at_s, prefill=1, decode=1, draining=0):
+    pools = {Role.PREFILL: PoolCounts(prefill), Role.DECODE: PoolCounts(decode, 0, draining)}
+    return Sample(at_s, pools, prefill + decode + draining, 0.5, 0.1)
+
+
+def _mark(at_s, gpus_after, outcome="applied", action="up"):
+    role = RoleChange(Role.DECODE, 1, 2, action, "above_threshold", "decode 1 -> 2: KV", outcome)
+    return DecisionMark("d000001", at_s, "adjustment", False, (role,), gpus_after)
+
+
+def _run(samples, decisions=(), *, end_s, budget=8):
+    return PlannerRun(DecideConfig(max_gpu_budget=budget), tuple(samples), tuple(decisions), (), end_s, ())
+
+
+def test_gpu_hours_are_what_was_held():
+    """Two GPUs for an hour, three for half of one from the decision on, against eight and two all the time."""
+    run = _run([_sample(0), _sample(3600), _sample(3700, decode=2)], [_mark(3600, 3)], end_s=5400)
+
+    use = gpu_use(run, start_s=0, end_s=5400)
+
+    assert use.used_hours == pytest.approx(2 + 1.5)
+    assert use.static_max_hours == pytest.approx(12)
+    assert use.static_min_hours == pytest.approx(3)
+    assert (use.peak_gpus, use.budget_gpus) == (3, 8)
+    assert use.saved_fraction == pytest.approx(1 - 3.5 / 12)
+
+
+def test_a_decision_that_was_not_carried_out_holds_nothing():
+    """Failed, abandoned and recorded-only decisions add no GPUs."""
+    run = _run([_sample(0)], [_mark(10, 3, "failed"), _mark(20, 3, "not asked")], end_s=100)
+
+    assert gpu_steps(run) == [(0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("start_s", "end_s", "span", "hours"),
+    [
+        (-100, 1000, (0, 100), 2 * 100 / 3600),
+        (50, 60, (50, 60), 2 * 10 / 3600),
+    ],
+)
+def test_the_span_is_what_the_ledger_saw(start_s, end_s, span, hours):
+    """Time before the first pull and after the last record is not counted, on either side."""
+    use = gpu_use(_run([_sample(0)], end_s=100), start_s=start_s, end_s=end_s)
+
+    assert (use.start_s, use.end_s) == span
+    assert use.used_hours == pytest.approx(hours)
+
+
+def test_nothing_seen_gives_no_figure():
+    """Unknown is never zero."""
+    assert gpu_use(_run([], end_s=0), start_s=0, end_s=10) is None
+    assert gpu_use(_run([_sample(0)], end_s=10), start_s=20, end_s=30) is None
+
+
+def test_without_a_ceiling_the_peak_is_the_static_maximum():
+    """The most that was ever held is what a fixed fleet would have needed."""
+    use = gpu_use(_run([_sample(0), _sample(50, decode=3)], end_s=100, budget=None), start_s=0, end_s=100)
+
+    assert use.budget_gpus is None
+    assert use.static_max_hours == pytest.approx(4 * 100 / 3600)
+
+
+def _result(status=Status.OK, ttft_s=1.0, gaps=()):
+    return RequestResult(
+        id="r",
+        line=1,
+        arrival_s=0,
+        sent_s=0,
+        ended_s=1,
+        status=status,
+        http_status=200,
+        error=None,
+        error_class=None,
+        trace_input_tokens=1,
+        trace_output_tokens=1,
+        ttft_s=ttft_s,
+        itl_s=array("f", gaps),
+    )
+
+
+def test_violations_count_requests_that_got_nothing():
+    """At the target is within it; failed and rejected requests missed it."""
+    results = [
+        _result(gaps=[0.1, 0.3]),
+        _result(ttft_s=1.1),
+        _result(Status.FAILED),
+        _result(Status.REJECTED, None),
+    ]
+
+    missed = violations(results, ttft_target_s=1.0, itl_target_s=0.2)
+
+    assert (missed.late_first_tokens, missed.requests) == (3, 4)
+    assert (missed.long_gaps, missed.gaps) == (1, 2)
+    assert violations(results, ttft_target_s=None, itl_target_s=None).late_first_tokens is None
+
+
+def test_the_view_counts_from_the_load_runs_zero(ledger_records):
+    """One host: the shared modelled clock; the first pull of the synthetic ledger is 19 s before zero."""
+    origin = LoadOrigin(model_s=100_000.0, unix_s=1_700_000_000.0, speed=20.0, duration_s=600.0)
+
+    run = view_of(ledger_records, origin=origin)
+
+    assert run.samples[0].at_s == pytest.approx(-19)
+    assert run.notes == ()
+    assert run.decisions[0].at_s == pytest.approx(10)
+    outcomes = {role.outcome for mark in run.decisions for role in mark.roles if role.action != "hold"}
+    assert outcomes == {"applied"}
+    assert len(run.adjusting) == sum(mark.is_change for mark in run.decisions)
+    assert all(end_s - begin_s == pytest.approx(8) for begin_s, end_s in run.adjusting)
+
+
+def test_two_hosts_are_matched_by_the_wall_clock(ledger_records):
+    """Another host's monotonic clock has another origin; the page says that the match is by the wall."""
+    origin = LoadOrigin(model_s=5.0, unix_s=1_700_000_000.0, speed=20.0, duration_s=600.0)
+
+    run = view_of(ledger_records, origin=origin)
+
+    assert run.samples[0].at_s == pytest.approx(-19, abs=1e-3)
+    assert "different clocks" in run.notes[0]
+
+
+def test_without_a_load_run_time_counts_from_the_first_record(ledger_records):
+    """A ledger can be looked at alone."""
+    assert view_of(ledger_records, origin=None).samples[0].at_s == pytest.approx(1)
+    assert view_of([], origin=None) is None
+
+
+def test_only_the_newest_timeline_is_shown(ledger_records):
+    """Times of a clock from before a reboot cannot be compared."""
+    old = {**ledger_records[0], "timeline": "boot-0", "at_s": 9e9}
+
+    run = view_of([old, *ledger_records], origin=None)
+
+    assert run.samples[0].at_s == pytest.approx(1)

@@ -1,0 +1,142 @@
+"""A whole report from a synthetic run and ledger: every file, nothing external, every mark."""
+
+import importlib.util
+import re
+from io import StringIO
+
+import orjson
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from penstock_cli.report import report as report_command
+from penstock_core.errors import ConfigError, LedgerError
+from penstock_report.build import analyse, as_json, write_report
+from penstock_report.text import report_text
+
+
+def _printed(report):
+    console = Console(width=400, file=StringIO())
+    console.print(report_text(report))
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def written(make_run, ledger_file, tmp_path):
+    """A report with everything, and its files."""
+    report = analyse(make_run(lag_s=0.4), ledger=ledger_file, ttft_target_s=1.0, itl_target_s=0.05)
+    return report, write_report(report, tmp_path / "out")
+
+
+def test_every_file_is_written_and_the_page_stands_alone(written):
+    """Five pictures and a page that holds them and refers to nothing outside itself."""
+    _, files = written
+    page = files[-1].read_text()
+
+    names = ["replicas.png", "signals.png", "ttft.png", "itl.png", "requests.png", "report.html"]
+    assert [path.name for path in files] == names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in files[:-1])
+    assert page.count("data:image/png;base64,") == 5
+    assert re.findall(r"https?://|<script|<link|url\(|@import", page) == []
+    assert all(source.startswith("data:") for source in re.findall(r'(?:src|href)="([^"]*)"', page))
+
+
+def test_the_page_shows_decisions_marks_and_settings(written):
+    """Each change with its reason, the lag mark, skipped rows, targets; names are escaped."""
+    report, files = written
+    page = files[-1].read_text()
+
+    for mark in report.planner.decisions:
+        for role in mark.roles:
+            assert role.sentence.replace(">", "&gt;").replace("<", "&lt;") in page
+    assert 'class="mark bad">DISTORTED' in page
+    assert "client sending 400.0 ms" in page
+    assert "1 trace rows skipped, first: line 7: not JSON" in page
+    assert "TTFT target 1.00 s: missed by" in page
+    assert "&lt;synthetic&gt;" in page
+    assert "<synthetic>" not in page
+    assert "kv_up" in page
+
+
+def test_the_text_says_the_same(make_run, ledger_file):
+    """Terminal and page carry the same figures."""
+    text = _printed(analyse(make_run(lag_s=0.4), ledger=ledger_file, ttft_target_s=1.0))
+
+    assert "396 ok, 0 failed, 4 rejected of 400 requests" in text
+    assert "GPU-hours: " in text
+    assert "prefill 1 -> 2: queue per worker" in text
+    assert "DISTORTED" in text
+    assert "TTFT target 1.00 s: missed by" in text
+    assert "errors: http_503 4" in text
+
+
+def test_a_run_without_a_planner_has_three_pictures(make_run, tmp_path):
+    """A report of any OpenAI server's load run needs no ledger."""
+    report = analyse(make_run())
+
+    files = write_report(report, tmp_path / "out")
+
+    assert [path.name for path in files] == ["ttft.png", "itl.png", "requests.png", "report.html"]
+    assert "DISTORTED" not in files[-1].read_text()
+    assert as_json(report, files)["gpu_use"] is None
+
+
+def test_a_run_without_gaps_says_so(make_run, tmp_path):
+    """The ITL picture explains why it is empty instead of failing."""
+    files = write_report(analyse(make_run(with_gaps=False), itl_target_s=0.1), tmp_path / "out")
+
+    assert files[1].name == "itl.png"
+
+
+def test_missing_matplotlib_names_the_extra(make_run, tmp_path, monkeypatch):
+    """The remedy is one command."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'penstock\[plots\]'"):
+        write_report(analyse(make_run()), tmp_path / "out")
+
+
+def test_an_output_that_cannot_be_made_is_refused(make_run, tmp_path):
+    """A file in the way is named."""
+    (tmp_path / "out").write_text("")
+
+    with pytest.raises(ConfigError, match=r"--output .*/out: cannot be created"):
+        write_report(analyse(make_run()), tmp_path / "out")
+
+
+@pytest.mark.parametrize("targets", [{"ttft_target_s": 0.0}, {"itl_target_s": -1.0}])
+def test_a_target_out_of_bounds_is_refused(make_run, targets):
+    """The message names the flag."""
+    with pytest.raises(ConfigError, match=r"-target-s: .* must be above 0"):
+        analyse(make_run(), **targets)
+
+
+def test_a_ledger_that_cannot_be_read_is_refused(make_run, tmp_path):
+    """Missing, empty and damaged ledgers each say what is wrong."""
+    run = make_run()
+    empty, damaged = tmp_path / "empty.jsonl", tmp_path / "damaged.jsonl"
+    empty.write_text("")
+    damaged.write_text('{"type":"header","schema":1,"timeline":"x"}\n')
+
+    with pytest.raises(LedgerError, match="cannot be read"):
+        analyse(run, ledger=tmp_path / "none.jsonl")
+    with pytest.raises(LedgerError, match="holds no planner run"):
+        analyse(run, ledger=empty)
+    with pytest.raises(LedgerError, match="lacks what its type promises"):
+        analyse(run, ledger=damaged)
+
+
+def test_the_command_prints_text_or_json(make_run, ledger_file, tmp_path):
+    """Both name the files; the JSON holds every decision."""
+    run = make_run()
+    base = ["--run", str(run), "--ledger", str(ledger_file), "--output", str(tmp_path / "out")]
+
+    text = CliRunner().invoke(report_command, base)
+    as_json_ = CliRunner().invoke(report_command, [*base, "--json", "--ttft-target-s", "1"])
+
+    assert text.exit_code == 0, text.output
+    assert "report.html" in text.output
+    found = orjson.loads(as_json_.stdout)
+    assert len(found["files"]) == 6
+    assert found["violations"]["late_first_tokens"] > 4
+    assert {part["action"] for mark in found["decisions"] for part in mark["roles"]} == {"up", "hold", "down"}
