@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 from penstock_core.errors import ConfigError, InvalidSpecError, Problem
 from penstock_graph.importer import import_dgd
 from penstock_graph.loading import Manifests, load_graph, parse_manifests, read_text
+from penstock_graph.notices import notices
 from penstock_graph.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
 
 _EXIT_INVALID = 2
@@ -28,22 +30,28 @@ def validate(files: tuple[Path, ...], as_json: bool) -> None:
     Exits 0 if all are valid, 2 if any problem was found.
     """
     problems: list[Problem] = []
+    noticed: list[Problem] = []
     summaries: list[dict[str, Any]] = []
     for file in files:
         found, manifests = _check(file)
         problems += found
+        noticed += [replace(each, file=str(file)) for graph in manifests.graphs for each in notices(graph)]
         objects = [f"{each.kind} {each.name}" for each in manifests.graphs]
         objects += [f"{each.kind} {each.metadata.name}" for each in manifests.adapters]
         summaries.append({"file": str(file), "valid": not found, "objects": objects})
     if as_json:
-        listed = [
-            {"file": each.file, "line": each.line, "path": each.path, "message": each.message}
-            for each in problems
-        ]
-        click.echo(json.dumps({"valid": not problems, "files": summaries, "problems": listed}, indent=2))
+        report = {
+            "valid": not problems,
+            "files": summaries,
+            "problems": [asdict(each) for each in problems],
+            "notices": [asdict(each) for each in noticed],
+        }
+        click.echo(json.dumps(report, indent=2))
     else:
         for problem in problems:
             click.echo(str(problem), err=True)
+        for notice in noticed:
+            click.echo(f"notice: {notice}", err=True)
         for summary in summaries:
             if summary["valid"]:
                 click.echo(f"{summary['file']}: valid ({', '.join(summary['objects'])})")

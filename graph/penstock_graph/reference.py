@@ -57,10 +57,12 @@ Broken rules are reported all at once, each with file, line, key, bound and reme
 | The tiers' shares add up to at most 1 | `spec.router.tiers.shares` |
 | An environment variable has value or valueFrom; envFrom has one of secretRef and configMapRef | `….env[]`, `….envFrom[]` |
 | Runtime dynamo routes by its own frontend: policy round-robin, least-loaded or kv-cost | `spec.router.policy` |
-| `engine.mocker` needs runtime dynamo; `engine.requestLimit` is not known to runtime vllm | `spec.engine.…` |
+| `engine.mocker` needs runtime dynamo; so does `engine.requestLimit` | `spec.engine.…` |
 
 The budget's rules hold while `planner.enabled` is true. **Immutable** once a graph exists: its name,
 `spec.model.name`, `spec.runtime`, and the `role` of a service that stays.
+
+`penstock validate` also prints notices: settings that are valid, but that this version does not act on yet.
 """
 
 _RUNTIMES = """\

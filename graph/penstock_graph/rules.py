@@ -112,10 +112,10 @@ def _runtime_violations(spec: GraphSpec) -> list[Violation]:
     if spec.engine.mocker and spec.runtime is not Runtime.DYNAMO:
         message = f"true, but runtime {spec.runtime} has no mocker; set runtime: dynamo or remove it"
         violations.append(Violation(("engine", "mocker"), message, related))
-    if spec.engine.request_limit is not None and spec.runtime is Runtime.VLLM:
+    if spec.engine.request_limit is not None and spec.runtime is not Runtime.DYNAMO:
         message = (
-            f"{spec.engine.request_limit}, but vLLM itself refuses nothing; "
-            "remove it and bound the load with router.prefillQueue and router.admission"
+            f"{spec.engine.request_limit}, but workers of runtime {spec.runtime} refuse nothing by number; "
+            "remove it and bound the load with router.prefillQueue and engine.maxRunningRequests"
         )
         violations.append(Violation(("engine", "requestLimit"), message, related))
     if spec.runtime is Runtime.DYNAMO and spec.router.policy not in DYNAMO_POLICIES:

@@ -70,10 +70,10 @@ class EngineConfig(SpecModel):
     """The graph's workers."""
 
     request_limit: Annotated[Integer, Field(ge=1)] | None = Field(
-        default=None, description="Most requests in one worker's engine; null: no limit of ours."
+        default=None, description="Most requests in one worker's engine; null: no limit. Runtime dynamo only."
     )
     request_queue: Annotated[Integer, Field(ge=2)] = Field(
-        default=16, description="Requests that may wait beyond requestLimit; then 503. At least 2."
+        default=16, description="Requests that may wait beyond requestLimit; then refused. At least 2."
     )
     preemption: PreemptionConfig = Field(
         default=PreemptionConfig(), description="Bounds of preemption between tiers."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock_graph.models.enums import Role
 from penstock_graph.models.graph import GraphSpec
 from penstock_graph.models.service import ServiceSpec
 from penstock_graph.runtimes.engine_flags import batch_flags, kv_transfer_flags, stream_flags
@@ -19,7 +20,6 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
     argv += batch_flags(spec) + stream_flags(spec) + kv_transfer_flags(spec, service.role)
     if service.startup_seconds > 0:
         argv += ["--startup-seconds", f"{service.startup_seconds:g}"]
-    if spec.engine.request_limit is not None:
-        argv += ["--engine-request-limit", str(spec.engine.request_limit)]
-        argv += ["--engine-request-queue", str(spec.engine.request_queue)]
-    return WorkerCommand(argv=tuple(argv), ports=(PORT,))
+    reached_elsewhere = context.peer_host != context.host and service.role is not Role.AGGREGATED
+    env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host} if reached_elsewhere else {}
+    return WorkerCommand(argv=tuple(argv), ports=(PORT,), env=env)

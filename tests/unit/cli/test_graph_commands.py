@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock_cli.main import main
+from penstock_cli.main import cli, main
+from penstock_graph.loading import load_graph
+from penstock_graph.runtimes import RuntimeContext, filled_argv, process_specs
 
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 DGD = """\
@@ -144,3 +146,51 @@ def test_import_writes_a_valid_file(run, tmp_path):
     status, _, err = run("import", file, "-o", tmp_path / "no" / "out.yaml")
     assert status == 2
     assert "its folder does not exist" in err
+
+
+def test_settings_without_effect_are_noticed(run, tmp_path):
+    """A valid setting that this version does not act on is told, and the file is valid all the same."""
+    file = tmp_path / "g.yaml"
+    file.write_text(
+        (SAMPLES / "aggregated.yaml").read_text() + "    mode: sla\n  router: {tiers: {enabled: true}}\n"
+    )
+    status, out, err = run("validate", file)
+    assert (status, out.count("valid (")) == (0, 1)
+    assert [line.split(": ")[2] for line in err.splitlines()] == [
+        "spec.planner.mode",
+        "spec.router.tiers.enabled",
+    ]
+    notices = json.loads(run("validate", "--json", file)[1])["notices"]
+    assert [each["path"] for each in notices] == ["spec.planner.mode", "spec.router.tiers.enabled"]
+
+
+EVERYTHING = """\
+  model: {name: m, servedName: s, contextTokens: 4096}
+  engine: {blockTokens: 32, kvBlocks: 99, maxRunningRequests: 9, maxBatchTokens: 999, streamIntervalTokens: 2, kvBufferDevice: cpu}
+  router: {tiers: {enabled: true}}
+"""  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", ["", EVERYTHING])
+@pytest.mark.parametrize("sample", ["aggregated", "disaggregated", "two-node-pools"])
+def test_rendered_commands_are_understood(tmp_path, sample, extra):
+    """Each of our own processes accepts every argument that a graph gives it."""
+    file = tmp_path / "g.yaml"
+    manifest = yaml.safe_load((SAMPLES / f"{sample}.yaml").read_text())
+    manifest["spec"].update(yaml.safe_load(extra) or {})
+    for service in manifest["spec"]["services"].values():
+        service["startupSeconds"] = 3
+    file.write_text(yaml.safe_dump(manifest))
+    context = RuntimeContext(
+        python="py",
+        graph_file=str(file),
+        discovery=str(tmp_path / "s.json"),
+        namespace="n",
+        speed=20,
+        log_dir="l",
+    )
+    for spec in process_specs(load_graph(file), context):
+        _, _, module, group, command, *arguments = filled_argv(spec, {"port": 8123})
+        assert module == "penstock_cli"
+        parsed = cli.get_command(None, group).get_command(None, command).make_context(command, arguments)
+        assert parsed.params["speed"] == 20

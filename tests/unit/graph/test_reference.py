@@ -7,6 +7,7 @@ import pytest
 from penstock_graph.fields import model_at, walk
 from penstock_graph.loading import load_graph
 from penstock_graph.models import GraphDeployment, PlannerConfig, ServiceSpec
+from penstock_graph.notices import notices
 from penstock_graph.reference import markdown
 from penstock_graph.runtimes import RuntimeContext, process_specs
 
@@ -70,3 +71,25 @@ def test_each_sample_names_a_profile_that_exists(path):
     profiles = {each.stem for each in (ROOT / "engine" / "penstock_engine" / "profiles").glob("*.yaml")}
     wanted = {service.profile or spec.engine.profile for service in spec.workers.values()}
     assert wanted <= profiles
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_no_sample_relies_on_what_has_no_effect(path):
+    """Everything that a sample sets is acted upon."""
+    assert notices(load_graph(path)) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "paths"),
+    [
+        ({"planner": {"mode": "sla"}}, ["spec.planner.mode"]),
+        ({"planner": {"mode": "sla", "enabled": False}}, []),
+        ({"router": {"policy": "dualmap"}}, ["spec.router.policy"]),
+        ({"router": {"admission": {"mode": "token-capacity"}}}, ["spec.router.admission.mode"]),
+        ({"router": {"tiers": {"enabled": True}}}, ["spec.router.tiers.enabled"]),
+        ({"runtime": "dynamo", "router": {"policy": "kv-cost", "admission": {"mode": "token-capacity"}}}, []),
+    ],
+)
+def test_settings_without_effect_are_noticed(build, changes, paths):
+    """A setting that no part acts on yet is named."""
+    assert [notice.path for notice in notices(build(**changes))] == paths

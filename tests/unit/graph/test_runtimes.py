@@ -68,6 +68,15 @@ def test_simulated_worker(build, context):
     )
 
 
+def test_simulated_cold_start_and_address(build, context):
+    """A cold start is a flag; an address for other workers is given where it differs from the bound one."""
+    graph = build(services={"decode": {"startupSeconds": 12.5}})
+    specs = by_service(graph, dataclasses.replace(context, host="0.0.0.0", peer_host="10.1.2.3"))
+    assert after(specs["decode"].argv, "--startup-seconds") == "12.5"
+    assert specs["decode"].env == {"VLLM_NIXL_SIDE_CHANNEL_HOST": "10.1.2.3"}
+    assert by_service(graph, context)["decode"].env == {}
+
+
 def test_simulated_router_and_planner(build, context):
     """Router and planner get the manifest, the discovery file and the speed; ports only where they listen."""
     specs = by_service(build(), dataclasses.replace(context, log_dir="/logs/planner"))

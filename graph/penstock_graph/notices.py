@@ -1,0 +1,33 @@
+"""Valid settings that this version does not act on yet; said aloud, so that nobody relies on them.
+
+An entry goes when the part that it names acts on the setting.
+"""
+
+from __future__ import annotations
+
+from penstock_core.errors import Problem
+from penstock_graph.models.enums import AdmissionMode, PlannerMode, RouterPolicy, Runtime
+from penstock_graph.models.graph import GraphDeployment
+
+_ROUTED = frozenset({RouterPolicy.LEAST_LOADED, RouterPolicy.ROUND_ROBIN})
+
+
+def notices(graph: GraphDeployment) -> tuple[Problem, ...]:
+    """Return the settings of a valid graph that have no effect, or that a process will refuse at start."""
+    spec = graph.spec
+    found: list[tuple[str, str]] = []
+    if spec.planner.enabled and spec.planner.mode is not PlannerMode.LOAD:
+        found.append(("spec.planner.mode", f"{spec.planner.mode}: the planner refuses it; use load"))
+    if spec.runtime is not Runtime.DYNAMO:
+        if spec.router.policy not in _ROUTED:
+            known = ", ".join(sorted(_ROUTED))
+            found.append(("spec.router.policy", f"{spec.router.policy}: the router refuses it; use {known}"))
+        if spec.router.admission.mode is not AdmissionMode.NONE:
+            found.append(
+                ("spec.router.admission.mode", f"{spec.router.admission.mode}: no request is refused by it")
+            )
+        if spec.router.tiers.enabled:
+            found.append(
+                ("spec.router.tiers.enabled", "true: workers order by priority, but requests get no tier")
+            )
+    return tuple(Problem(path=path, message=f"{message} (not in this version)") for path, message in found)
