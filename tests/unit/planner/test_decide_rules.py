@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock_graph.models import Role
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Action, Reason
+from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.pipeline import decide, withdraw
+from penstock_planner.decide.propose import against
+from penstock_planner.decide.state import PlannerState, RoleState
+
+CONFIG = DecideConfig()
+
+
+def _pool(ready, starting=0, draining=0, gpus=1):
+    return PoolCounts(ready, starting, draining, gpus)
+
+
+def _outcome(decision, role):
+    found = next(r for r in decision.roles if r.role is role)
+    return found.action, found.reason, found.desired - found.current
+
+
+def _run(window, *, state=None, config=CONFIG):
+    return decide(window, state or PlannerState(), config)
+
+
+@pytest.mark.parametrize(
+    ("kv", "action", "reason", "sentence"),
+    [
+        (0.93, Action.UP, Reason.ABOVE_THRESHOLD, "decode 2 -> 3: KV 0.93 > 0.90"),
+        (0.9004, Action.UP, Reason.ABOVE_THRESHOLD, "decode 2 -> 3: KV 0.9004 > 0.9000"),
+        (0.9, Action.HOLD, Reason.WITHIN_THRESHOLDS, "decode 2: KV 0.90 within 0.50 and 0.90"),
+        (0.5, Action.HOLD, Reason.WITHIN_THRESHOLDS, "decode 2: KV 0.50 within 0.50 and 0.90"),
+        (0.31, Action.DOWN, Reason.BELOW_THRESHOLD, "decode 2 -> 1: KV 0.31 < 0.50"),
+        (0.0, Action.DOWN, Reason.BELOW_THRESHOLD, "decode 2 -> 1: KV 0.00 < 0.50"),
+    ],
+)
+def test_decode_follows_kv_with_strict_thresholds(make, kv, action, reason, sentence):
+    """Above 0.9 one more, below 0.5 one less, nothing at the thresholds themselves."""
+    decision, _ = _run(make.steady(kv=[kv, kv]))
+    found = next(r for r in decision.roles if r.role is Role.DECODE)
+    assert (found.action, found.reason, found.sentence) == (action, reason, sentence)
+
+
+@pytest.mark.parametrize(
+    ("queue", "workers", "action", "sentence"),
+    [
+        (3, 2, Action.UP, "prefill 2 -> 3: queue per worker 1.50 > 0.50"),
+        (1, 2, Action.HOLD, "prefill 2: queue per worker 0.50 within 0.20 and 0.50"),
+        (0.4, 2, Action.HOLD, "prefill 2: queue per worker 0.20 within 0.20 and 0.50"),
+        (0.3, 2, Action.DOWN, "prefill 2 -> 1: queue per worker 0.15 < 0.20"),
+    ],
+)
+def test_prefill_follows_the_queue_per_worker(make, queue, workers, action, sentence):
+    """Queued requests are divided by the prefill workers before they are compared."""
+    decision, _ = _run(make.steady(queue=queue, prefill=_pool(workers)))
+    found = next(r for r in decision.roles if r.role is Role.PREFILL)
+    assert (found.action, found.sentence) == (action, sentence)
+
+
+def test_aggregated_workers_are_governed_by_kv_as_decode_is(make):
+    """An aggregated graph has one role, scaled on its KV usage, charged with decode's GPUs."""
+    decision, _ = _run(make.steady(kv=[0.95], aggregated=_pool(1)))
+    assert [r.sentence for r in decision.roles] == ["aggregated 1 -> 2: KV 0.95 > 0.90"]
+    assert (decision.gpus, decision.gpus_after) == (1, 2)
+
+
+# ---------------------------------------------------------------- unknown values
+
+
+@pytest.mark.parametrize("kv", [[0.1, None], [None, None], [0.0, 0.0, 0.0, 0.0, None]])
+def test_an_unknown_decode_worker_never_lets_the_pool_shrink(make, kv):
+    """However idle the known ones are, the unknown one may be full."""
+    decision, _ = _run(make.steady(kv=kv))
+    assert _outcome(decision, Role.DECODE) == (Action.HOLD, Reason.METRIC_UNKNOWN, 0)
+
+
+def test_one_incomplete_pull_of_thirty_is_enough_to_keep_the_size(make):
+    """Down needs every pull of the interval complete."""
+    pulls = [make.pull(float(t), kv=[0.1, 0.1]) for t in range(1, 30)]
+    decision, _ = _run(make.window(*pulls, make.pull(30.0, kv=[0.1, None])))
+    found = next(r for r in decision.roles if r.role is Role.DECODE)
+    assert found.reason is Reason.METRIC_UNKNOWN
+    assert (
+        found.sentence
+        == "decode 2: KV 0.10 < 0.50 of what is known, but 1 of 30 pulls incomplete (w1: not reported)"
+    )
+
+
+def test_unknown_workers_may_still_be_scaled_up_when_the_known_ones_suffice(make):
+    """Nineteen at 1.0 and one unknown: at least 0.95, whatever the last one holds."""
+    decision, _ = _run(make.steady(kv=[1.0] * 19 + [None]), config=replace(CONFIG, max_gpu_budget=None))
+    assert _outcome(decision, Role.DECODE) == (Action.UP, Reason.ABOVE_THRESHOLD, 1)
+
+
+def test_unknown_workers_do_not_scale_up_on_a_guess(make):
+    """0.98 and unknown is at least 0.49: not above 0.9, so it holds and says so."""
+    decision, _ = _run(make.steady(kv=[0.98, None]))
+    found = next(r for r in decision.roles if r.role is Role.DECODE)
+    assert (found.action, found.reason) == (Action.HOLD, Reason.METRIC_UNKNOWN)
+    assert "KV 0.98 > 0.90 of what is known, but at least 0.49" in found.sentence
+
+
+def test_an_unknown_queue_holds_prefill(make):
+    """No queue, no change, with the reason of the reading."""
+    decision, _ = _run(make.steady(queue=float("nan"), prefill=_pool(3)))
+    found = next(r for r in decision.roles if r.role is Role.PREFILL)
+    assert (found.action, found.reason) == (Action.HOLD, Reason.METRIC_UNKNOWN)
+    assert found.sentence == "prefill 3: queue per worker unknown (value is NaN)"
+
+
+def test_a_pool_without_ready_workers_holds(make):
+    """All replicas down: the queue has no meaning per worker, and no more are added to it."""
+    decision, _ = _run(make.steady(queue=50, prefill=_pool(0, starting=2)))
+    assert _outcome(decision, Role.PREFILL) == (Action.HOLD, Reason.NO_READY_WORKER, 0)
+
+
+def test_an_empty_interval_decides_nothing(make):
+    """Nothing was observed: no roles, but the decision still takes a number."""
+    decision, state = _run(make.window())
+    assert decision.roles == ()
+    assert (decision.id, state.sequence) == ("d000001", 1)
+
+
+def test_nothing_shrinks_while_a_replica_is_not_ready(make):
+    """A restarting worker's share is on the others; what they need is not known until it is back."""
+    decision, _ = _run(make.steady(kv=[0.2], decode=_pool(1, starting=1)))
+    assert _outcome(decision, Role.DECODE) == (Action.HOLD, Reason.REPLICA_NOT_READY, 0)
+
+
+# ---------------------------------------------------------------- decode grace
+
+
+def test_decode_is_not_scaled_down_for_three_intervals_after_a_new_worker(make):
+    """Added at interval 1, ready by 2: held at 2, 3 and 4, down at 5."""
+    _, state = _run(make.steady(kv=[0.95]))
+    idle = make.steady(kv=[0.1, 0.1])
+    reasons = []
+    for _ in range(4):
+        decision, state = _run(idle, state=state)
+        reasons.append(_outcome(decision, Role.DECODE)[1])
+    assert reasons == [*[Reason.DECODE_GRACE_PERIOD] * 3, Reason.BELOW_THRESHOLD]
+
+
+def test_grace_does_not_stop_a_scale_up(make):
+    """Grace only keeps workers; it never withholds them."""
+    state = PlannerState(roles={Role.DECODE: RoleState(seen=1)})
+    decision, _ = _run(make.steady(kv=[0.95, 0.95]), state=state)
+    assert _outcome(decision, Role.DECODE)[0] is Action.UP
+
+
+def test_a_worker_added_by_hand_or_back_from_a_crash_has_its_grace_too(make):
+    """Its cache is as empty as that of a worker of ours."""
+    state = PlannerState(roles={Role.DECODE: RoleState(seen=2, grace=0)})
+    decision, after = _run(make.steady(kv=[0.1] * 3), state=state)
+    assert _outcome(decision, Role.DECODE)[1] is Reason.DECODE_GRACE_PERIOD
+    assert after.of(Role.DECODE) == RoleState(seen=3, grace=2)
+
+
+def test_the_first_workers_are_not_new(make):
+    """What was there before the planner has no grace."""
+    decision, _ = _run(make.steady(kv=[0.1, 0.1]))
+    assert _outcome(decision, Role.DECODE)[0] is Action.DOWN
+
+
+def test_prefill_has_no_grace(make):
+    """The document gives grace to decode only."""
+    state = PlannerState(roles={Role.PREFILL: RoleState(seen=1)})
+    decision, _ = _run(make.steady(queue=0.0, prefill=_pool(2)), state=state)
+    assert _outcome(decision, Role.PREFILL)[0] is Action.DOWN
+
+
+# ---------------------------------------------------------------- prefill trend
+
+
+@pytest.mark.parametrize(
+    ("slope", "action", "reason"),
+    [
+        (-0.05, Action.HOLD, Reason.PREFILL_QUEUE_FALLING),
+        (-0.01, Action.UP, Reason.ABOVE_THRESHOLD),
+        (0.0, Action.UP, Reason.ABOVE_THRESHOLD),
+        (0.05, Action.UP, Reason.ABOVE_THRESHOLD),
+    ],
+)
+def test_prefill_waits_for_a_queue_that_drains_by_itself(make, slope, action, reason):
+    """From 4.0: at -0.05/s it is below 0.5 within 90 s, at -0.01/s still 2.8."""
+    window = make.window(*(make.pull(t, queue=4 + slope * t) for t in range(1, 31)))
+    decision, _ = _run(window)
+    assert _outcome(decision, Role.PREFILL)[:2] == (action, reason)
+
+
+def test_the_trend_is_explained_with_its_numbers(make):
+    """The sentence says how fast it falls and where it will be."""
+    window = make.window(*(make.pull(t, queue=4 - 0.05 * t) for t in range(1, 31)))
+    decision, _ = _run(window)
+    found = next(r for r in decision.roles if r.role is Role.PREFILL)
+    assert found.sentence == (
+        "prefill 1: queue per worker 3.23 > 0.50, but it falls by 1.50 per interval: 0.00 < 0.50 in 3 intervals"
+    )
+    step = next(s for s in found.steps if s.name == "queue_trend")
+    assert step.inputs["predicted"] == pytest.approx(-2.0)
+    assert step.threshold == 0.5
+
+
+def test_a_single_pull_has_no_trend_and_scales_up(make):
+    """The rule only holds back what it can predict."""
+    decision, _ = _run(make.window(make.pull(30.0, queue=9)))
+    assert _outcome(decision, Role.PREFILL)[0] is Action.UP
+
+
+def test_without_a_buffer_the_trend_looks_only_to_the_intervals_end(make):
+    """queue_buffer_intervals 0: 4 - 0.05 t ends at 2.5, above 0.5."""
+    window = make.window(*(make.pull(t, queue=4 - 0.05 * t) for t in range(1, 31)))
+    decision, _ = _run(window, config=replace(CONFIG, queue_buffer_intervals=0))
+    assert _outcome(decision, Role.PREFILL)[0] is Action.UP
+
+
+# ---------------------------------------------------------------- floors and ceilings
+
+
+@pytest.mark.parametrize(
+    ("replicas", "gpus", "budget", "action", "reason"),
+    [
+        (1, 1, 1, Action.HOLD, Reason.AT_FLOOR),
+        (2, 1, 1, Action.DOWN, Reason.BELOW_THRESHOLD),
+        (2, 2, 3, Action.HOLD, Reason.AT_FLOOR),
+        (3, 2, 3, Action.DOWN, Reason.BELOW_THRESHOLD),
+        (1, 4, 0, Action.HOLD, Reason.AT_FLOOR),
+        (1, 2, 4, Action.UP, Reason.BELOW_FLOOR),
+    ],
+)
+def test_each_role_keeps_its_floor_of_gpus(make, replicas, gpus, budget, action, reason):  # noqa: PLR0917 - one table
+    """The fewest replicas are ceil(min-gpu-budget / GPUs per engine), and one at least."""
+    config = replace(CONFIG, min_gpu_budget=budget, max_gpu_budget=None)
+    window = make.steady(
+        kv=[0.1] * replicas, decode=_pool(replicas, gpus=gpus), prefill=_pool(4, gpus=2), queue=1.2
+    )
+    decision, _ = _run(window, config=config)
+    assert _outcome(decision, Role.DECODE)[:2] == (action, reason)
+
+
+def test_a_services_own_bounds_hold_beside_the_gpu_budget(make):
+    """MinReplicas 2 and maxReplicas 3 of the graph."""
+    config = replace(CONFIG, min_replicas={Role.DECODE: 2}, max_replicas={Role.DECODE: 3})
+    low, _ = _run(make.steady(kv=[0.1, 0.1]), config=config)
+    high, _ = _run(make.steady(kv=[0.95] * 3), config=config)
+    assert _outcome(low, Role.DECODE)[1] is Reason.AT_FLOOR
+    assert _outcome(high, Role.DECODE)[1] is Reason.AT_MAX_REPLICAS
+
+
+@pytest.mark.parametrize(
+    ("budget", "draining", "action", "reason"),
+    [
+        (4, 0, Action.UP, Reason.ABOVE_THRESHOLD),
+        (3, 0, Action.HOLD, Reason.GPU_BUDGET),
+        (4, 1, Action.HOLD, Reason.GPU_BUDGET),
+        (5, 1, Action.UP, Reason.ABOVE_THRESHOLD),
+        (None, 50, Action.UP, Reason.ABOVE_THRESHOLD),
+    ],
+)
+def test_the_ceiling_counts_every_existing_worker(make, budget, draining, action, reason):
+    """One prefill, two decode: 3 GPUs; a draining worker still holds its own."""
+    window = make.steady(kv=[0.95, 0.95], decode=_pool(2, draining=draining))
+    decision, _ = _run(window, config=replace(CONFIG, max_gpu_budget=budget))
+    assert _outcome(decision, Role.DECODE)[:2] == (action, reason)
+    assert decision.gpus == 3 + draining
+
+
+def test_decode_goes_first_when_the_budget_allows_only_one(make):
+    """Both ask, one GPU is left: decode gets it, prefill yields and says to whom."""
+    window = make.steady(kv=[0.95], queue=9)
+    decision, _ = _run(window, config=replace(CONFIG, max_gpu_budget=3))
+    assert _outcome(decision, Role.DECODE) == (Action.UP, Reason.ABOVE_THRESHOLD, 1)
+    assert _outcome(decision, Role.PREFILL) == (Action.HOLD, Reason.GPU_BUDGET_YIELDED, 0)
+    assert decision.gpus_after == 3
+
+
+def test_both_go_up_when_both_fit(make):
+    """+1 each is the most one decision does."""
+    decision, _ = _run(make.steady(kv=[0.95], queue=9))
+    assert [r.desired - r.current for r in decision.roles] == [1, 1]
+    assert decision.gpus_after == 4
+
+
+def test_a_role_below_its_floor_goes_before_decode(make):
+    """An empty prefill pool serves nothing at all."""
+    window = make.steady(kv=[0.95], prefill=_pool(0), queue=9)
+    decision, _ = _run(window, config=replace(CONFIG, max_gpu_budget=2))
+    assert _outcome(decision, Role.PREFILL) == (Action.UP, Reason.BELOW_FLOOR, 1)
+    assert _outcome(decision, Role.DECODE)[1] is Reason.GPU_BUDGET_YIELDED
+
+
+def test_what_decode_cannot_use_is_left_to_prefill(make):
+    """One GPU is free; decode needs two, prefill one."""
+    window = make.steady(kv=[0.95], decode=_pool(1, gpus=2), queue=9)
+    decision, _ = _run(window, config=replace(CONFIG, max_gpu_budget=4))
+    assert _outcome(decision, Role.DECODE)[1] is Reason.GPU_BUDGET
+    assert _outcome(decision, Role.PREFILL)[0] is Action.UP
+
+
+def test_gpus_freed_by_the_same_decision_are_not_spent_yet(make):
+    """Prefill shrinks and decode wants to grow at the ceiling: it waits until the worker has drained."""
+    window = make.steady(kv=[0.95, 0.95], queue=0.0, prefill=_pool(2))
+    decision, _ = _run(window, config=replace(CONFIG, max_gpu_budget=4))
+    assert _outcome(decision, Role.PREFILL)[0] is Action.DOWN
+    assert _outcome(decision, Role.DECODE)[1] is Reason.GPU_BUDGET
+
+
+def test_the_larger_of_configured_and_observed_gpus_is_charged(make):
+    """--decode-engine-num-gpu 4 on engines that hold 1: the ceiling holds in either account."""
+    config = replace(CONFIG, decode_gpus=4, max_gpu_budget=8)
+    decision, _ = _run(make.steady(kv=[0.95]), config=config)
+    assert decision.gpus == 5
+    assert _outcome(decision, Role.DECODE)[1] is Reason.GPU_BUDGET
+
+
+def test_more_workers_than_the_budget_are_not_shrunk_for_it(make):
+    """The ceiling forbids growth; running streams are not thrown out."""
+    decision, _ = _run(make.steady(kv=[0.7] * 9), config=replace(CONFIG, max_gpu_budget=4))
+    assert all(r.action is Action.HOLD for r in decision.roles)
+
+
+# ---------------------------------------------------------------- no-operation, withdrawal, record
+
+
+def test_no_operation_decides_the_same_and_changes_nothing(make):
+    """Recorded like any decision, with nothing to carry out and nothing outstanding."""
+    window = make.steady(kv=[0.95])
+    real, _ = _run(window)
+    idle, state = _run(window, config=replace(CONFIG, no_operation=True))
+    assert idle.roles == real.roles
+    assert (len(real.changes), len(idle.changes)) == (1, 0)
+    assert state.of(Role.DECODE).asked is None
+
+
+@pytest.mark.parametrize(("before", "backoff"), [(0, 2), (1, 4), (2, 8), (3, 16), (9, 16)])
+def test_a_withdrawn_scale_up_is_not_repeated_for_a_doubling_time(make, before, backoff):
+    """2, 4, 8, then 16 intervals."""
+    state = PlannerState(7, {Role.DECODE: RoleState(seen=2, asked=3, withdrawals=before)})
+    pull = make.pull(kv=[0.9, 0.9], decode=_pool(2, starting=1))
+    decision, after = withdraw(Role.DECODE, "no CUDA device", pull=pull, state=state, config=CONFIG)
+    assert decision.id == "d000008"
+    assert [r.sentence for r in decision.roles] == [
+        "decode 3 -> 2: withdrawn, never became ready: no CUDA device"
+    ]
+    assert after.of(Role.DECODE) == RoleState(seen=2, withdrawals=before + 1, backoff=backoff)
+    held, _ = _run(make.steady(kv=[0.95, 0.95]), state=after)
+    assert _outcome(held, Role.DECODE)[1] is Reason.WITHDRAWAL_BACKOFF
+
+
+def test_backoff_ends_and_success_forgets_it(make):
+    """After the backoff it tries again; once the replica is ready the count starts anew."""
+    state = PlannerState(0, {Role.DECODE: RoleState(seen=1, withdrawals=1, backoff=1)})
+    held, state = _run(make.steady(kv=[0.95]), state=state)
+    retried, state = _run(make.steady(kv=[0.95]), state=state)
+    assert _outcome(held, Role.DECODE)[0] is Action.HOLD
+    assert _outcome(retried, Role.DECODE)[0] is Action.UP
+    assert state.of(Role.DECODE).withdrawals == 1
+    _, state = _run(make.steady(kv=[0.7, 0.7]), state=state)
+    assert (state.of(Role.DECODE).withdrawals, state.of(Role.DECODE).asked) == (0, None)
+
+
+def test_withdrawing_what_was_never_asked_is_a_mistake(make):
+    """Only an outstanding scale-up can be taken back."""
+    with pytest.raises(ValueError, match="no scale-up of decode is outstanding"):
+        withdraw(Role.DECODE, "x", pull=make.pull(), state=PlannerState(), config=CONFIG)
+
+
+def test_every_rule_applied_is_among_the_steps(make):
+    """Name, numbers, threshold and outcome of each, in order."""
+    decision, _ = _run(make.steady(kv=[0.95], queue=9))
+    steps = {r.role: [s.name for s in r.steps] for r in decision.roles}
+    assert steps == {
+        Role.DECODE: ["signal", "thresholds", "gpu_budget"],
+        Role.PREFILL: ["signal", "thresholds", "queue_trend", "gpu_budget"],
+    }
+    idle, _ = _run(make.steady(kv=[0.1, 0.1]))
+    decode = next(r for r in idle.roles if r.role is Role.DECODE)
+    assert [s.name for s in decode.steps] == ["signal", "thresholds", "decode_grace", "floor"]
+
+
+@pytest.mark.parametrize(
+    ("value", "sign", "threshold", "text"),
+    [
+        (0.93, ">", 0.9, "0.93 > 0.90"),
+        (0.9001, ">", 0.9, "0.9001 > 0.9000"),
+        (0.49999, "<", 0.5, "0.49999 < 0.50000"),
+        (0.9 + 1e-16, ">", 0.9, "0.9000000000000001 > 0.9000000000000000"),
+        (1e-300, ">", 0.0, "1e-300 > 0.0"),
+    ],
+)
+def test_numbers_are_shown_with_the_decimals_that_tell_them_apart(value, sign, threshold, text):
+    """Nobody should read 0.90 > 0.90."""
+    assert against(value, sign, threshold) == text
