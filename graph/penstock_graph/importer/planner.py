@@ -38,7 +38,9 @@ def read_planner(source: Source, path: KeyPath) -> dict[str, Any]:
     command = parse_command([], words)
     planner: dict[str, Any] = {}
     if command is None:
-        source.note((*container, "args"), "is no plain Python command; set spec.planner by hand")
+        for key in source.keys(container):
+            if key in {"command", "args"}:
+                source.note((*container, key), "is no plain Python command; set spec.planner by hand")
         return planner
     for flag, key in _NUMBERS.items():
         _carry_number(source, container, planner, key, command.pop_value(flag))

@@ -335,6 +335,35 @@ def test_planner_options_that_are_not_ours_are_listed():
     assert [path for path, _ in notes] == ["spec.services.Planner.extraPodSpec.mainContainer.args"] * 2
 
 
+def test_a_planner_that_is_no_python_command_is_listed():
+    """A planner behind a script keeps the defaults and is named."""
+    manifest = yaml.safe_load(DISAGGREGATED)
+    container = {"command": ["/start.sh"], "args": ["--adjustment-interval=60"]}
+    manifest["spec"]["services"]["Planner"] = {
+        "componentType": "planner",
+        "extraPodSpec": {"mainContainer": container},
+    }
+    spec, notes = converted(yaml.safe_dump(manifest))
+    assert "planner" not in spec
+    prefix = "spec.services.Planner.extraPodSpec.mainContainer"
+    assert [path for path, _ in notes] == [f"{prefix}.args", f"{prefix}.command"]
+
+
+def test_variables_of_the_graph_reach_every_service():
+    """Dynamo gives them to the frontend as well."""
+    text = DISAGGREGATED.replace("spec:\n", "spec:\n  envs: [{name: A, value: b}]\n", 1)
+    spec, _ = converted(text)
+    assert spec["env"] == spec["services"]["frontend"]["env"] == [{"name": "A", "value": "b"}]
+
+
+def test_environment_from_objects_is_kept():
+    """Secrets and ConfigMaps of the container are carried."""
+    sources = [{"secretRef": {"name": "s"}}, {"configMapRef": {"name": "c"}, "prefix": "C_"}]
+    spec, notes = converted(worker({"extraPodSpec": {"mainContainer": {"envFrom": sources}}}))
+    assert spec["services"]["worker"]["envFrom"] == sources
+    assert notes == []
+
+
 def test_budget_opens_when_the_start_exceeds_it():
     """A deployment above the default budget is carried without a ceiling, and says so."""
     text = DISAGGREGATED.replace('gpu: "1"', 'gpu: "4"')
