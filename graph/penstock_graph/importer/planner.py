@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock_graph.importer.command import parse_command
+from penstock_graph.importer.command import Command, parse_command
 from penstock_graph.importer.source import Source
 from penstock_graph.models.base import KeyPath
 
@@ -36,29 +36,32 @@ def read_planner(source: Source, path: KeyPath) -> dict[str, Any]:
     container = (*path, "extraPodSpec", "mainContainer")
     words = [str(each) for key in ("command", "args") for each in source.take_list((*container, key))]
     command = parse_command([], words)
-    planner: dict[str, Any] = {}
     if command is None:
         for key in source.keys(container):
             if key in {"command", "args"}:
                 source.note((*container, key), "is no plain Python command; set spec.planner by hand")
-        return planner
+        return {}
+    planner = _carry_options(source, container, command)
+    for flag in _SAID_BY_GRAPH:
+        command.pop_value(flag)
+    for word in command.words:
+        source.note((*container, "args"), "is no option of this planner", word)
+    return planner
+
+
+def _carry_options(source: Source, container: KeyPath, command: Command) -> dict[str, Any]:
+    planner: dict[str, Any] = {}
     for flag, key in _NUMBERS.items():
         _carry_number(source, container, planner, key, command.pop_value(flag))
     targets: dict[str, Any] = {}
     for flag, key in _SLA_MILLISECONDS.items():
-        value = command.pop_value(flag)
-        if value is not None:
-            _carry_number(source, container, targets, key, value, factor=0.001)
+        _carry_number(source, container, targets, key, command.pop_value(flag), factor=0.001)
     if targets or (command.module or "").endswith("planner_sla"):
         planner["mode"] = "sla"
     if targets:
         planner["sla"] = targets
     if command.pop_flag("--no-operation"):
         planner["noOperation"] = True
-    for flag in _SAID_BY_GRAPH:
-        command.pop_value(flag)
-    for word in command.words:
-        source.note((*container, "args"), "is no option of this planner", word)
     return planner
 
 
