@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 from typing import Any
 
@@ -18,7 +19,7 @@ from penstock_engine.serve.settings import ServeFlags, resolve
 from penstock_wire import loop
 
 _LIST_WIDTH = 150
-"""Columns that the list of profiles needs; narrower terminals wrap it."""
+"""Columns that the list of profiles needs; narrower terminals wrap its lines."""
 
 
 @click.group()
@@ -153,8 +154,7 @@ def list_profiles(as_json: bool) -> None:
             _quality(row["prefill"]),
             _quality(row["decode"]),
         )
-    console = Console()
-    console.print(table, width=max(console.width, _LIST_WIDTH), crop=False)
+    Console(width=max(shutil.get_terminal_size().columns, _LIST_WIDTH)).print(table)
 
 
 def _row(profile: profiles.Profile) -> dict[str, Any]:

@@ -1,4 +1,9 @@
-"""Engines with round latencies, so that tests can be computed by hand."""
+"""Engines with round latencies, so that tests can be computed by hand; workers on ephemeral ports."""
+
+import asyncio
+import json
+import zlib
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -9,6 +14,9 @@ from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.core.requests import EngineRequest, EngineRole
 from penstock_engine.core.timeline import Timeline
 from penstock_engine.core.transfer import LinkTerms
+from penstock_engine.serve.server import EngineServer
+from penstock_engine.serve.settings import ServeFlags, resolve
+from penstock_wire.client import ConnectionPool
 
 
 @pytest.fixture
@@ -50,7 +58,7 @@ def request_of():
 
     def make(name, prompt=8, outputs=4, arrival_s=0.0, keys=None, block_size=4, **options):
         if keys is None:
-            keys = [hash((name, position)) & 0xFFFFFFFF for position in range(prompt // block_size)]
+            keys = [zlib.crc32(f"{name}/{position}".encode()) for position in range(prompt // block_size)]
         return EngineRequest(name, prompt, outputs, arrival_s, keys, **options)
 
     return make
@@ -66,5 +74,83 @@ def run_all():
             outcomes += timeline.run_until(due_s, max_steps=1)
             assert len(outcomes) < 100_000
         return outcomes
+
+    return run
+
+
+class Client:
+    """Speaks to a worker and reads its metrics."""
+
+    def __init__(self, server, pool):
+        self.server = server
+        self.pool = pool
+
+    async def get(self, path):
+        """Return the response to a GET."""
+        return await self.pool.request("GET", self.server.url + path)
+
+    async def post(self, path, body, headers=()):
+        """Return the status and the decoded body of a POST; ``body`` may be bytes."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        response = await self.pool.request("POST", self.server.url + path, body=content, headers=headers)
+        return response.status, json.loads(response.body), response.headers
+
+    async def complete(self, prompt="abcdefgh", **fields):
+        """Return the body of a completion that is not streamed."""
+        status, body, _ = await self.post("/v1/completions", {"prompt": prompt, "ignore_eos": True, **fields})
+        assert status == 200, body
+        return body
+
+    async def stream(self, path="/v1/completions", **fields):
+        """Return the streaming response of a request."""
+        body = json.dumps({"prompt": "abcdefgh", "ignore_eos": True, "stream": True, **fields}).encode()
+        return await self.pool.stream("POST", self.server.url + path, body=body)
+
+    async def metric(self, name, **labels):
+        """Return one sample of /metrics."""
+        page = (await self.get("/metrics")).body.decode()
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        for line in page.splitlines():
+            if line.startswith((name + "{", name + " ")) and all(label in line for label in wanted):
+                return float(line.rpartition(" ")[2])
+        raise AssertionError(f"{name} {labels} is not on the page")
+
+    async def until(self, name, value, **labels):
+        """Wait until a sample has a value."""
+        async with asyncio.timeout(5):
+            while await self.metric(name, **labels) != value:
+                await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def serving():
+    """Run a worker on a free port; 50 modelled seconds to a real one unless told otherwise."""
+
+    @asynccontextmanager
+    async def run(**flags):
+        flags = {"model": "llama", "profile": "h200-llama-3.1-8b-tp1", "port": 0, "speed": 50.0, **flags}
+        if "role" in flags:
+            flags["role"] = EngineRole(flags["role"])
+        async with asyncio.TaskGroup() as group:
+            server = EngineServer(resolve(ServeFlags(**flags)), group)
+            pool = ConnectionPool()
+            try:
+                await server.start()
+                yield Client(server, pool)
+            finally:
+                await pool.close()
+                await server.close(grace_s=0.0)
+
+    return run
+
+
+@pytest.fixture
+def hand_over():
+    """Run a prompt on a prefill worker; return what the decode worker is told."""
+
+    async def run(prefill, prompt):
+        params = {"do_remote_decode": True, "do_remote_prefill": False}
+        body = await prefill.complete(prompt, max_tokens=1, kv_transfer_params=params)
+        return body["kv_transfer_params"]
 
     return run

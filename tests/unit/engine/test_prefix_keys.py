@@ -9,7 +9,17 @@ from penstock_engine.core.prefix_keys import count_tokens, prefix_keys
 
 @pytest.mark.parametrize(
     ("length", "tokens", "blocks"),
-    [(0, 0, 0), (1, 1, 0), (4, 1, 0), (5, 2, 0), (60, 15, 0), (61, 16, 1), (64, 16, 1), (65, 17, 1), (128, 32, 2)],
+    [
+        (0, 0, 0),
+        (1, 1, 0),
+        (4, 1, 0),
+        (5, 2, 0),
+        (60, 15, 0),
+        (61, 16, 1),
+        (64, 16, 1),
+        (65, 17, 1),
+        (128, 32, 2),
+    ],
 )
 def test_four_bytes_are_a_token_and_sixteen_tokens_a_block(length, tokens, blocks):
     """A partial token counts as one; only full blocks have keys."""

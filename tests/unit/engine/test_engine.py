@@ -1,0 +1,240 @@
+"""The step machine: hand-over, leases, aborts and refusals. The link carries 100 tokens a second + 0.5 s."""
+
+import pytest
+
+from penstock_engine.core.requests import FinishReason, Status
+
+
+def prefill(engine, request, now_s=0.0):
+    """Run one request of one output to its end."""
+    state = engine.add(request)
+    step = engine.begin_step(now_s)
+    engine.finish_step(step)
+    return state, step.end_s
+
+
+def test_prefill_worker_pins_blocks_until_they_are_read(make_engine, request_of):
+    """Pinned blocks count as used; the read frees them, a second one is counted as too late."""
+    engine = make_engine("prefill")
+    _, end_s = prefill(engine, request_of("a", prompt=10, outputs=1, pin_blocks=True))
+    assert (engine.kv_used_blocks, engine.pinned_requests, engine.in_flight) == (3, 1, 0)
+    assert engine.pinned_blocks("a") == [0, 1, 2]
+    assert engine.lease_expiry_s("a") == end_s + 30
+    assert not engine.is_idle
+    assert engine.end_leases(["a"]) == []
+    assert (engine.kv_used_blocks, engine.is_idle) == (0, True)
+    assert engine.end_leases(["a"]) == ["a"]
+    assert engine.counters.notifications_after_expiry == 1
+
+
+def test_unread_blocks_are_reclaimed_when_the_lease_ends(make_engine, request_of):
+    """Without heartbeat the blocks are free 30 s after the prefill; with one at 20 s, 10 s later."""
+    engine = make_engine("prefill")
+    _, end_s = prefill(engine, request_of("a", outputs=1, pin_blocks=True))
+    _, later_s = prefill(engine, request_of("b", outputs=1, pin_blocks=True), end_s)
+    assert engine.next_event_s() == end_s + 30
+    assert engine.extend_leases(["a"], end_s + 20) == []
+    engine.advance(later_s + 30)
+    assert engine.take_events().expired == ["b"]
+    engine.advance(end_s + 40)
+    assert engine.take_events().expired == ["a"]
+    assert (engine.counters.expired_requests, engine.kv_used_blocks) == (2, 0)
+
+
+def test_pinned_blocks_keep_others_waiting(make_engine, request_of):
+    """A full cache of pinned prompts leaves a request waiting for capacity until one is read."""
+    engine = make_engine("prefill", blocks=4)
+    _, end_s = prefill(engine, request_of("a", prompt=12, outputs=1, pin_blocks=True))
+    engine.add(request_of("b", prompt=8, outputs=1))
+    assert engine.begin_step(end_s) is None
+    assert engine.waiting_for_capacity == 1
+    engine.end_leases(["a"])
+    assert engine.begin_step(end_s) is not None
+
+
+def test_request_that_stops_by_itself_is_not_pinned(make_engine, request_of):
+    """vLLM keeps blocks only of requests that ran into their limit."""
+    engine = make_engine("prefill")
+    prefill(engine, request_of("a", outputs=1, pin_blocks=True, ends_by=FinishReason.STOP))
+    assert engine.is_idle
+
+
+def test_decode_worker_fetches_then_decodes(make_engine, request_of):
+    """80 tokens take 0.8 s + 0.5 s on the link; the first decode step brings the first token."""
+    engine = make_engine("decode")
+    state = engine.add(request_of("a", prompt=80, outputs=3, load_remote=True))
+    assert engine.begin_step(0.0) is None
+    assert (state.status, engine.waiting_deferred, engine.waiting_for_capacity) == (Status.LOADING, 1, 0)
+    assert engine.kv_used_blocks == 20
+    assert engine.next_event_s() == pytest.approx(1.3)
+    step = engine.begin_step(1.3)
+    assert (step.batch.spans, step.batch.decode_batch, step.batch.decode_kv_tokens) == ([], 1, 80)
+    outcome = engine.finish_step(step)
+    assert (outcome.started, outcome.steady_tokens) == ([state], 0)
+    assert state.first_token_s == pytest.approx(1.4)
+    assert (state.first_scheduled_s, state.external_tokens) == (pytest.approx(1.3), 80)
+    for _ in range(2):
+        step = engine.begin_step(step.end_s)
+        outcome = engine.finish_step(step)
+        assert outcome.steady_tokens == 1
+    assert (state.outputs, engine.is_idle) == (3, True)
+    assert (engine.counters.external_queries, engine.counters.external_hits) == (80, 80)
+
+
+def test_transfers_share_the_link_one_after_the_other(make_engine, request_of):
+    """Two prompts of 40 tokens: 0.4 s each in turn, both with the fixed 0.5 s."""
+    engine = make_engine("decode")
+    for name in "ab":
+        engine.add(request_of(name, prompt=40, load_remote=True))
+    engine.begin_step(0.0)
+    engine.advance(5.0)
+    done = [(item.state.request.request_id, item.done_s) for item in engine.take_events().transfers]
+    assert done == [("a", pytest.approx(0.9)), ("b", pytest.approx(1.3))]
+
+
+def test_locally_cached_prefix_is_not_fetched(make_engine, request_of):
+    """A second request with the same first 36 tokens fetches 4; its blocks are shared."""
+    engine = make_engine("decode")
+    keys = list(range(10))
+    engine.add(request_of("a", prompt=40, outputs=9, keys=keys, load_remote=True))
+    engine.begin_step(0.0)
+    engine.advance(0.9)
+    second = engine.add(request_of("b", prompt=40, outputs=9, keys=keys, load_remote=True))
+    engine.begin_step(0.9)
+    assert (second.cached_tokens, second.external_tokens) == (36, 4)
+
+
+def test_loading_requests_do_not_take_places_in_the_batch(make_engine, request_of):
+    """While KV arrives, others run; those that have arrived go before those that wait."""
+    engine = make_engine("decode", seqs=1)
+    loading = engine.add(request_of("a", prompt=8, outputs=2, load_remote=True))
+    engine.add(request_of("b", prompt=8, outputs=2))
+    engine.add(request_of("c", prompt=8, outputs=1))
+    step = engine.begin_step(0.0)
+    assert [span.state.request.request_id for span in step.batch.spans] == ["b"]
+    engine.finish_step(step)
+    step = engine.begin_step(step.end_s)
+    assert loading.status is Status.LOADED
+    engine.finish_step(step)
+    step = engine.begin_step(step.end_s)
+    assert step.batch.joined == [loading]
+
+
+def test_preempted_decode_request_is_recomputed_here(make_engine, request_of):
+    """After a preemption the prompt is computed locally, not fetched again."""
+    engine = make_engine("decode", blocks=5)
+    for name in "ab":
+        engine.add(request_of(name, prompt=8, outputs=6, load_remote=True))
+    engine.begin_step(0.0)
+    now_s = 2.0
+    kinds = []
+    while engine.in_flight:
+        step = engine.begin_step(now_s)
+        kinds += [(span.state.request.request_id, span.start) for span in step.batch.spans]
+        now_s = engine.finish_step(step).end_s
+    assert [name for name, _ in kinds] == ["b"]
+    assert engine.counters.external_hits == 16
+    assert engine.counters.generation_tokens == 12
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_abort_gives_everything_back(make_engine, request_of, steps):
+    """Waiting, half computed or decoding: an abort ends the request once and frees its blocks."""
+    engine = make_engine(budget=8)
+    state = engine.add(request_of("a", prompt=12, outputs=9))
+    now_s = 0.0
+    for _ in range(steps):
+        now_s = engine.finish_step(engine.begin_step(now_s)).end_s
+    assert engine.abort("a", now_s)
+    assert not engine.abort("a", now_s)
+    assert (state.finish_reason, state.finished_s) == (FinishReason.ABORT, now_s)
+    assert (engine.kv_used_blocks, engine.in_flight, engine.running) == (0, 0, 0)
+    assert engine.begin_step(now_s) is None
+
+
+def test_abort_in_the_middle_of_a_step(make_engine, request_of):
+    """The step runs on without the request's output."""
+    engine = make_engine()
+    gone = engine.add(request_of("gone", outputs=9))
+    stays = engine.add(request_of("stays", outputs=9))
+    step = engine.begin_step(0.0)
+    engine.abort("gone", 0.5)
+    assert engine.finish_step(step).started == [stays]
+    step = engine.begin_step(step.end_s)
+    engine.abort("stays", 2.0)
+    outcome = engine.finish_step(step)
+    assert (outcome.steady_tokens, outcome.finished) == (0, [])
+    assert (gone.outputs, stays.outputs, engine.kv_used_blocks) == (0, 1, 0)
+
+
+def test_blocks_under_transfer_are_kept_until_it_ends(make_engine, request_of):
+    """An abort during the transfer does not hand its target blocks to others while they are written."""
+    engine = make_engine("decode")
+    engine.add(request_of("a", prompt=40, load_remote=True))
+    engine.begin_step(0.0)
+    engine.abort("a", 0.1)
+    assert (engine.kv_used_blocks, engine.waiting_deferred, engine.is_idle) == (10, 0, False)
+    engine.advance(0.9)
+    assert (engine.kv_used_blocks, engine.is_idle) == (0, True)
+    assert engine.take_events().transfers == []
+
+
+def test_abort_of_a_fetched_request_that_waits_for_a_place(make_engine, request_of):
+    """KV that has arrived is freed at once."""
+    engine = make_engine("decode", seqs=1)
+    engine.add(request_of("busy", outputs=20))
+    engine.add(request_of("a", prompt=8, load_remote=True))
+    step = engine.begin_step(0.0)
+    now_s = engine.finish_step(step).end_s
+    engine.add(request_of("b", prompt=8, load_remote=True))
+    engine.begin_step(now_s)
+    engine.advance(10.0)
+    used = engine.kv_used_blocks
+    engine.abort("a", 10.0)
+    assert engine.kv_used_blocks <= used
+    engine.abort("busy", 10.0)
+    engine.abort("b", 10.0)
+    assert engine.kv_used_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": 400}, "exceed the cache"),
+        ({"prompt": 4, "outputs": 0}, "at least one"),
+        ({"prompt": 0}, "at least one"),
+        ({"prompt": 8, "keys": [1]}, "one key per full block"),
+    ],
+)
+def test_impossible_requests_are_refused(make_engine, request_of, options, message):
+    """What could never run, or would corrupt the cache, is not queued."""
+    engine = make_engine()
+    with pytest.raises(ValueError, match=message):
+        engine.add(request_of("a", **options))
+    assert engine.in_flight == 0
+
+
+def test_a_request_may_fill_the_cache_to_its_last_token(make_engine, request_of):
+    """The last output needs no room: 12 + 5 - 1 tokens fit into 4 blocks of 4."""
+    engine = make_engine(blocks=4)
+    state = engine.add(request_of("a", prompt=12, outputs=5))
+    now_s = 0.0
+    while engine.in_flight:
+        now_s = engine.finish_step(engine.begin_step(now_s)).end_s
+    assert (state.outputs, engine.counters.preemptions) == (5, 0)
+
+
+def test_ids_and_steps_are_guarded(make_engine, request_of):
+    """An id in use, a second step, and a step of another time are refused."""
+    engine = make_engine()
+    engine.add(request_of("a", outputs=9))
+    with pytest.raises(ValueError, match="id in use"):
+        engine.add(request_of("a"))
+    step = engine.begin_step(0.0)
+    with pytest.raises(ValueError, match="finish the running step"):
+        engine.begin_step(0.0)
+    engine.finish_step(step)
+    with pytest.raises(ValueError, match="not running"):
+        engine.finish_step(step)
+    assert engine.find("a") is not None
+    assert engine.find("z") is None

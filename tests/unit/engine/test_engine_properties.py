@@ -1,0 +1,167 @@
+"""Invariants of the engine under arbitrary workloads, cache sizes, roles and aborts."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock_engine.core.batching import BatchLimits
+from penstock_engine.core.engine import Engine, EngineSettings
+from penstock_engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
+from penstock_engine.core.lease import LeaseTerms
+from penstock_engine.core.requests import EngineRequest, EngineRole
+from penstock_engine.core.timeline import Timeline
+from penstock_engine.core.transfer import LinkTerms
+
+LATENCY = LatencyModel(QuadraticPrefill(0.02, 1e-4, 1e-8), LinearDecode(0.005, 1e-5, 1e-7))
+BLOCK = 4
+
+requests = st.lists(
+    st.fixed_dictionaries(
+        {
+            "prompt": st.integers(1, 40),
+            "outputs": st.integers(1, 12),
+            "gap_s": st.floats(0, 0.2),
+            "family": st.integers(0, 2),
+            "priority": st.integers(0, 2),
+            "remote": st.booleans(),
+        }
+    ),
+    min_size=1,
+    max_size=20,
+)
+options = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(list(EngineRole)),
+        "blocks": st.integers(13, 40),
+        "seqs": st.integers(1, 6),
+        "budget": st.integers(6, 40),
+        "by_priority": st.booleans(),
+        "caching": st.booleans(),
+    }
+)
+
+
+def build(chosen):
+    """Make an engine on a timeline."""
+    limits = BatchLimits(chosen["budget"], chosen["seqs"], BLOCK, chosen["by_priority"])
+    return Timeline(
+        Engine(
+            EngineSettings(
+                chosen["role"], chosen["blocks"], 1, limits, LeaseTerms(6), LinkTerms(0.01, 500.0)
+            ),
+            LATENCY,
+        )
+    )
+
+
+def submit_all(timeline, chosen, rows):
+    """Hand in the workload; prompts of one family share their beginning."""
+    arrival_s = 0.0
+    for number, row in enumerate(rows):
+        arrival_s += row["gap_s"]
+        keys = [row["family"] * 1000 + place for place in range(row["prompt"] // BLOCK)]
+        timeline.submit(
+            EngineRequest(
+                f"r{number}",
+                row["prompt"],
+                row["outputs"],
+                arrival_s,
+                keys if chosen["caching"] else (),
+                row["priority"],
+                load_remote=chosen["role"] is EngineRole.DECODE and row["remote"],
+                pin_blocks=chosen["role"] is EngineRole.PREFILL and row["remote"],
+            )
+        )
+
+
+def check(timeline, chosen):
+    """What must hold between any two steps."""
+    engine = timeline.engine
+    pool = engine._pool
+    held = [block for state in engine._requests.values() for block in state.blocks]
+    held += [block for blocks in engine._pinned.values() for block in blocks]
+    references = {block: held.count(block) for block in held}
+    assert pool.used + pool.free == chosen["blocks"]
+    assert 0 <= engine.kv_usage_fraction <= 1
+    if not engine._orphans:
+        assert pool.used == len(references)
+        assert all(pool._references[block] == count for block, count in references.items())
+    assert engine.running <= chosen["seqs"]
+    step = timeline._step
+    if step is not None:
+        assert 0 < step.batch.tokens <= chosen["budget"]
+        assert step.duration_s > 0
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(options, requests)
+def test_every_request_ends_once_and_no_block_is_lost(chosen, rows):
+    """All outputs come out, exactly once each, under every limit; at the end the cache is empty."""
+    timeline = build(chosen)
+    submit_all(timeline, chosen, rows)
+    finished, firsts, tokens = [], [], 0
+    for _ in range(20_000):
+        if (due_s := timeline.next_due_s()) is None:
+            break
+        for outcome in timeline.run_until(due_s, max_steps=1):
+            finished += outcome.finished
+            firsts += outcome.started
+            tokens += outcome.steady_tokens + len(outcome.started) + len(outcome.late_gaps_s)
+        check(timeline, chosen)
+    assert sorted(state.request.request_id for state in finished) == sorted(f"r{n}" for n in range(len(rows)))
+    assert len({id(state) for state in firsts}) == len(firsts) == len(rows)
+    for state in finished:
+        assert state.outputs == state.request.output_tokens
+        assert state.request.arrival_s <= state.first_scheduled_s <= state.first_token_s <= state.finished_s
+    assert tokens == timeline.engine.counters.generation_tokens == sum(row["outputs"] for row in rows)
+    assert timeline.is_idle
+    assert timeline.engine.kv_used_blocks == 0
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(options, requests, st.lists(st.tuples(st.integers(0, 60), st.integers(0, 19)), max_size=15))
+def test_aborts_at_any_time_are_clean(chosen, rows, aborts):
+    """Requests aborted before, within and between steps leave nothing behind and disturb nobody."""
+    timeline = build(chosen)
+    submit_all(timeline, chosen, rows)
+    aborted, finished = set(), set()
+    for turn in range(20_000):
+        if (due_s := timeline.next_due_s()) is None:
+            break
+        for outcome in timeline.run_until(due_s, max_steps=1):
+            finished |= {state.request.request_id for state in outcome.finished}
+        for at, number in aborts:
+            name = f"r{number}"
+            if at == turn and timeline.abort(name, due_s):
+                assert name not in aborted | finished
+                aborted.add(name)
+                timeline.retry(due_s)
+        check(timeline, chosen)
+    assert aborted.isdisjoint(finished)
+    assert aborted | finished == {f"r{n}" for n in range(len(rows))}
+    assert timeline.is_idle
+    assert timeline.engine.kv_used_blocks == 0
+
+
+@pytest.mark.parametrize("policy", [False, True])
+def test_overload_is_survived(policy):
+    """200 requests in a cache for five: preemptions happen and everybody is served."""
+    chosen = {
+        "role": EngineRole.AGGREGATED,
+        "blocks": 40,
+        "seqs": 16,
+        "budget": 32,
+        "by_priority": policy,
+        "caching": True,
+    }
+    rows = [
+        {"prompt": 12 + n % 7, "outputs": 20, "gap_s": 0.01, "family": n, "priority": n % 3, "remote": False}
+        for n in range(200)
+    ]
+    timeline = build(chosen)
+    submit_all(timeline, chosen, rows)
+    timeline.run_until(1e9, max_steps=100_000)
+    counters = timeline.engine.counters
+    assert counters.generation_tokens == 4000
+    assert counters.preemptions > 10
+    assert timeline.is_idle

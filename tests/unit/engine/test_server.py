@@ -1,0 +1,194 @@
+"""A real worker on a real socket: answers, streams, drain, aborts."""
+
+import asyncio
+import json
+
+import pytest
+
+from penstock_core.errors import PortInUseError, StreamBroken
+
+WAITING = "vllm:num_requests_waiting"
+RUNNING = "vllm:num_requests_running"
+ENDED = "vllm:request_success_total"
+
+
+async def events_of(response):
+    """Read a stream to its end; return its data."""
+    body = b"".join([piece async for piece in response])
+    assert body.endswith(b"data: [DONE]\n\n")
+    return [json.loads(event[6:]) for event in body.split(b"\n\n")[:-2]]
+
+
+async def test_completion_reports_usage_and_length(serving):
+    """The body has the words, the reason and the counts; nothing is cached on first sight."""
+    async with serving() as client:
+        body = await client.complete("x" * 100, max_tokens=5)
+        assert body["usage"] == {
+            "prompt_tokens": 25,
+            "completion_tokens": 5,
+            "total_tokens": 30,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+        assert len(body["choices"][0]["text"]) == 20
+        assert body["choices"][0]["finish_reason"] == "length"
+        again = await client.complete("x" * 100, max_tokens=5)
+        assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
+        assert again["choices"] == body["choices"]
+
+
+async def test_stream_has_one_event_per_token_and_usage(serving):
+    """Events carry one word each; the last has the reason, the next the usage."""
+    async with serving() as client:
+        response = await client.stream(max_tokens=6, stream_options={"include_usage": True})
+        assert response.status == 200
+        assert response.headers[b"content-type"] == b"text/event-stream"
+        events = await events_of(response)
+        texts = [event["choices"][0]["text"] for event in events[:-1]]
+        assert [len(text) for text in texts] == [4] * 6
+        assert [event["choices"][0]["finish_reason"] for event in events[:-1]] == [None] * 5 + ["length"]
+        assert events[-1]["usage"]["completion_tokens"] == 6
+        whole = await client.complete(max_tokens=6)
+        assert whole["choices"][0]["text"] == "".join(texts)
+
+
+async def test_chat_streams_and_answers(serving):
+    """Both forms give the same text; the stream opens with the role."""
+    fields = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_completion_tokens": 4,
+        "ignore_eos": True,
+    }
+    async with serving() as client:
+        status, body, _ = await client.post("/v1/chat/completions", fields)
+        events = await events_of(await client.stream("/v1/chat/completions", **fields))
+    assert status == 200
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    text = "".join(event["choices"][0]["delta"]["content"] for event in events)
+    assert text == body["choices"][0]["message"]["content"]
+
+
+async def test_stream_interval_merges_tokens(serving):
+    """The first token comes alone, then three at a time, the rest at the end."""
+    async with serving(stream_interval=3) as client:
+        events = await events_of(await client.stream(max_tokens=9))
+    assert [len(event["choices"][0]["text"]) // 4 for event in events] == [1, 3, 3, 2]
+
+
+async def test_request_id_is_carried_through(serving):
+    """The caller's id comes back in the header and in the body; two requests may share it."""
+    async with serving() as client:
+        for _ in range(2):
+            status, body, headers = await client.post(
+                "/v1/completions", {"prompt": "hello", "max_tokens": 2}, headers=((b"x-request-id", b"abc"),)
+            )
+            assert (status, body["id"], headers[b"x-request-id"]) == (200, "cmpl-abc", b"abc")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "kind"),
+    [
+        ("/v1/completions", {"prompt": "a", "model": "gpt"}, 404, "NotFoundError"),
+        ("/v1/completions", {"prompt": "a" * 500}, 400, "BadRequestError"),
+        ("/v1/completions", b"{", 400, "BadRequestError"),
+        ("/v1/embeddings", {}, 404, "NotFoundError"),
+        ("/v1/models", {}, 405, "MethodNotAllowedError"),
+        ("/kv/notify", {"read": "a"}, 400, "BadRequestError"),
+        ("/kv/notify", b"[1", 400, "BadRequestError"),
+    ],
+)
+async def test_errors_have_openai_form(serving, path, body, status, kind):
+    """Status, type and code agree."""
+    async with serving(max_model_len=100) as client:
+        got, answer, _ = await client.post(path, body)
+    assert (got, answer["error"]["type"], answer["error"]["code"]) == (status, kind, status)
+
+
+async def test_models_and_health(serving):
+    """The served names with their longest sequence; health is empty and 200."""
+    async with serving(served_names=("llama", "alias"), max_model_len=1000) as client:
+        cards = json.loads((await client.get("/v1/models")).body)["data"]
+        assert [(card["id"], card["max_model_len"]) for card in cards] == [("llama", 1000), ("alias", 1000)]
+        health = await client.get("/health")
+        assert (health.status, health.body) == (200, b"")
+
+
+async def test_client_that_leaves_ends_its_request(serving):
+    """A broken stream is aborted: nothing runs on, and the blocks are free."""
+    async with serving(speed=1.0) as client:
+        response = await client.stream(max_tokens=1000)
+        await anext(aiter(response))
+        assert await client.metric(RUNNING) == 1
+        response.abort()
+        await client.until(RUNNING, 0)
+        assert await client.metric(ENDED, finished_reason="abort") == 1
+        assert await client.metric("vllm:kv_cache_usage_perc") == 0
+
+
+async def test_slow_client_costs_no_memory_and_loses_nothing(serving):
+    """A client that stops reading gets every token once it reads again, while others are served."""
+    async with serving(speed=1000.0) as client:
+        slow = await client.stream(max_tokens=30_000)
+        slow.pause()
+        await client.until(ENDED, 1, finished_reason="length")
+        assert not client.server.worker.is_idle
+        await client.complete(max_tokens=3)
+        slow.resume()
+        events = await events_of(slow)
+        assert len(events) == 30_000
+        async with asyncio.timeout(5):
+            while not client.server.worker.is_idle:
+                await asyncio.sleep(0.005)
+
+
+async def test_drain_refuses_new_requests_and_finishes_streams(serving):
+    """During the drain health is 503 and requests are refused; the stream ends whole."""
+    async with serving(speed=2.0) as client:
+        stream = await client.stream(max_tokens=40)
+        drain = asyncio.create_task(client.server.drain())
+        await asyncio.sleep(0)
+        assert (await client.get("/health")).status == 503
+        status, body, _ = await client.post("/v1/completions", {"prompt": "a"})
+        assert (status, body["error"]["message"]) == (503, "This worker is draining.")
+        assert not drain.done()
+        assert len(await events_of(stream)) == 40
+        await asyncio.wait_for(drain, 5)
+
+
+async def test_worker_is_not_ready_before_its_startup_time(serving, unused_tcp_port):
+    """Health answers 503 while the modelled start-up lasts."""
+    async with serving() as client:
+        client.server.state = "starting"
+        assert (await client.get("/health")).status == 503
+        status, _, _ = await client.post("/v1/completions", {"prompt": "a"})
+        assert status == 503
+
+
+async def test_port_in_use_is_a_clear_error(serving):
+    """A second worker on the same port does not start."""
+    async with serving() as client:
+        with pytest.raises(BaseExceptionGroup) as caught:
+            async with serving(port=client.server.port):
+                pass
+        assert caught.group_contains(PortInUseError)
+
+
+async def test_two_hundred_streams_at_once(serving):
+    """All of them get all their tokens, with one schedule for all."""
+    async with serving(speed=20.0, max_num_seqs=128) as client:
+        streams = await asyncio.gather(*(client.stream(prompt=f"p{n}", max_tokens=20) for n in range(200)))
+        counts = [len(events) for events in await asyncio.gather(*map(events_of, streams))]
+        assert counts == [20] * 200
+        assert await client.metric("vllm:generation_tokens_total") == 4000
+        assert await client.metric("penstock_schedule_lag_samples_total") > 0
+
+
+async def test_error_after_the_first_token_breaks_the_stream(serving):
+    """A stream that has begun cannot turn into an error answer, so the connection ends."""
+    async with serving(speed=1.0) as client:
+        response = await client.stream(max_tokens=1000)
+        await anext(aiter(response))
+        (stream,) = client.server.worker._streams.values()
+        stream.fail("broken", 500, "KVLoadError")
+        with pytest.raises(StreamBroken):
+            async for _ in response:
+                pass
