@@ -73,6 +73,11 @@ def notes(summary: dict[str, Any]) -> list[str]:
     found.extend(_mismatch_notes(summary["usage_mismatches"]))
     if summary["errors"]:
         found.append("errors: " + ", ".join(f"{name} {count}" for name, count in summary["errors"].items()))
+    if summary["lag"]["is_itl_unresolved"]:
+        found.append(
+            f"ITL UNRESOLVED: timers tick each {seconds(summary['lag']['resolution_s'])} (modelled, 1 ms real at speed"
+            f" {settings['speed']:g}), so tokens closer than that come in bunches; read TPOT instead"
+        )
     warning = lag_warning(summary)
     if warning is not None:
         found.append(warning)

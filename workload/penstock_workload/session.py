@@ -190,7 +190,12 @@ def _summary(
     plan: LoadPlan, replayer: Replayer, results: list[RequestResult], *, model: str
 ) -> dict[str, Any]:
     seen = replayer.snapshot()
-    measured = summarise(results, duration_s=replayer.duration_s, punctuality=replayer.punctuality)
+    measured = summarise(
+        results,
+        duration_s=replayer.duration_s,
+        speed=plan.config.speed,
+        punctuality=replayer.punctuality,
+    )
     not_sent = seen.planned - seen.sent
     measured["requests"] = {
         "planned": seen.planned,

@@ -25,6 +25,9 @@ LAG_FLOOR_S: Final = 0.05
 LAG_SHARE_OF_TTFT: Final = 0.05
 """Chosen: the accuracy asked of the engine's own TTFT; a client less exact than it would hide it."""
 
+TIMER_TICK_S: Final = 0.001
+"""Real seconds: uvloop's timers fire on whole milliseconds, in the servers and in this client."""
+
 _EXAMPLES = 5
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
@@ -65,25 +68,28 @@ def pooled_gaps(results: Iterable[RequestResult]) -> NDArray[np.float32]:
 
 
 def summarise(
-    results: Sequence[RequestResult], *, duration_s: float, punctuality: Punctuality
+    results: Sequence[RequestResult], *, duration_s: float, speed: float, punctuality: Punctuality
 ) -> dict[str, Any]:
     """Return everything that the results alone can say; the caller adds settings and origin.
 
     Args:
         results: Finished requests, in any order.
         duration_s: From the replay's zero to its last answer, modelled seconds, >= 0.
+        speed: Modelled seconds per real second.
         punctuality: How late each process ran.
     """
     ok = [result for result in results if result.status is Status.OK]
     ttft = describe([r.ttft_s for r in ok if r.ttft_s is not None])
+    tpot = describe([r.tpot_s for r in ok if r.tpot_s is not None])
     latency = {
         "percentile_method": PERCENTILE_METHOD,
         "ttft_s": ttft,
         "itl_s": describe(pooled_gaps(ok)),
-        "tpot_s": describe([r.tpot_s for r in ok if r.tpot_s is not None]),
+        "tpot_s": tpot,
         "e2e_s": describe([r.e2e_s for r in ok if r.e2e_s is not None]),
     }
     tokens = _tokens(ok)
+    lag = judge_lag(punctuality, ttft_p50_s=ttft["p50"])
     return {
         "requests": {
             status.value: sum(result.status is status for result in results)
@@ -94,7 +100,7 @@ def summarise(
         "tokens": tokens,
         "throughput": _throughput(len(ok), tokens, duration_s),
         "usage_mismatches": _mismatches(ok),
-        "lag": judge_lag(punctuality, ttft_p50_s=ttft["p50"]),
+        "lag": {**lag, **_resolution(speed, tpot_p50_s=tpot["p50"])},
     }
 
 
@@ -124,6 +130,18 @@ def judge_lag(punctuality: Punctuality, *, ttft_p50_s: float | None) -> dict[str
         "late": late,
         "is_distorted": bool(late),
         "client_cpu_share": _rounded(punctuality.cpu_share),
+    }
+
+
+def _resolution(speed: float, *, tpot_p50_s: float | None) -> dict[str, Any]:
+    """Return the shortest gap that timers can show, and whether typical gaps are too close to it.
+
+    Below two ticks tokens leave in bunches, so single gaps are multiples of a tick; TPOT averages over them.
+    """
+    tick_s = TIMER_TICK_S * speed
+    return {
+        "resolution_s": round(tick_s, 6),
+        "is_itl_unresolved": tpot_p50_s is not None and tpot_p50_s < 2 * tick_s,
     }
 
 

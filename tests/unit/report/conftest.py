@@ -66,7 +66,9 @@ def _results(rng):
 
 
 def _summary(results, *, lag_s):
-    measured = summarise(results, duration_s=DURATION_S, punctuality=Punctuality(lag_s, 0.001, 0.2))
+    measured = summarise(
+        results, duration_s=DURATION_S, speed=SPEED, punctuality=Punctuality(lag_s, 0.001, 0.2)
+    )
     measured["requests"] |= {"planned": len(results), "sent": len(results), "unfinished": 0, "not_sent": 0}
     return {
         "schema": SCHEMA,

@@ -63,7 +63,7 @@ def test_the_summary_counts_ok_requests_only():
     """A failed request's times and tokens are in no percentile and no rate."""
     bad = _result(2, status=Status.FAILED, error_class="broken", error="x", ttft_s=99.0, prompt_tokens=900)
 
-    summary = summarise([_result(1), bad], duration_s=10.0, punctuality=WELL)
+    summary = summarise([_result(1), bad], duration_s=10.0, speed=1.0, punctuality=WELL)
 
     assert summary["requests"] == {"ok": 1, "failed": 1, "rejected": 0}
     assert summary["errors"] == {"broken": 1}
@@ -87,7 +87,7 @@ def test_the_summary_counts_ok_requests_only():
 
 def test_a_server_that_reports_no_cache_leaves_the_hit_rate_unknown():
     """Unknown is never zero."""
-    summary = summarise([_result(cached_tokens=None)], duration_s=0.0, punctuality=WELL)
+    summary = summarise([_result(cached_tokens=None)], duration_s=0.0, speed=1.0, punctuality=WELL)
 
     assert summary["tokens"]["prefix_cache_hit_rate"] is None
     assert summary["tokens"]["cached"] is None
@@ -111,6 +111,15 @@ def test_lateness_past_the_bound_is_marked(send_s, loop_s, ttft_p50_s, bound_s, 
 
     assert lag["bound_s"] == bound_s
     assert lag["is_distorted"] is is_distorted
+
+
+@pytest.mark.parametrize(("speed", "is_unresolved"), [(1.0, False), (250.0, False), (251.0, True)])
+def test_gaps_near_a_timer_tick_are_marked(speed, is_unresolved):
+    """TPOT of 0.5 s is two ticks at speed 250; beyond it single gaps say little."""
+    lag = summarise([_result()], duration_s=1.0, speed=speed, punctuality=WELL)["lag"]
+
+    assert lag["is_itl_unresolved"] is is_unresolved
+    assert lag["resolution_s"] == speed / 1000
 
 
 def test_a_late_server_is_named():
