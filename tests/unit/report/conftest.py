@@ -3,7 +3,6 @@
 from array import array
 
 import numpy as np
-import orjson
 import pytest
 
 from penstock_graph.models import Role
@@ -14,6 +13,7 @@ from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.reading import Quality, Reading
 from penstock_planner.decide.state import PlannerState
 from penstock_planner.history import Change
+from penstock_planner.ledger import Ledger, read_ledger
 from penstock_planner.records import Deciding, Place
 from penstock_workload.record import RequestResult, Status
 from penstock_workload.results import SCHEMA, ResultWriter
@@ -151,14 +151,16 @@ def make_run(tmp_path):
 
 
 @pytest.fixture
-def ledger_records():
-    """The records of a synthetic ledger under a budget of four GPUs."""
-    return list(_ledger_records(DecideConfig(max_gpu_budget=4)))
+def ledger_file(tmp_path):
+    """A synthetic ledger under a budget of four GPUs, written by the planner's own writer."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    for record in _ledger_records(DecideConfig(max_gpu_budget=4)):
+        ledger.append(record)
+    ledger.close()
+    return ledger.path
 
 
 @pytest.fixture
-def ledger_file(tmp_path, ledger_records):
-    """A synthetic ledger on disk."""
-    path = tmp_path / "ledger.jsonl"
-    path.write_bytes(b"".join(orjson.dumps(record) + b"\n" for record in ledger_records))
-    return path
+def ledger_records(ledger_file):
+    """Its records as a reader gets them."""
+    return list(read_ledger(ledger_file).records)
