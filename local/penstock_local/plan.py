@@ -23,8 +23,8 @@ class Limits:
             Python needs a moment to finish a response.
         startup_floor_s: A process gets at least this long to answer its first health check: imports
             take real time at any speed.
-        settle_s: How long after marking a worker ``draining`` a router that cannot be asked is given
-            to read that from the file; it polls several times a second.
+        settle_s: How long after marking a worker ``draining`` a router that is away is given to come back
+            and read that from the file; a worker that is idle or finishing by itself need not wait longer.
         hung_s: A serving process that answers no health check for this long is killed and restarted.
         quiet_start_s: A process without a health check counts as ready after running this long.
     """
@@ -64,11 +64,13 @@ class Drain:
     Attributes:
         since_s: When the supervisor first saw the entry ``draining``.
         acknowledged: The router confirmed that it sends nothing new.
+        router_away: Nothing listens at the router's address, so nothing can confirm, and nothing is sent.
         idle: The newest answer on whether anything is in flight; None before the first.
     """
 
     since_s: float
     acknowledged: bool = False
+    router_away: bool = False
     idle: bool | None = None
 
 
@@ -275,11 +277,9 @@ def _drain(name: str, entry: Entry, known: Seen, view: _View) -> Action | None:
     if known.drain is None:
         return BeginDrain(name)
     waited_s = view.now_s - known.drain.since_s
-    settled = known.drain.acknowledged or waited_s >= view.figures.limits.settle_s
-    unwatched = not known.drain.acknowledged and settled
-    if waited_s >= grace_s or unwatched or (settled and known.drain.idle):
-        return Terminate(name)
-    return None
+    is_idle = known.drain.acknowledged and known.drain.idle is True
+    unwatched = known.drain.router_away and waited_s >= view.figures.limits.settle_s
+    return Terminate(name) if is_idle or unwatched or waited_s >= grace_s else None
 
 
 def _wind_up(name: str, known: Seen, now_s: float, grace_s: float) -> Action | None:

@@ -1,21 +1,30 @@
 """Questions over HTTP to the graph's own processes: is a worker healthy, is it idle, what does the router see.
 
-Every answer may be None, "could not be asked"; nothing here raises for a process that is away.
+Nothing here raises for a process that is away. Where it matters, "nothing listens there" is told from "no
+answer in time": a router that is away sends no requests, one that is slow may still.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
-from penstock_core.errors import ObservationError, SaturatedError, UpstreamError
+from penstock_core.errors import ObservationError, SaturatedError, UpstreamConnectError, UpstreamError
 from penstock_core.exposition import parse_samples
 from penstock_core.metric_names import VLLM_RUNNING, VLLM_WAITING
 from penstock_wire.client import ConnectionPool, Response, Timeouts
 
-_TIMEOUTS = Timeouts(connect_s=1.0, first_byte_s=2.0, idle_s=2.0, total_s=3.0)
-"""Real seconds. Chosen: loopback answers in milliseconds; a busy interpreter may take a second."""
+_TIMEOUTS = Timeouts(connect_s=1.0, first_byte_s=4.0, idle_s=4.0, total_s=5.0)
+"""Real seconds. Chosen: loopback answers in milliseconds; an overloaded process may take seconds."""
+
+
+class NoAnswer(Enum):
+    """Why a process could not be asked."""
+
+    AWAY = "nothing listens there"
+    SILENT = "it did not answer in time, or not in a form that can be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,51 +85,53 @@ class Probes:
     async def is_healthy(self, url: str) -> bool:
         """Return whether ``GET url`` answers 200."""
         answer = await self._ask("GET", url)
-        return answer is not None and answer.status == 200
+        return isinstance(answer, Response) and answer.status == 200
 
     async def readiness(self, router_url: str) -> tuple[bool, str]:
         """Return whether the router would serve a request now, and its own words when not."""
         answer = await self._ask("GET", f"{router_url}/ready")
-        if answer is None:
+        if isinstance(answer, NoAnswer):
             return False, "the router does not answer yet"
         return answer.status == 200, answer.body.decode("utf-8", errors="replace")
 
     async def inflight(self, worker_url: str) -> int | None:
         """Return the worker's own count of running and waiting requests, or None when it cannot say."""
         answer = await self._ask("GET", f"{worker_url}/metrics")
-        if answer is None or answer.status != 200:
+        if isinstance(answer, NoAnswer) or answer.status != 200:
             return None
         try:
             samples = parse_samples(
                 answer.body.decode("utf-8", errors="replace"), (VLLM_RUNNING, VLLM_WAITING)
             )
-        except ObservationError:
+            return int(sum(sample.value for sample in samples)) if samples else None
+        except (ObservationError, ValueError, OverflowError):
             return None
-        return int(sum(sample.value for sample in samples)) if samples else None
 
-    async def drain(self, router_url: str, name: str) -> bool:
+    async def drain(self, router_url: str, name: str) -> bool | NoAnswer:
         """Ask the router to send nothing new to a worker; True when that is certain.
 
         A router that does not know the worker (404) sends it nothing either.
         """
         answer = await self._ask("POST", f"{router_url}/workers/{name}/drain")
-        return answer is not None and answer.status in {200, 404}
+        return answer if isinstance(answer, NoAnswer) else answer.status in {200, 404}
 
-    async def router(self, router_url: str) -> RouterView | None:
-        """Return what ``GET /workers`` says, or None when the router cannot be asked or read."""
+    async def router(self, router_url: str) -> RouterView | NoAnswer:
+        """Return what ``GET /workers`` says."""
         answer = await self._ask("GET", f"{router_url}/workers")
-        if answer is None or answer.status != 200:
-            return None
+        if isinstance(answer, NoAnswer):
+            return answer
         try:
             return _router_view(json.loads(answer.body))
         except (ValueError, KeyError, TypeError, AttributeError):
-            return None
+            return NoAnswer.SILENT
 
-    async def _ask(self, method: str, url: str) -> Response | None:
+    async def _ask(self, method: str, url: str) -> Response | NoAnswer:
         try:
             return await self._pool.request(method, url, timeouts=_TIMEOUTS)
+        except UpstreamConnectError:
+            return NoAnswer.AWAY
         except (UpstreamError, SaturatedError):
-            return None
+            return NoAnswer.SILENT
 
 
 def _router_view(data: dict[str, Any]) -> RouterView:

@@ -42,36 +42,42 @@ def _headline(status: GraphStatus) -> Text:
 
 
 def _processes(status: GraphStatus) -> Table:
+    """Columns that say nothing for any process are left out, for narrow terminals."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    has_restarts = any(process.restarts for process in status.processes)
+    has_reasons = any(process.reason for process in status.processes)
     for title in ("process", "state", "GPUs"):
         table.add_column(title, no_wrap=True)
-    for title in ("requests", "tokens", "KV", "restarts"):
+    for title in ("requests", "tokens", "KV"):
         table.add_column(title, justify="right", no_wrap=True)
-    has_reasons = any(process.reason for process in status.processes)
+    if has_restarts:
+        table.add_column("restarts", justify="right", no_wrap=True)
     if has_reasons:
         table.add_column("reason", overflow="fold", min_width=24)
     for process in status.processes:
-        table.add_row(*_row(process), *([Text(process.reason or "")] if has_reasons else []))
+        cells = _cells(process)
+        cells += [str(process.restarts or "")] if has_restarts else []
+        cells += [Text(process.reason or "")] if has_reasons else []
+        table.add_row(*cells)
     return table
 
 
-def _row(process: ProcessStatus) -> tuple[RenderableType, ...]:
-    return (
+def _cells(process: ProcessStatus) -> list[RenderableType]:
+    return [
         process.name,
         Text(process.state, style=_STYLES.get(process.state, "")),
         ",".join(str(gpu) for gpu in process.gpus),
         _number(process.inflight_requests),
         _number(process.inflight_tokens),
         _bar(process.kv_usage_fraction),
-        str(process.restarts or ""),
-    )
+    ]
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
-def _bar(fraction: float | None, width: int = 10) -> Text:
+def _bar(fraction: float | None, width: int = 8) -> Text:
     if fraction is None:
         return Text("")
     full = round(max(0.0, min(1.0, fraction)) * width)

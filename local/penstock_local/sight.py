@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock_local.plan import Limits, Seen
-from penstock_local.probes import Probes, RouterView
+from penstock_local.probes import NoAnswer, Probes, RouterView
 from penstock_local.statefile import Entry, EntryState, StateFile
 
 FIRST_PROBE_S = 0.1
@@ -86,21 +86,34 @@ class Sight:
     async def _drain(self, router_url: str, name: str, entry: Entry) -> None:
         """Make sure that the router sends nothing new, then see what is still in flight."""
         before = self._seen[name].drain
-        acknowledged = before is not None and before.acknowledged
-        acknowledged = acknowledged or await self._probes.drain(router_url, name)
+        confirmed: bool | NoAnswer = before is not None and before.acknowledged
+        if confirmed is not True:
+            confirmed = await self._probes.drain(router_url, name)
         view = await self._probes.router(router_url)
         idle = await self._is_idle(name, entry, view)
         known = self._seen.get(name)
         if known is not None and known.drain is not None:
-            self._note(name, drain=replace(known.drain, acknowledged=acknowledged, idle=idle))
+            away = view is NoAnswer.AWAY
+            progress = replace(
+                known.drain,
+                acknowledged=confirmed is True,
+                router_away=away and confirmed is not True,
+                idle=idle,
+            )
+            self._note(name, drain=progress)
 
-    async def _is_idle(self, name: str, entry: Entry, view: RouterView | None) -> bool | None:
-        """Return whether nothing is in flight: by the router's count, then by the worker's own."""
-        if view is not None and name in view.workers and view.workers[name].inflight_requests > 0:
+    async def _is_idle(self, name: str, entry: Entry, view: RouterView | NoAnswer) -> bool | None:
+        """Return whether nothing is in flight: by the router's count, then by the worker's own.
+
+        A router that does not answer may have a request on its way to the worker, so nothing is known.
+        """
+        if view is NoAnswer.SILENT:
+            return None
+        if isinstance(view, RouterView) and name in view.workers and view.workers[name].inflight_requests > 0:
             return False
         own = await self._probes.inflight(entry.url) if entry.url else None
         if own is None:
-            return None if view is None else True
+            return True if isinstance(view, RouterView) else None
         return own == 0
 
     def _note(self, name: str, **fields: object) -> None:

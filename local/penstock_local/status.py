@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from penstock_core.errors import NotFoundError
 from penstock_local import liveness
-from penstock_local.probes import Probes, QueueView, RouterView, WorkerView
+from penstock_local.probes import NoAnswer, Probes, QueueView, RouterView, WorkerView
 from penstock_local.statefile import PLANNER_ROLE, WORKER_ROLES, Entry, EntryState, StateFile
 from penstock_local.store import StateStore
 from penstock_planner.ledger import FILE_NAME
@@ -253,14 +253,14 @@ class StatusReader:
             name = self._store.path.stem
             raise NotFoundError(f"namespace {name!r}: not running; start it with `penstock up FILE`")
         running = liveness.arbiter_is_alive(state)
-        view = await self._probes.router(state.arbiter.router_url) if running else None
+        view = await self._probes.router(state.arbiter.router_url) if running else NoAnswer.AWAY
         if self._ledger is None:
             self._ledger = LedgerTail(state.arbiter.planner_log_dir)
         planner_pid = next((e.pid for e in state.entries.values() if e.role == PLANNER_ROLE), None)
         return summarise(
             state,
             running=running,
-            router=view,
+            router=None if isinstance(view, NoAnswer) else view,
             planner=read_planner(state.arbiter.planner_log_dir, planner_pid),
             decisions=self._ledger.newest(),
         )

@@ -35,6 +35,12 @@ def state_dir() -> Path:
     return Path(configured).expanduser() if configured else Path.home() / ".penstock" / "state"
 
 
+def log_root() -> Path:
+    """Return the folder of all logs: ``log`` in the configured state folder, or ``~/.penstock/log``."""
+    configured = os.environ.get(STATE_DIR_VARIABLE)
+    return Path(configured).expanduser() / "log" if configured else Path.home() / ".penstock" / "log"
+
+
 def namespaces() -> list[str]:
     """Return the namespaces that have a statefile, sorted."""
     return sorted(path.stem for path in state_dir().glob("*.json"))

@@ -11,7 +11,7 @@ from typing import Final
 from penstock_core import logs
 from penstock_core.errors import ClusterError, ConfigError
 from penstock_graph.models import Role
-from penstock_local.probes import Probes
+from penstock_local.probes import NoAnswer, Probes
 from penstock_local.replicas import ScaleOutcome, scale, template
 from penstock_local.statefile import Entry, EntryState, StateFile
 from penstock_local.store import StateStore
@@ -150,6 +150,6 @@ class LocalTarget:
     async def _loads(self, state: StateFile) -> Mapping[str, float]:
         """Return the router's count of tokens in flight by worker; empty when it cannot be asked."""
         view = await self._probes.router(state.arbiter.router_url)
-        if view is None:
+        if isinstance(view, NoAnswer):
             return {}
         return {name: worker.inflight_tokens for name, worker in view.workers.items()}

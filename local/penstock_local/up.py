@@ -22,7 +22,7 @@ from penstock_local.build import LocalOptions, initial_state
 from penstock_local.ports import is_free
 from penstock_local.probes import Probes
 from penstock_local.statefile import Entry, EntryState, StateFile, to_json
-from penstock_local.store import StateStore, already_running, state_dir
+from penstock_local.store import StateStore, already_running, log_root
 
 _POLL_S = 0.1
 _ARBITER_START_S = 20.0
@@ -90,7 +90,6 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     Raises:
         InvalidSpecError: the manifest has problems.
         ConfigError: an option is out of bounds, the namespace is taken, or the GPUs do not suffice.
-        PortInUseError: somebody listens on the router's port.
     """
     graph = load_graph(file)
     namespace = options.namespace or graph.name
@@ -98,12 +97,14 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     present = store.read_quietly()
     if present is not None and liveness.arbiter_is_alive(present):
         raise already_running(present)
-    state = initial_state(graph, _local_options(graph, file, store, namespace, options), os.environ)
-    if not is_free(options.port):
+    return store, initial_state(graph, _local_options(graph, file, store, namespace, options), os.environ)
+
+
+def _check_port(port: int) -> None:
+    if not is_free(port):
         raise PortInUseError(
-            f"--port: 127.0.0.1:{options.port} is in use by another process; stop it or choose another --port"
+            f"--port: 127.0.0.1:{port} is in use by another process; stop it or choose another --port"
         )
-    return store, state
 
 
 def _local_options(
@@ -113,7 +114,7 @@ def _local_options(
         raise ConfigError(f"--gpus: {options.gpus} must be 0 or more")
     if not options.speed > 0:
         raise ConfigError(f"--speed: {options.speed:g} must be above 0; 1 is real time")
-    log_dir = (options.log_dir or state_dir().parent / "log" / namespace).expanduser().absolute()
+    log_dir = (options.log_dir or log_root() / namespace).expanduser().absolute()
     planner_dir = graph.spec.planner.log_dir
     return LocalOptions(
         namespace=namespace,
@@ -170,6 +171,7 @@ async def up(file: Path, options: UpOptions, progress: Progress) -> Started:
     """
     store, state = prepare(file, options)
     recovered = recover(store)
+    _check_port(options.port)
     began_s = time.monotonic()
     arbiter = _spawn_arbiter(store, state)
     try:

@@ -108,7 +108,6 @@ def test_what_is_not_a_statefile_is_named(data, words):
 @given(steps=st.lists(st.integers(min_value=0, max_value=9), max_size=30))
 def test_names_never_collide_and_the_base_entry_stays(steps):
     """Whatever is added and removed, the base entry exists and live names are distinct workers."""
-
     from penstock_local.statefile import ArbiterInfo, Entry, StateFile
 
     arbiter = ArbiterInfo(0, 0.0, "", "", "n", "", "", 1.0, "", gpus=8, budget=8, router_url="")
