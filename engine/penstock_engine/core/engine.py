@@ -246,9 +246,8 @@ class Engine:
         if self._step is not None:
             raise ValueError("finish the running step first")
         self.advance(now_s)
-        batch = self._batcher.plan()
-        self._note_plan(batch, now_s)
-        if not batch.spans and not batch.decode_batch:
+        batch = self._plan(now_s)
+        if batch is None:
             return None
         chunks = [(span.start, span.end, span.begins) for span in batch.spans]
         duration_s = self._latency.step_s(chunks, batch.decode_batch, batch.decode_kv_tokens)
@@ -276,6 +275,17 @@ class Engine:
         self.counters.generation_tokens += decoded + len(prefilled)
         self.counters.steps += 1
         return StepOutcome(now_s, gap_s, decoded - from_decode, late_gaps, started, ended, step.batch.tokens)
+
+    def _plan(self, now_s: float) -> Batch | None:
+        """Return the next step's work, or None when nothing can run."""
+        while True:
+            batch = self._batcher.plan()
+            self._note_plan(batch, now_s)
+            if batch.spans or batch.decode_batch:
+                return batch
+            # A step that only threw requests out admitted nobody: whoever waits may fit now.
+            if not batch.preempted:
+                return None
 
     def _note_plan(self, batch: Batch, now_s: float) -> None:
         counters = self.counters

@@ -18,6 +18,9 @@ from penstock_engine.serve.server import EngineServer
 from penstock_engine.serve.settings import ServeFlags, resolve
 from penstock_wire.client import ConnectionPool
 
+LINK = LinkTerms(latency_s=0.5, bytes_per_s=100.0)
+"""One byte per token: 100 tokens a second."""
+
 
 @pytest.fixture
 def flat_latency():
@@ -30,6 +33,7 @@ def make_engine(flat_latency):
     """Make an engine of small blocks (4 tokens) and a small cache."""
 
     def make(
+        *,
         role="aggregated",
         blocks=100,
         block_size=4,
@@ -37,10 +41,9 @@ def make_engine(flat_latency):
         budget=64,
         by_priority=False,
         lease_s=30.0,
-        link=LinkTerms(latency_s=0.5, bytes_per_s=100.0),
     ):
         limits = BatchLimits(budget, seqs, block_size, by_priority)
-        settings = EngineSettings(EngineRole(role), blocks, 1, limits, LeaseTerms(lease_s), link)
+        settings = EngineSettings(EngineRole(role), blocks, 1, limits, LeaseTerms(lease_s), LINK)
         return Engine(settings, flat_latency)
 
     return make
@@ -56,9 +59,9 @@ def make_timeline(make_engine):
 def request_of():
     """Make a request; its keys are private to it unless ``keys`` are given."""
 
-    def make(name, prompt=8, outputs=4, arrival_s=0.0, keys=None, block_size=4, **options):
+    def make(name, *, prompt=8, outputs=4, arrival_s=0.0, keys=None, **options):
         if keys is None:
-            keys = [zlib.crc32(f"{name}/{position}".encode()) for position in range(prompt // block_size)]
+            keys = [zlib.crc32(f"{name}/{position}".encode()) for position in range(prompt // 4)]
         return EngineRequest(name, prompt, outputs, arrival_s, keys, **options)
 
     return make
@@ -118,8 +121,13 @@ class Client:
     async def until(self, name, value, **labels):
         """Wait until a sample has a value."""
         async with asyncio.timeout(5):
-            while await self.metric(name, **labels) != value:
+            while await self.metric(name, **labels) != value:  # noqa: ASYNC110 - another process would poll too
                 await asyncio.sleep(0.005)
+
+
+def lease_of(duration_s):
+    """Return --kv-transfer-config with a lease; long ones keep a busy machine from losing any."""
+    return json.dumps({"kv_connector_extra_config": {"kv_lease_duration": duration_s}})
 
 
 @pytest.fixture
@@ -130,7 +138,7 @@ def serving():
     async def run(**flags):
         flags = {"model": "llama", "profile": "h200-llama-3.1-8b-tp1", "port": 0, "speed": 50.0, **flags}
         if "role" in flags:
-            flags["role"] = EngineRole(flags["role"])
+            flags = {"kv_transfer_config": lease_of(600), **flags, "role": EngineRole(flags["role"])}
         async with asyncio.TaskGroup() as group:
             server = EngineServer(resolve(ServeFlags(**flags)), group)
             pool = ConnectionPool()

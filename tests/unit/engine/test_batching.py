@@ -190,7 +190,7 @@ def test_prompt_chunk_that_finds_no_block_preempts_itself_last(make_engine, requ
     assert long.status is Status.PREFILLING
     now_s = outcome.end_s
     for _ in range(3):
-        step, outcome = advance(engine, now_s)
+        _, outcome = advance(engine, now_s)
         now_s = outcome.end_s
     while engine.in_flight:
         _, outcome = advance(engine, outcome.end_s)

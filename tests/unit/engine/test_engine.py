@@ -15,7 +15,7 @@ def prefill(engine, request, now_s=0.0):
 
 def test_prefill_worker_pins_blocks_until_they_are_read(make_engine, request_of):
     """Pinned blocks count as used; the read frees them, a second one is counted as too late."""
-    engine = make_engine("prefill")
+    engine = make_engine(role="prefill")
     _, end_s = prefill(engine, request_of("a", prompt=10, outputs=1, pin_blocks=True))
     assert (engine.kv_used_blocks, engine.pinned_requests, engine.in_flight) == (3, 1, 0)
     assert engine.pinned_blocks("a") == [0, 1, 2]
@@ -29,7 +29,7 @@ def test_prefill_worker_pins_blocks_until_they_are_read(make_engine, request_of)
 
 def test_unread_blocks_are_reclaimed_when_the_lease_ends(make_engine, request_of):
     """Without heartbeat the blocks are free 30 s after the prefill; with one at 20 s, 10 s later."""
-    engine = make_engine("prefill")
+    engine = make_engine(role="prefill")
     _, end_s = prefill(engine, request_of("a", outputs=1, pin_blocks=True))
     _, later_s = prefill(engine, request_of("b", outputs=1, pin_blocks=True), end_s)
     assert engine.next_event_s() == end_s + 30
@@ -43,7 +43,7 @@ def test_unread_blocks_are_reclaimed_when_the_lease_ends(make_engine, request_of
 
 def test_pinned_blocks_keep_others_waiting(make_engine, request_of):
     """A full cache of pinned prompts leaves a request waiting for capacity until one is read."""
-    engine = make_engine("prefill", blocks=4)
+    engine = make_engine(role="prefill", blocks=4)
     _, end_s = prefill(engine, request_of("a", prompt=12, outputs=1, pin_blocks=True))
     engine.add(request_of("b", prompt=8, outputs=1))
     assert engine.begin_step(end_s) is None
@@ -53,15 +53,15 @@ def test_pinned_blocks_keep_others_waiting(make_engine, request_of):
 
 
 def test_request_that_stops_by_itself_is_not_pinned(make_engine, request_of):
-    """vLLM keeps blocks only of requests that ran into their limit."""
-    engine = make_engine("prefill")
+    """As in vLLM, blocks are kept only of requests that ran into their limit."""
+    engine = make_engine(role="prefill")
     prefill(engine, request_of("a", outputs=1, pin_blocks=True, ends_by=FinishReason.STOP))
     assert engine.is_idle
 
 
 def test_decode_worker_fetches_then_decodes(make_engine, request_of):
     """80 tokens take 0.8 s + 0.5 s on the link; the first decode step brings the first token."""
-    engine = make_engine("decode")
+    engine = make_engine(role="decode")
     state = engine.add(request_of("a", prompt=80, outputs=3, load_remote=True))
     assert engine.begin_step(0.0) is None
     assert (state.status, engine.waiting_deferred, engine.waiting_for_capacity) == (Status.LOADING, 1, 0)
@@ -83,7 +83,7 @@ def test_decode_worker_fetches_then_decodes(make_engine, request_of):
 
 def test_transfers_share_the_link_one_after_the_other(make_engine, request_of):
     """Two prompts of 40 tokens: 0.4 s each in turn, both with the fixed 0.5 s."""
-    engine = make_engine("decode")
+    engine = make_engine(role="decode")
     for name in "ab":
         engine.add(request_of(name, prompt=40, load_remote=True))
     engine.begin_step(0.0)
@@ -94,7 +94,7 @@ def test_transfers_share_the_link_one_after_the_other(make_engine, request_of):
 
 def test_locally_cached_prefix_is_not_fetched(make_engine, request_of):
     """A second request with the same first 36 tokens fetches 4; its blocks are shared."""
-    engine = make_engine("decode")
+    engine = make_engine(role="decode")
     keys = list(range(10))
     engine.add(request_of("a", prompt=40, outputs=9, keys=keys, load_remote=True))
     engine.begin_step(0.0)
@@ -106,7 +106,7 @@ def test_locally_cached_prefix_is_not_fetched(make_engine, request_of):
 
 def test_loading_requests_do_not_take_places_in_the_batch(make_engine, request_of):
     """While KV arrives, others run; those that have arrived go before those that wait."""
-    engine = make_engine("decode", seqs=1)
+    engine = make_engine(role="decode", seqs=1)
     loading = engine.add(request_of("a", prompt=8, outputs=2, load_remote=True))
     engine.add(request_of("b", prompt=8, outputs=2))
     engine.add(request_of("c", prompt=8, outputs=1))
@@ -122,7 +122,7 @@ def test_loading_requests_do_not_take_places_in_the_batch(make_engine, request_o
 
 def test_preempted_decode_request_is_recomputed_here(make_engine, request_of):
     """After a preemption the prompt is computed locally, not fetched again."""
-    engine = make_engine("decode", blocks=5)
+    engine = make_engine(role="decode", blocks=5)
     for name in "ab":
         engine.add(request_of(name, prompt=8, outputs=6, load_remote=True))
     engine.begin_step(0.0)
@@ -135,6 +135,21 @@ def test_preempted_decode_request_is_recomputed_here(make_engine, request_of):
     assert [name for name, _ in kinds] == ["b"]
     assert engine.counters.external_hits == 16
     assert engine.counters.generation_tokens == 12
+
+
+def test_preempting_the_only_running_request_lets_the_next_one_run(make_engine, request_of):
+    """A lone request outgrows what fetched ones leave over: it is thrown out and they go on at once."""
+    engine = make_engine(role="decode", blocks=6, seqs=1)
+    first = engine.add(request_of("a", prompt=8, outputs=9, load_remote=True))
+    second = engine.add(request_of("b", prompt=12, outputs=2, load_remote=True))
+    engine.begin_step(0.0)
+    now_s = 2.0
+    while not second.first_token_s:
+        now_s = engine.finish_step(engine.begin_step(now_s)).end_s
+    assert (first.preemptions, first.status) == (1, Status.WAITING)
+    while engine.in_flight:
+        now_s = engine.finish_step(engine.begin_step(now_s)).end_s
+    assert (first.outputs, second.outputs) == (9, 2)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
@@ -169,7 +184,7 @@ def test_abort_in_the_middle_of_a_step(make_engine, request_of):
 
 def test_blocks_under_transfer_are_kept_until_it_ends(make_engine, request_of):
     """An abort during the transfer does not hand its target blocks to others while they are written."""
-    engine = make_engine("decode")
+    engine = make_engine(role="decode")
     engine.add(request_of("a", prompt=40, load_remote=True))
     engine.begin_step(0.0)
     engine.abort("a", 0.1)
@@ -181,7 +196,7 @@ def test_blocks_under_transfer_are_kept_until_it_ends(make_engine, request_of):
 
 def test_abort_of_a_fetched_request_that_waits_for_a_place(make_engine, request_of):
     """KV that has arrived is freed at once."""
-    engine = make_engine("decode", seqs=1)
+    engine = make_engine(role="decode", seqs=1)
     engine.add(request_of("busy", outputs=20))
     engine.add(request_of("a", prompt=8, load_remote=True))
     step = engine.begin_step(0.0)

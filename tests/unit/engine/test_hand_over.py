@@ -90,19 +90,19 @@ async def test_unread_blocks_expire(serving, hand_over):
 
 
 async def test_waiting_requests_keep_their_blocks_alive(serving, hand_over):
-    """A request that waits two leases long for a place is renewed by heartbeats and then served."""
-    config = '{"kv_connector_extra_config": {"kv_lease_duration": 6}}'
+    """A request that waits longer than its lease for a place is renewed by heartbeats and then served."""
+    config = '{"kv_connector_extra_config": {"kv_lease_duration": 60}}'
     async with (
         serving(role="prefill", kv_transfer_config=config) as prefill,
         serving(role="decode", kv_transfer_config=config, max_num_seqs=1) as decode,
     ):
-        first = asyncio.create_task(decode.complete("busy", max_tokens=10_000))
+        first = asyncio.create_task(decode.complete("busy", max_tokens=36_000))
         await decode.until("vllm:num_requests_running", 1)
         params = await hand_over(prefill, PROMPT)
         body = await decode.complete(PROMPT, max_tokens=2, kv_transfer_params=params)
         assert body["usage"]["completion_tokens"] == 2
-        assert (await first)["usage"]["completion_tokens"] == 10_000
-        assert await decode.metric("vllm:request_queue_time_seconds_sum") > 12
+        assert (await first)["usage"]["completion_tokens"] == 36_000
+        assert await decode.metric("vllm:request_queue_time_seconds_sum") > 60
         assert await prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
 
 

@@ -114,7 +114,7 @@ def test_measured_decode_step(name, context, batch, step_ms):
 
 def test_unknown_profile_lists_the_known_ones():
     """A typing error is answered with the choices."""
-    with pytest.raises(ConfigError, match="h200-llama-3.1-8b-tp1, .*path of a .yaml file"):
+    with pytest.raises(ConfigError, match=r"h200-llama-3\.1-8b-tp1, .*path of a \.yaml file"):
         profiles.load("h300")
 
 

@@ -136,7 +136,7 @@ async def test_slow_client_costs_no_memory_and_loses_nothing(serving):
         events = await events_of(slow)
         assert len(events) == 30_000
         async with asyncio.timeout(5):
-            while not client.server.worker.is_idle:
+            while not client.server.worker.is_idle:  # noqa: ASYNC110 - as the drain does
                 await asyncio.sleep(0.005)
 
 

@@ -37,7 +37,7 @@ def test_many_sequences_raise_the_token_budget():
 
 
 def test_transfer_config_sets_lease_and_policy():
-    """vLLM's JSON is understood; keys without meaning here are ignored."""
+    """The JSON of vLLM is understood; keys without meaning here are ignored."""
     text = (
         '{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu",'
         ' "kv_load_failure_policy": "recompute",'
