@@ -110,7 +110,7 @@ class Ledger:
         """Write one record behind the last whole one.
 
         Args:
-            record: Plain data with ``type``.
+            record: With ``type``; values plain, dataclasses or enums.
             durable: Return only once it is on the disk.
 
         Raises:
@@ -118,7 +118,7 @@ class Ledger:
             ConfigError: another planner holds the file.
         """
         try:
-            line = orjson.dumps(record) + b"\n"
+            line = _line(record)
             self._write(self._open(), (self._header or b"") + line, durable=durable)
         except OSError as exc:
             self.errors += 1
@@ -137,7 +137,7 @@ class Ledger:
         self._header = None
         self.try_append(header)
         if self._is_failing:
-            self._header = orjson.dumps(header) + b"\n"
+            self._header = _line(header)
 
     def try_append(self, record: Mapping[str, Any]) -> None:
         """Write a record that may be lost; the first failure of a row is logged."""
@@ -236,6 +236,11 @@ class Ledger:
                 _cut(descriptor, self._end)
             raise
         self._end = position
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    # Roles are keys of mappings; orjson takes only exact strings without the option.
+    return orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS) + b"\n"
 
 
 def _cut(descriptor: int, end: int) -> None:

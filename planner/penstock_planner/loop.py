@@ -187,8 +187,12 @@ class PlannerLoop:
             )
         )
         log.info("planner started", resumed=resumed, decisions=self._state.sequence)
-        if self._blocked_s is not None or self._pending or self._is_decidable():
+        if self._pending or self._is_decidable():
             self._due_s = now_s
+        elif self._blocked_s is not None:
+            # The look that was due when the planner died, not one more right after its decision.
+            grid = self._grid_from(self._blocked_s)
+            self._due_s = grid.start_s + grid.slot_after(0, now_s) * grid.pull_s
         else:
             self._plan_next()
 

@@ -1,13 +1,15 @@
-"""The shapes of the ledger's records, in one place for the loop that writes them and replay that reads them."""
+"""The shapes of the ledger's records, in one place for the loop that writes them and replay that reads them.
+
+Values may be dataclasses: the ledger writes them as the objects that `codec` reads.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from typing import Any
 
 from penstock_graph.models import Role
-from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Pull, Window
@@ -50,15 +52,15 @@ def header(
         "wall_s": wall_s,
         "resumed": resumed,
         **about,
-        **to_plain(place),
-        "config": to_plain(config),
-        "state": to_plain(state),
+        **_fields(place),
+        "config": config,
+        "state": state,
     }
 
 
 def pull(observed: Pull, slot: int) -> Record:
     """Return the record of one pull."""
-    return {"type": "pull", "at_s": observed.at_s, "slot": slot, "pull": to_plain(observed)}
+    return {"type": "pull", "at_s": observed.at_s, "slot": slot, "pull": observed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +92,14 @@ class Deciding:
 
 def decision(deciding: Deciding, place: Place, *, wall_s: float) -> Record:
     """Return the record of one decision."""
-    plain = to_plain(deciding)
-    plain["state"] = plain.pop("after")
+    parts = _fields(deciding)
+    parts["state"] = parts.pop("after")
     return {
         "type": "decision",
         "at_s": deciding.decision.at_s,
         "wall_s": wall_s,
-        **to_plain(place),
-        **{key: value for key, value in plain.items() if value is not None},
+        **_fields(place),
+        **{key: value for key, value in parts.items() if value is not None},
     }
 
 
@@ -121,6 +123,10 @@ def settled(place: Place, *, at_s: float, took_s: float, state: PlannerState, ov
         "at_s": at_s,
         "took_s": took_s,
         "overdue": overdue,
-        **to_plain(place),
-        "state": to_plain(state),
+        **_fields(place),
+        "state": state,
     }
+
+
+def _fields(value: Place | Deciding) -> Record:
+    return {field.name: getattr(value, field.name) for field in fields(value)}

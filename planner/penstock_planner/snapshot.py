@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.decision import Decision
 from penstock_planner.view import View
 
@@ -70,11 +70,8 @@ class SnapshotWriter:
 
     def _write(self, view: View) -> None:
         self._written_s = self._now_s()
-        content = to_plain(view)
-        content.pop("latency")
-        content["pid"] = os.getpid()
-        content["elapsed_s"] = view.at_s - view.origin_s
-        content["decisions"] = self._decisions
+        content = {field.name: getattr(view, field.name) for field in fields(view) if field.name != "latency"}
+        content |= {"pid": os.getpid(), "elapsed_s": view.at_s - view.origin_s, "decisions": self._decisions}
         temporary = self._path.with_name(self._path.name + ".tmp")
-        temporary.write_bytes(orjson.dumps(content))
+        temporary.write_bytes(orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS))
         temporary.replace(self._path)

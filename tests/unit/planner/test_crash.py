@@ -1,0 +1,191 @@
+"""Kills the planner at every step it takes and compares with one that lived."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from penstock_graph.models import Role
+from penstock_planner.ledger import read_ledger
+from penstock_planner.replay import replay
+
+D, P = Role.DECODE, Role.PREFILL
+HORIZON_S = 260.0
+
+
+def _prepare(world):
+    """Load both roles up and down within a few minutes, six pulls an interval."""
+    world.load.kv = lambda now, _workers: 0.95 if now < 1080 else 0.2
+    world.load.queue = lambda now, workers: 2.0 * workers if now < 1060 else 0.0
+    world.config = replace(world.config, metric_pulling_interval_s=5.0)
+    return world
+
+
+def _prepare_failing(world):
+    """Let every new decode worker be given up by the backend: withdrawals and backoff."""
+    world.config = replace(world.config, metric_pulling_interval_s=5.0)
+    world.load.kv = lambda _now, _workers: 0.95
+    world.backend.never_ready = frozenset({D})
+    world.backend.gives_up_s = 20.0
+    return world
+
+
+SCENARIOS = {
+    "up and down": (_prepare, [(D, 2), (P, 2), (D, 3), (P, 1), (D, 2), (D, 1)]),
+    "never ready": (_prepare_failing, [(D, 2), (D, 2)]),
+}
+
+
+def _outcome(world):
+    decisions = {}
+    for record in read_ledger(world.folder).records:
+        if record["type"] == "decision":
+            assert record["decision"]["id"] not in decisions
+            decisions[record["decision"]["id"]] = (record["decision"], record["state"], record.get("window"))
+    return decisions, world.backend.calls
+
+
+def _hook_disk(monkeypatch, world):
+    """Make writes and fsyncs steps too: before, torn in half, and after."""
+    real_write, real_sync = os.pwrite, os.fsync
+
+    def pwrite(descriptor, data, position):
+        world.killer.step("write: before")
+        half = real_write(descriptor, bytes(data)[: len(data) // 2], position)
+        world.killer.step("write: torn")
+        rest = real_write(descriptor, bytes(data)[half:], position + half)
+        world.killer.step("write: after")
+        return half + rest
+
+    def fsync(descriptor):
+        real_sync(descriptor)
+        world.killer.step("fsync")
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+async def _live(world, at, kill_type):
+    """Run to the horizon, dying once at step ``at``; True if it died."""
+    world.killer.at = at
+    try:
+        await world.run_until(HORIZON_S)
+    except kill_type:
+        world.killer.at = None
+        await world.run_until(HORIZON_S)
+        return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_a_kill_at_any_step_changes_no_decision(new_world, kill_type, monkeypatch, scenario):
+    """At each write, sync, observation, read, sleep and scale call: same decisions, same states, same calls."""
+    prepare, calls = SCENARIOS[scenario]
+    expected = prepare(new_world())
+    _hook_disk(monkeypatch, expected)
+    await _live(expected, None, kill_type)
+    monkeypatch.undo()
+    reference = _outcome(expected)
+    assert {d["no_operation"] for d, _, _ in reference[0].values()} == {False}
+    assert [call[:2] for call in reference[1]] == calls
+    labels = expected.killer.labels
+    for at in range(1, len(labels)):
+        world = prepare(new_world())
+        _hook_disk(monkeypatch, world)
+        assert await _live(world, at, kill_type), f"step {at} {labels[at - 1]} was not reached"
+        monkeypatch.undo()
+        assert _outcome(world) == reference, f"killed at step {at}: {labels[at - 1]}"
+        assert replay(read_ledger(world.folder)).differences == ()
+
+
+async def test_dying_again_and_again_changes_no_decision(new_world, kill_type, monkeypatch):
+    """A planner that dies at every 11th step still makes the same decisions."""
+    expected = _prepare(new_world())
+    await _live(expected, None, kill_type)
+    world = _prepare(new_world())
+    deaths = 0
+    while True:
+        world.killer.at = world.killer.steps + 11
+        try:
+            await world.run_until(HORIZON_S)
+        except kill_type:
+            deaths += 1
+        else:
+            break
+    assert deaths > 20
+    assert _outcome(world) == _outcome(expected)
+
+
+async def test_a_recorded_decision_is_carried_out_after_the_restart(world, kill_type):
+    """Killed between the ledger and the backend: the next planner asks the backend."""
+    _prepare(world)
+    world.killer.at = world.killer.steps
+    world.backend.scale, scale = _dying(world, kill_type), world.backend.scale
+    with pytest.raises(kill_type):
+        await world.run_until(HORIZON_S)
+    assert world.backend.calls == []
+    world.backend.scale = scale
+    await world.run_until(31)
+    assert world.backend.calls == [(D, 2, "d000001"), (P, 2, "d000001")]
+
+
+def _dying(world, kill_type):
+    async def scale(*_args, **_keys):
+        raise kill_type("before scale")
+
+    return scale
+
+
+async def test_an_old_recorded_decision_is_abandoned(world, kill_type):
+    """An hour later its load is gone: it is written off and planned from what is there."""
+    _prepare(world)
+    world.backend.scale, scale = _dying(world, kill_type), world.backend.scale
+    with pytest.raises(kill_type):
+        await world.run_until(HORIZON_S)
+    world.backend.scale = scale
+    world.time.at_s += 3600
+    await world.run_until(3640)
+    outcomes = [r["outcome"] for r in read_ledger(world.folder).records if r["type"] == "actuation"]
+    assert outcomes == ["abandoned", "abandoned"]
+    assert world.backend.calls == []
+    assert replay(read_ledger(world.folder)).differences == ()
+
+
+async def test_a_recorded_scale_up_is_abandoned_if_the_budget_is_gone(world, kill_type):
+    """Somebody took the GPUs while the planner was dead."""
+    _prepare(world)
+    world.backend.scale, scale = _dying(world, kill_type), world.backend.scale
+    with pytest.raises(kill_type):
+        await world.run_until(HORIZON_S)
+    world.backend.scale = scale
+    world.backend.gpus = 4
+    await world.run_until(32)
+    assert world.backend.calls == []
+
+
+async def test_after_a_long_absence_a_fresh_interval_begins(world, kill_type):
+    """Old pulls say nothing about now, but the grace period is remembered."""
+    world.load.kv = lambda now, _workers: 0.95 if now <= 1030 else 0.1
+    await world.run_until(55)
+    world.time.at_s = 1500.0
+    world.watcher.decisions.clear()
+    await world.run_until(535)
+    assert [d.at_s for d in world.watcher.decisions] == [1530.0]
+    decode = next(r for r in world.watcher.decisions[0].roles if r.role is D)
+    assert decode.reason.value == "decode_grace_period"
+    assert world.watcher.decisions[0].id == "d000002"
+
+
+async def test_another_clock_starts_a_fresh_interval_with_the_old_memory(world):
+    """After a reboot or at another speed times cannot be compared; sequence and grace go on."""
+    world.load.kv = lambda _now, _workers: 0.95
+    await world.run_until(55)
+    world.timeline = "test@20"
+    world.time.at_s = 1000.0
+    world.watcher.decisions.clear()
+    await world.run_until(31)
+    assert [(d.id, d.at_s) for d in world.watcher.decisions] == [("d000002", 1030.0)]
+    assert replay(read_ledger(world.folder)).differences == ()

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import errno
+import os
+
+import orjson
+import pytest
+
+from penstock_core.errors import ConfigError, LedgerError
+from penstock_planner.ledger import SCHEMA, Ledger, read_ledger
+
+ANCHORS = frozenset({"decision"})
+
+
+def _full_disk(*_args):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture(name="ledger")
+def _ledger(tmp_path):
+    made = Ledger(tmp_path / "log" / "ledger.jsonl")
+    yield made
+    made.close()
+
+
+def _lines(ledger):
+    return [orjson.loads(line) for line in ledger.path.read_bytes().splitlines()]
+
+
+def test_records_stand_one_to_a_line_in_order(ledger):
+    """The folder is made with the first record; each append adds one whole line."""
+    ledger.append({"type": "pull", "slot": 1})
+    ledger.append({"type": "decision", "at_s": 0.1 + 0.2}, durable=True)
+    assert _lines(ledger) == [{"type": "pull", "slot": 1}, {"type": "decision", "at_s": 0.1 + 0.2}]
+
+
+def test_a_torn_last_line_is_dropped_with_a_note(ledger):
+    """A kill in the middle of a write costs that record only, for readers and for the next writer."""
+    ledger.append({"type": "pull", "slot": 1})
+    ledger.close()
+    with ledger.path.open("ab") as file:
+        file.write(b'{"type":"pull","sl')
+    found = read_ledger(ledger.path)
+    assert [r["slot"] for r in found.records] == [1]
+    assert found.notes == (f"{ledger.path}:2: torn last line of 18 bytes dropped",)
+    ledger.append({"type": "pull", "slot": 2})
+    assert [r["slot"] for r in _lines(ledger)] == [1, 2]
+
+
+def test_a_corrupt_middle_line_names_its_number(ledger):
+    """What was once whole is not dropped silently."""
+    ledger.path.parent.mkdir()
+    ledger.path.write_bytes(b'{"type":"pull"}\n{"type":"pu\x00\n{"type":"pull"}\n')
+    with pytest.raises(LedgerError, match=r"ledger\.jsonl:2: not JSON"):
+        read_ledger(ledger.path)
+    with pytest.raises(LedgerError, match=r"ledger\.jsonl:2: not JSON"):
+        ledger.tail(ANCHORS)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"[1]\n", "not a ledger record"),
+        (b'{"at_s":1}\n', "not a ledger record"),
+        (b'{"type":"header","schema":99}\n', f"schema 99, this version reads {SCHEMA}"),
+    ],
+)
+def test_what_is_no_record_of_this_version_is_refused(tmp_path, line, message):
+    """A reader never guesses."""
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(line)
+    with pytest.raises(LedgerError, match=message):
+        read_ledger(tmp_path)
+
+
+def test_a_missing_ledger_says_what_to_give(tmp_path):
+    """The message names the folder that was looked in."""
+    with pytest.raises(
+        LedgerError, match="cannot be read: No such file or directory; give the planner's --log-dir"
+    ):
+        read_ledger(tmp_path)
+
+
+def test_a_full_disk_leaves_only_whole_records(ledger, monkeypatch):
+    """Half a line is cut off again, the error is counted, and the next record follows the last whole one."""
+    ledger.append({"type": "pull", "slot": 1})
+    real = os.pwrite
+    calls = []
+
+    def half_then_full(descriptor, data, position):
+        calls.append(len(data))
+        if len(calls) == 1:
+            return real(descriptor, bytes(data)[:9], position)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", half_then_full)
+    with pytest.raises(
+        LedgerError, match="cannot be written: No space left on device; free or repair the disk"
+    ):
+        ledger.append({"type": "decision"}, durable=True)
+    monkeypatch.undo()
+    assert ledger.errors == 1
+    assert ledger.path.read_bytes().endswith(b"\n")
+    ledger.append({"type": "decision"}, durable=True)
+    assert [r["type"] for r in _lines(ledger)] == ["pull", "decision"]
+
+
+def test_a_tail_that_cannot_be_cut_at_once_is_cut_before_the_next_record(ledger, monkeypatch):
+    """Even truncating may fail on a broken disk; no later record is glued to half a line."""
+    ledger.append({"type": "pull"})
+    real = os.pwrite
+
+    def half(descriptor, data, position):
+        real(descriptor, bytes(data)[:9], position)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pwrite", half)
+    monkeypatch.setattr(os, "ftruncate", _full_disk)
+    with pytest.raises(LedgerError):
+        ledger.append({"type": "decision"})
+    monkeypatch.undo()
+    ledger.append({"type": "settled"})
+    assert [r["type"] for r in _lines(ledger)] == ["pull", "settled"]
+
+
+def test_a_decision_that_does_not_reach_the_disk_is_not_in_the_ledger(ledger, monkeypatch):
+    """Fsync failing means unrecorded."""
+    ledger.append({"type": "pull"})
+    monkeypatch.setattr(os, "fsync", _full_disk)
+    with pytest.raises(LedgerError):
+        ledger.append({"type": "decision"}, durable=True)
+    monkeypatch.undo()
+    assert [r["type"] for r in _lines(ledger)] == ["pull"]
+
+
+def test_a_header_that_could_not_be_written_comes_before_the_first_record_that_can(ledger, monkeypatch):
+    """A run without its header could not be replayed."""
+    monkeypatch.setattr(os, "pwrite", _full_disk)
+    ledger.begin({"type": "header", "schema": SCHEMA})
+    with pytest.raises(LedgerError):
+        ledger.append({"type": "decision"})
+    monkeypatch.undo()
+    ledger.append({"type": "decision"})
+    ledger.append({"type": "pull"})
+    assert [r["type"] for r in _lines(ledger)] == ["header", "decision", "pull"]
+
+
+def test_a_row_of_failures_is_logged_once(ledger, monkeypatch, caplog):
+    """A full disk makes one line, not one a second."""
+    monkeypatch.setattr(os, "pwrite", _full_disk)
+    for _ in range(5):
+        ledger.try_append({"type": "pull"})
+    assert [r.getMessage() for r in caplog.records] == ["ledger not written"]
+    assert ledger.errors == 5
+
+
+def test_one_ledger_has_one_writer(ledger):
+    """A second planner on the same folder is told so at its start."""
+    ledger.append({"type": "pull"})
+    other = Ledger(ledger.path)
+    with pytest.raises(ConfigError, match="is held by another planner; stop it or choose another folder"):
+        other.append({"type": "pull"})
+    ledger.close()
+    other.append({"type": "pull"})
+    other.close()
+
+
+def test_the_tail_begins_at_the_last_anchor(ledger):
+    """Records before the newest anchor are not needed and not returned."""
+    for record in ("decision", "pull", "decision", "actuation", "pull"):
+        ledger.append({"type": record})
+    assert [r["type"] for r in ledger.tail(ANCHORS)] == ["decision", "actuation", "pull"]
+
+
+def test_a_resumed_header_is_no_anchor(ledger):
+    """The interval goes on across it."""
+    for record in ({"type": "header", "schema": 1, "resumed": False}, {"type": "pull"}):
+        ledger.append(record)
+    ledger.append({"type": "header", "schema": 1, "resumed": True})
+    assert len(ledger.tail(frozenset({"header"}))) == 3
+
+
+def test_the_tail_of_a_long_ledger_is_found_across_chunks(ledger, monkeypatch):
+    """Lines longer than the chunk that is read backward come out whole."""
+    monkeypatch.setattr("penstock_planner.ledger._CHUNK_BYTES", 64)
+    ledger.append({"type": "decision", "id": "d000001"})
+    for slot in range(20):
+        ledger.append({"type": "pull", "slot": slot, "text": "x" * (slot * 17)})
+    tail = ledger.tail(ANCHORS)
+    assert [r.get("slot") for r in tail] == [None, *range(20)]
+
+
+def test_no_file_has_no_tail(tmp_path):
+    """A first start finds nothing."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    assert ledger.tail(ANCHORS) == []
+    ledger.close()
+
+
+def test_an_unreadable_ledger_is_set_aside_under_a_new_name(ledger):
+    """Nothing is deleted, and an earlier one is not overwritten."""
+    for number in (1, 2):
+        ledger.append({"type": "pull"})
+        assert ledger.set_aside().name == f"ledger.jsonl.unreadable-{number}"
+    assert not ledger.path.exists()
