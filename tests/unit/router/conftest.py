@@ -1,0 +1,267 @@
+"""Fake workers and routers on ephemeral loopback ports, spoken to through the real HTTP stack."""
+
+import asyncio
+import itertools
+import time
+
+import orjson
+import pytest
+
+from penstock_graph.models import Role, RouterConfig
+from penstock_router.discovery.spec import WorkerSpec
+from penstock_router.server import RouterServer
+from penstock_router.settings import RouterSettings
+from penstock_wire.client import ConnectionPool, Timeouts
+from penstock_wire.server import HttpServer
+
+PARAMS = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_engine_id": "engine-1",
+    "remote_request_id": "cmpl-1",
+    "remote_block_ids": [[1, 2, 3]],
+    "remote_host": "127.0.0.1",
+    "remote_port": 5600,
+    "tp_size": 1,
+}
+_JSON = ((b"content-type", b"application/json"),)
+
+
+class Seen:
+    """One completion request as a worker saw it."""
+
+    def __init__(self, request):
+        self.path = request.path
+        self.headers = request.headers
+        self.raw = request.body
+        self.body = orjson.loads(request.body)
+
+
+class FakeWorker:
+    """Answers like vLLM; ``script`` holds handlers for the next requests, before ``otherwise``."""
+
+    def __init__(self, role, number):
+        self.role = role
+        self.name = f"{role}-{number}"
+        self.script = []
+        self.otherwise = self.complete
+        self.seen = []
+        self.disconnects = 0
+        self.health_status = 200
+        self.kv_usage = "0.25"
+        self.prompt_tokens = 40
+        self.cached_tokens = 16
+        self.server = HttpServer(self._handle)
+
+    @property
+    def url(self):
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.server.port}"
+
+    async def _handle(self, request, responder):
+        if request.path == "/health":
+            responder.send(self.health_status, b"")
+        elif request.path == "/metrics":
+            page = f'vllm:kv_cache_usage_perc{{engine="0"}} {self.kv_usage}\n'
+            responder.send(200, page.encode(), content_type="text/plain")
+        else:
+            self.seen.append(Seen(request))
+            responder.on_disconnect(self._count_disconnect)
+            handler = self.script.pop(0) if self.script else self.otherwise
+            await handler(request, responder)
+
+    def _count_disconnect(self):
+        self.disconnects += 1
+
+    def usage(self, output_tokens):
+        """What it counts for one answer."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+    async def complete(self, request, responder):
+        """Stream or send as many tokens as asked for."""
+        body = orjson.loads(request.body)
+        count = body.get("max_tokens", 3)
+        if not body.get("stream"):
+            params = PARAMS if self.role == "prefill" else None
+            choice = {"index": 0, "text": "x" * count, "finish_reason": "length"}
+            answer = {"choices": [choice], "usage": self.usage(count), "kv_transfer_params": params}
+            responder.send(200, orjson.dumps(answer))
+            return
+        responder.start(200)
+        for number in range(count):
+            responder.write(token_event(number))
+        if (body.get("stream_options") or {}).get("include_usage"):
+            usage = {"choices": [], "usage": self.usage(count)}
+            responder.write(b"data: " + orjson.dumps(usage) + b"\n\n")
+        responder.write(b"data: [DONE]\n\n")
+        responder.end()
+
+
+def token_event(number):
+    """One event with one token."""
+    return b'data: {"choices":[{"index":0,"text":"tok%d","finish_reason":null}]}\n\n' % number
+
+
+class Answers:
+    """Handlers for a worker's script."""
+
+    @staticmethod
+    def status(status, body=b'{"error":{"message":"worker says no"}}', headers=()):
+        """Answer with a status."""
+
+        async def handler(request, responder):
+            responder.send(status, body, headers=headers)
+
+        return handler
+
+    @staticmethod
+    def drop():
+        """Close the connection without an answer."""
+
+        async def handler(request, responder):
+            responder.abort()
+
+        return handler
+
+    @staticmethod
+    def hang(started=None):
+        """Answer nothing until the client has left."""
+
+        async def handler(request, responder):
+            gone = asyncio.Event()
+            responder.on_disconnect(gone.set)
+            if started is not None:
+                started.set()
+            await gone.wait()
+
+        return handler
+
+    @staticmethod
+    def events_then(*data, event, broken=False):
+        """Stream some bytes, wait for an event, then end, or break the connection."""
+
+        async def handler(request, responder):
+            responder.start(200)
+            for each in data:
+                responder.write(each)
+            await event.wait()
+            if broken:
+                responder.abort()
+            else:
+                responder.end()
+
+        return handler
+
+
+class Harness:
+    """Starts things and stops them all."""
+
+    def __init__(self):
+        self.client = ConnectionPool()
+        self.answers = Answers
+        self.token_event = token_event
+        self.params = PARAMS
+        self._closers = []
+        self._numbers = {role: itertools.count() for role in ("prefill", "decode", "aggregated")}
+
+    async def worker(self, role):
+        """Start a fake worker."""
+        worker = FakeWorker(role, next(self._numbers[role]))
+        await worker.server.start("127.0.0.1", 0)
+        self._closers.append(lambda: worker.server.close(grace_s=0))
+        return worker
+
+    async def pair(self):
+        """Start a prefill and a decode worker."""
+        return await self.worker("prefill"), await self.worker("decode")
+
+    async def router(self, *workers, statefile=None, config=None, ready=True, **settings):
+        """Start a router, and wait until it would serve."""
+        specs = tuple(WorkerSpec(each.name, Role(each.role), each.url) for each in workers)
+        roles = {each.role for each in workers}
+        server = RouterServer(
+            RouterSettings(
+                model="llama",
+                disaggregated=settings.pop("disaggregated", "aggregated" not in roles),
+                config=RouterConfig.model_validate(config or {}),
+                statefile=statefile,
+                workers=() if statefile else specs,
+                **settings,
+            )
+        )
+        await server.start()
+        self._closers.append(server.close)
+        router = Router(server, self.client)
+        if ready:
+            await router.until(lambda: not server.gate.problems())
+        return router
+
+    async def close(self):
+        """Stop everything, newest first."""
+        await self.client.close()
+        for close in reversed(self._closers):
+            await close()
+
+
+class Router:
+    """A running router and the requests that tests send it."""
+
+    def __init__(self, server, client):
+        self.server = server
+        self.client = client
+        self.url = f"http://127.0.0.1:{server.port}"
+
+    async def until(self, condition, within_s=5.0):
+        """Wait for a condition."""
+        deadline_s = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline_s, "condition not met in time"
+            await asyncio.sleep(0.005)
+
+    async def post(self, path="/v1/completions", *, headers=_JSON, raw=None, **body):
+        """Send a request and return the whole answer."""
+        content = raw if raw is not None else orjson.dumps({"model": "llama", "prompt": "hello", **body})
+        return await self.client.request("POST", self.url + path, body=content, headers=headers)
+
+    async def stream(self, **body):
+        """Send a streaming request and return when its head has come."""
+        content = orjson.dumps({"model": "llama", "prompt": "hello", "stream": True, **body})
+        return await self.client.stream("POST", self.url + "/v1/completions", body=content, headers=_JSON)
+
+    async def get(self, path):
+        """Return a page."""
+        return await self.client.request("GET", self.url + path, timeouts=Timeouts(total_s=5))
+
+    async def workers(self):
+        """Return /workers by name."""
+        answer = orjson.loads((await self.get("/workers")).body)
+        return {each["name"]: each for each in answer["workers"]}
+
+    async def metric(self, name, **labels):
+        """Return one sample's value; 0 when the series does not exist."""
+        page = (await self.get("/metrics")).body.decode()
+        shown = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+        start = f"{name}{{{shown}}} " if shown else f"{name} "
+        values = [line.removeprefix(start) for line in page.splitlines() if line.startswith(start)]
+        return float(values[0]) if values else 0.0
+
+    async def assert_idle(self):
+        """Every counter of what is under way is back at zero."""
+        fleet, queue = self.server.fleet, self.server.gate.queue
+        await self.until(lambda: not len(queue) and not any(each.inflight_requests for each in fleet))
+        assert [(each.inflight_requests, each.inflight_tokens) for each in fleet] == [(0, 0)] * len(
+            list(fleet)
+        )
+        assert (len(queue), queue.tokens) == (0, 0)
+
+
+@pytest.fixture
+async def harness():
+    """Fake workers and routers; all stopped at the end."""
+    harness = Harness()
+    yield harness
+    await harness.close()

@@ -1,0 +1,160 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_router.policy.breaker import Circuit, CircuitBreaker
+from penstock_router.policy.retry_budget import RetryBudget
+from penstock_router.policy.token_estimate import TokenEstimator
+
+
+def _opened(now_s=0.0):
+    breaker = CircuitBreaker(consecutive_failures=3, open_s=10)
+    for _ in range(3):
+        breaker.failed(now_s, probe=breaker.sent(now_s))
+    return breaker
+
+
+def test_failures_in_a_row_open_the_circuit():
+    """Two of three leave it closed, a success between them starts over, the third opens it."""
+    breaker = CircuitBreaker(consecutive_failures=3, open_s=10)
+    for outcome in ("fail", "fail", "ok", "fail", "fail"):
+        probe = breaker.sent(0)
+        breaker.succeeded(probe=probe) if outcome == "ok" else breaker.failed(0, probe=probe)
+    assert breaker.state(0) is Circuit.CLOSED
+
+    breaker.failed(0, probe=False)
+
+    assert breaker.state(0) is Circuit.OPEN
+    assert not breaker.allows(9.99)
+
+
+def test_one_probe_closes_a_half_open_circuit():
+    """After its time one request is let through; its success lets everybody in."""
+    breaker = _opened()
+    assert breaker.state(10) is Circuit.HALF_OPEN
+    assert breaker.allows(10)
+
+    probe = breaker.sent(10)
+    assert probe
+    assert not breaker.allows(10)
+    breaker.succeeded(probe=probe)
+
+    assert breaker.state(10) is Circuit.CLOSED
+
+
+def test_a_failed_probe_opens_it_again():
+    """The full time starts anew."""
+    breaker = _opened()
+    breaker.failed(12, probe=breaker.sent(12))
+
+    assert breaker.state(21.9) is Circuit.OPEN
+    assert breaker.state(22) is Circuit.HALF_OPEN
+
+
+def test_a_probe_without_a_verdict_makes_room_for_another():
+    """A client that left says nothing about the worker."""
+    breaker = _opened()
+    breaker.abandoned(probe=breaker.sent(10))
+
+    assert breaker.allows(10)
+
+
+@pytest.mark.parametrize("late", ["succeeded", "failed"])
+def test_requests_sent_before_the_opening_change_nothing(late):
+    """Only the probe's result counts once the circuit is open."""
+    breaker = _opened()
+    breaker.succeeded(probe=False) if late == "succeeded" else breaker.failed(5, probe=False)
+
+    assert breaker.state(9) is Circuit.OPEN
+    assert breaker.state(10) is Circuit.HALF_OPEN
+
+
+def test_reset_forgets():
+    """A worker started anew is trusted."""
+    breaker = _opened()
+    breaker.reset()
+
+    assert breaker.state(0) is Circuit.CLOSED
+
+
+@given(st.lists(st.sampled_from(["ok", "fail", "abandon", "wait"]), max_size=80))
+def test_an_open_circuit_always_comes_to_a_probe(outcomes):
+    """No order of events leaves a worker shut out for longer than the open time."""
+    breaker, now_s = CircuitBreaker(consecutive_failures=2, open_s=10), 0.0
+    for outcome in outcomes:
+        now_s += 1
+        if outcome == "wait" or not breaker.allows(now_s):
+            continue
+        probe = breaker.sent(now_s)
+        if outcome == "ok":
+            breaker.succeeded(probe=probe)
+        elif outcome == "fail":
+            breaker.failed(now_s, probe=probe)
+        else:
+            breaker.abandoned(probe=probe)
+    assert breaker.allows(now_s + 10)
+
+
+def test_retries_are_a_fraction_of_requests():
+    """Twenty requests at a tenth pay for two retries, and no more."""
+    budget = RetryBudget(fraction=0.1, min_per_s=0, now_s=0)
+    for _ in range(21):
+        budget.request_arrived()
+
+    assert [budget.take(0) for _ in range(3)] == [True, True, False]
+
+
+def test_the_floor_allows_retries_without_traffic():
+    """One a second, saved up for ten seconds."""
+    budget = RetryBudget(fraction=0, min_per_s=1, now_s=0)
+
+    assert sum(budget.take(0) for _ in range(20)) == 10
+    assert sum(budget.take(3) for _ in range(20)) == 3
+    assert sum(budget.take(1000) for _ in range(20)) == 10
+
+
+def test_a_budget_of_zero_forbids_retries():
+    """Nothing paid in, nothing taken out."""
+    budget = RetryBudget(fraction=0, min_per_s=0, now_s=0)
+    budget.request_arrived()
+
+    assert not budget.take(1e6)
+
+
+@given(st.floats(0, 1), st.floats(0, 10), st.lists(st.tuples(st.booleans(), st.floats(0, 5)), max_size=100))
+def test_retries_never_exceed_what_was_paid_in(fraction, min_per_s, steps):
+    """Over any history: fraction of the requests plus the floor, including the ten seconds at start."""
+    budget, now_s, requests, retries = RetryBudget(fraction=fraction, min_per_s=min_per_s, now_s=0), 0.0, 0, 0
+    for is_request, pause_s in steps:
+        now_s += pause_s
+        if is_request:
+            budget.request_arrived()
+            requests += 1
+        else:
+            retries += budget.take(now_s)
+    assert retries <= requests * fraction + (now_s + 10) * min_per_s + 1e-6
+
+
+def test_four_bytes_are_a_token_until_learnt_otherwise():
+    """Rounded up, and never zero."""
+    estimator = TokenEstimator()
+
+    assert [estimator.estimate(size) for size in (0, 1, 4, 5, 4000)] == [1, 1, 1, 2, 1000]
+
+
+def test_the_ratio_follows_what_workers_count():
+    """Prompts of two bytes per token end at two."""
+    estimator = TokenEstimator()
+    for _ in range(200):
+        estimator.learn(2000, 1000)
+
+    assert estimator.estimate(2000) == pytest.approx(1000, rel=0.01)
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(0, 5), (5, 0), (100, 1), (1, 100), (-1, -1)])
+def test_absurd_counts_teach_nothing(size, tokens):
+    """Outside 0.5 to 32 bytes per token a count is a fault, not a tokenizer."""
+    estimator = TokenEstimator()
+    estimator.learn(size, tokens)
+
+    assert estimator.bytes_per_token == 4.0

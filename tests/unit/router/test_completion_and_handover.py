@@ -1,0 +1,224 @@
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_router.proxy.call import request_id
+from penstock_router.proxy.completion import Endpoint, RequestRefused, parse_completion
+from penstock_router.proxy.handover import decode_body, prefill_body, read_prefill_answer, with_cached_tokens
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def _parse(body, path=COMPLETIONS, content_type=b"application/json"):
+    raw = body if isinstance(body, bytes) else orjson.dumps(body)
+    return parse_completion(path, content_type, raw, model="llama")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "size", "ids", "single"),
+    [
+        ("hello", 5, 0, True),
+        ("grün", 5, 0, True),
+        ([1, 2, 3], 0, 3, True),
+        (["hello"], 5, 0, True),
+        (["hello", "you"], 8, 0, False),
+        ([[1, 2], [3]], 0, 3, False),
+        ([[1, 2]], 0, 2, True),
+    ],
+)
+def test_prompts_are_measured_in_every_form(prompt, size, ids, single):
+    """Bytes of text, or token ids; more than one prompt cannot be handed over."""
+    request = _parse({"model": "llama", "prompt": prompt})
+
+    assert (request.prompt_bytes, request.prompt_ids, request.is_single) == (size, ids, single)
+
+
+def test_chat_messages_are_measured():
+    """Text contents and text parts count, pictures do not."""
+    messages = [
+        {"role": "system", "content": "abc"},
+        {"role": "user", "content": [{"type": "text", "text": "de"}, {"type": "image_url", "image_url": {}}]},
+        {"role": "assistant", "content": None},
+    ]
+    request = _parse({"model": "llama", "messages": messages, "stream": True}, CHAT)
+
+    assert (request.endpoint, request.prompt_bytes, request.stream) == (Endpoint.CHAT, 5, True)
+
+
+@pytest.mark.parametrize("key", ["n", "best_of"])
+def test_several_answers_are_not_handed_over(key):
+    """Blocks are pinned for one reader."""
+    assert not _parse({"model": "llama", "prompt": "x", key: 2}).is_single
+    assert _parse({"model": "llama", "prompt": "x", key: 1}).is_single
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status", "words"),
+    [
+        ({"model": "llama", "prompt": "x"}, b"text/plain", 415, "application/json"),
+        ({"model": "llama", "prompt": "x"}, None, 415, "application/json"),
+        (b"{", b"application/json", 400, "not valid JSON"),
+        (b"[1]", b"application/json", 400, "JSON object"),
+        (b"\xff\xfe", b"application/json", 400, "not valid JSON"),
+        ({"prompt": "x"}, b"application/json", 400, "model: missing"),
+        ({"model": 5, "prompt": "x"}, b"application/json", 400, "model: missing"),
+        ({"model": "gpt", "prompt": "x"}, b"application/json", 404, "'gpt' does not exist"),
+        ({"model": "llama"}, b"application/json", 400, "prompt: must be"),
+        ({"model": "llama", "prompt": []}, b"application/json", 400, "prompt: must be"),
+        ({"model": "llama", "prompt": [1, "x"]}, b"application/json", 400, "prompt: must be"),
+        ({"model": "llama", "prompt": "x", "stream": "yes"}, b"application/json", 400, "stream: 'yes'"),
+        (
+            {"model": "llama", "prompt": "x", "kv_transfer_params": {"remote_host": "evil"}},
+            b"application/json",
+            400,
+            "kv_transfer_params",
+        ),
+    ],
+)
+def test_requests_that_cannot_be_served_are_refused(body, content_type, status, words):
+    """Each with its status and a message that names the key."""
+    with pytest.raises(RequestRefused, match=words) as caught:
+        _parse(body, content_type=content_type)
+
+    assert caught.value.status == status
+
+
+@pytest.mark.parametrize("messages", [None, [], "text", ["text"]])
+def test_chats_without_messages_are_refused(messages):
+    """A list of objects, not empty."""
+    with pytest.raises(RequestRefused, match="messages:"):
+        _parse({"model": "llama", "messages": messages}, CHAT)
+
+
+def test_content_types_may_carry_parameters():
+    """As some clients send them."""
+    assert _parse({"model": "llama", "prompt": "x"}, content_type=b"Application/JSON; charset=utf-8")
+
+
+def test_the_prefill_request_is_vllms():
+    """One token, no stream, remote decode asked for; all else as the client sent it."""
+    request = _parse(
+        {
+            "model": "llama",
+            "prompt": "x",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "min_tokens": 5,
+            "max_tokens": 100,
+            "temperature": 0.5,
+            "ignore_eos": True,
+        }
+    )
+
+    assert orjson.loads(prefill_body(request)) == {
+        "model": "llama",
+        "prompt": "x",
+        "stream": False,
+        "max_tokens": 1,
+        "max_completion_tokens": 1,
+        "temperature": 0.5,
+        "ignore_eos": True,
+        "kv_transfer_params": {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "remote_engine_id": None,
+            "remote_block_ids": None,
+            "remote_host": None,
+            "remote_port": None,
+        },
+    }
+
+
+@given(
+    st.dictionaries(
+        st.text(), st.none() | st.integers(-(2**53), 2**53) | st.text() | st.lists(st.booleans()), max_size=5
+    ),
+    st.sampled_from([b"", b" ", b"\r\n\t"]),
+)
+def test_the_decode_request_is_the_clients_own_bytes_and_the_params(extra, space):
+    """Whatever keys and trailing space: the same bytes in front, and one more key when parsed."""
+    extra = {
+        key: value
+        for key, value in extra.items()
+        if key not in {"stream", "n", "best_of", "kv_transfer_params"}
+    }
+    raw = orjson.dumps({**extra, "model": "llama", "prompt": "x"}) + space
+    params = {"remote_host": "h", "remote_block_ids": [[1, 2]]}
+
+    body = decode_body(_parse(raw), params)
+
+    assert body.startswith(raw.rstrip()[:-1])
+    assert orjson.loads(body) == {**orjson.loads(raw), "kv_transfer_params": params}
+
+
+def test_without_params_decode_gets_the_request_untouched():
+    """A prefill whose one token ended the text keeps no blocks."""
+    request = _parse({"model": "llama", "prompt": "x"})
+
+    assert decode_body(request, None) == request.raw
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (
+            {
+                "kv_transfer_params": {"remote_host": "h"},
+                "usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}},
+            },
+            ({"remote_host": "h"}, 9, 4),
+        ),
+        ({"kv_transfer_params": None, "usage": {"prompt_tokens": 9}}, (None, 9, None)),
+        ({"kv_transfer_params": {}, "usage": None}, (None, None, None)),
+        (
+            {"usage": {"prompt_tokens": "9", "prompt_tokens_details": {"cached_tokens": -1}}},
+            (None, None, None),
+        ),
+        ({"usage": {"prompt_tokens": True, "prompt_tokens_details": []}}, (None, None, None)),
+    ],
+)
+def test_prefill_answers_are_read(answer, expected):
+    """What is absent or of the wrong type is unknown, never zero."""
+    read = read_prefill_answer(orjson.dumps(answer))
+
+    assert (read.params, read.prompt_tokens, read.cached_tokens) == expected
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"<html>"])
+def test_a_prefill_answer_that_is_no_object_is_an_error(content):
+    """The caller tries another worker."""
+    with pytest.raises(ValueError):
+        read_prefill_answer(content)
+
+
+@pytest.mark.parametrize(
+    ("details", "cached", "expected"),
+    [
+        ({"cached_tokens": 100}, 16, {"cached_tokens": 16}),
+        ({"cached_tokens": 100, "audio_tokens": 1}, 16, {"cached_tokens": 16, "audio_tokens": 1}),
+        (None, 0, {"cached_tokens": 0}),
+        ({"cached_tokens": 100}, None, None),
+    ],
+)
+def test_usage_shows_the_prefills_own_cache(details, cached, expected):
+    """Decode's count of transferred tokens is replaced, by null where prefill does not tell."""
+    usage = {"prompt_tokens": 100, "prompt_tokens_details": details}
+    with_cached_tokens(usage, cached)
+
+    assert usage == {"prompt_tokens": 100, "prompt_tokens_details": expected}
+
+
+@pytest.mark.parametrize("sent", [b"abc-1", b"A" * 128, b"a.b_c:d+e/f="])
+def test_request_ids_are_accepted(sent):
+    """Up to 128 harmless characters."""
+    assert request_id(sent) == sent
+
+
+@pytest.mark.parametrize("sent", [None, b"", b"A" * 129, b"a b", b'a"', b"a\xff", b"<x>"])
+def test_other_request_ids_are_replaced_by_new_ones(sent):
+    """Each by its own."""
+    first, second = request_id(sent), request_id(sent)
+
+    assert sent not in {first, second}
+    assert first != second

@@ -1,0 +1,154 @@
+import json
+import os
+
+import pytest
+
+from penstock_core.errors import ConfigError
+from penstock_graph.models import Role
+from penstock_router.discovery.spec import parse_static_workers
+from penstock_router.discovery.statefile import StatefileDiscovery, parse_statefile
+from penstock_router.discovery.watch import kv_usage
+
+
+def _entry(role="decode", state="ready", url="http://127.0.0.1:9", **more):
+    return {"service": role, "role": role, "state": state, "url": url, "pid": 7, **more}
+
+
+def _write(path, entries, *, mtime):
+    """Replace the file as its owner does; a stepped mtime stands for time passing."""
+    new = path.with_suffix(".new")
+    new.write_text(entries if isinstance(entries, str) else json.dumps({"arbiter": {"pid": 1}, **entries}))
+    os.utime(new, (mtime, mtime))
+    new.replace(path)
+
+
+@pytest.mark.parametrize(
+    ("state", "ready", "draining", "supervised"),
+    [
+        ("requested", False, False, True),
+        ("starting", False, False, True),
+        ("ready", True, False, True),
+        ("draining", False, True, False),
+    ],
+)
+def test_states_of_the_statefile(state, ready, draining, supervised):
+    """Only ready serves; draining takes nothing new and comes back by nobody."""
+    (spec,) = parse_statefile(json.dumps({"w": _entry(state=state)}).encode())
+
+    assert (spec.ready, spec.draining, spec.supervised) == (ready, draining, supervised)
+    assert (spec.name, spec.role, spec.url) == ("w", Role.DECODE, "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        _entry(state="failed"),
+        _entry(state="stopped"),
+        _entry(state="unheard-of"),
+        _entry(url=None),
+        _entry(url="ftp://x"),
+        _entry(role="router"),
+        _entry(role="planner"),
+        _entry(role=["decode"]),
+        "text",
+        None,
+    ],
+)
+def test_entries_that_are_no_workers_are_left_out(entry):
+    """One odd entry hides none of the others."""
+    specs = parse_statefile(json.dumps({"bad": entry, "good": _entry()}).encode())
+
+    assert [spec.name for spec in specs] == ["good"]
+
+
+def test_a_restart_is_another_incarnation():
+    """What was learnt about the process before is void."""
+    (first,) = parse_statefile(json.dumps({"w": _entry(restarts=0)}).encode())
+    (second,) = parse_statefile(json.dumps({"w": _entry(restarts=1)}).encode())
+
+    assert first.incarnation != second.incarnation
+
+
+def test_polls_report_changes_only(tmp_path):
+    """A poll without a change, or with one that concerns no worker, reports nothing."""
+    path = tmp_path / "llama.json"
+    _write(path, {"w": _entry()}, mtime=1000)
+    discovery = StatefileDiscovery(path)
+
+    assert [spec.name for spec in discovery.poll()] == ["w"]
+    assert discovery.poll() is None
+    _write(path, {"w": _entry(), "router": _entry(role="router")}, mtime=1001)
+    assert discovery.poll() is None
+    _write(path, {"w": _entry(), "w_1": _entry(url="http://127.0.0.1:10")}, mtime=1002)
+    assert [spec.name for spec in discovery.poll()] == ["w", "w_1"]
+
+
+@pytest.mark.parametrize("content", ['{"w": {"role"', "", "[]", "null", "\x00\xff", None])
+def test_a_useless_file_keeps_the_last_good_view(tmp_path, content):
+    """Missing, partial or corrupt: nothing is reported, the problem is told, and a good file heals it."""
+    path = tmp_path / "llama.json"
+    _write(path, {"w": _entry()}, mtime=1000)
+    discovery = StatefileDiscovery(path)
+    discovery.poll()
+    if content is None:
+        path.unlink()
+    else:
+        _write(path, content, mtime=1001)
+
+    assert discovery.poll() is None
+    assert discovery.problem
+
+    _write(path, {"w": _entry(state="draining")}, mtime=1002)
+    assert [spec.draining for spec in discovery.poll()] == [True]
+    assert discovery.problem is None
+
+
+def test_a_file_that_comes_later_is_found(tmp_path):
+    """The router may start before the file exists."""
+    path = tmp_path / "llama.json"
+    discovery = StatefileDiscovery(path)
+    assert discovery.poll() is None
+
+    _write(path, {"w": _entry()}, mtime=1000)
+
+    assert [spec.name for spec in discovery.poll()] == ["w"]
+
+
+def test_a_fixed_fleet_is_named_by_role():
+    """Names count up within a role; a trailing slash is dropped."""
+    specs = parse_static_workers(["prefill=http://a:1", "decode=http://b:2/", "decode=http://c:3"])
+
+    assert [(spec.name, spec.url) for spec in specs] == [
+        ("prefill-0", "http://a:1"),
+        ("decode-0", "http://b:2"),
+        ("decode-1", "http://c:3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "value", ["decode", "router=http://a:1", "decode=https://a:1", "decode=http://", "=http://a"]
+)
+def test_a_fixed_fleet_is_checked(value):
+    """The message names flag, value and form."""
+    with pytest.raises(ConfigError, match=r"--worker: .*role=http://host:port"):
+        parse_static_workers([value])
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.25], 0.25),
+        ([0.2, 0.4], pytest.approx(0.3)),
+        ([0.0], 0.0),
+        ([1.0], 1.0),
+        ([], None),
+        ([float("nan")], None),
+        ([float("inf")], None),
+        ([-0.1], None),
+        ([1.5], None),
+        ([0.5, float("nan")], None),
+    ],
+)
+def test_kv_readings_that_are_no_fractions_are_unknown(values, expected):
+    """Absent, NaN, infinite, negative and above one are unknown, never zero."""
+    assert kv_usage(values) == expected

@@ -1,0 +1,307 @@
+"""Clients: those that leave, those that read slowly, those that must wait, those without a key."""
+
+import asyncio
+import logging
+
+import orjson
+import pytest
+
+JSON_TYPE = (b"content-type", b"application/json")
+
+
+def _error(answer):
+    return orjson.loads(answer.body)["error"]
+
+
+@pytest.mark.parametrize("stage", ["prefill", "decode"])
+async def test_a_client_that_leaves_cancels_its_worker(harness, stage):
+    """In both stages the worker's connection is closed, and every counter returns to zero."""
+    prefill, decode = await harness.pair()
+    worker = prefill if stage == "prefill" else decode
+    started = asyncio.Event()
+    worker.script = [harness.answers.hang(started)]
+    router = await harness.router(prefill, decode)
+    request = asyncio.create_task(router.post())
+    await started.wait()
+
+    request.cancel()
+
+    await router.until(lambda: worker.disconnects == 1)
+    await router.assert_idle()
+    assert await router.metric("penstock_router_requests_total", endpoint="completions", code="499") == 1
+    assert await router.metric("penstock_router_errors_total", reason="client_left") == 1
+
+
+async def test_a_client_that_leaves_in_mid_stream_cancels_its_worker(harness):
+    """The stream ends at the worker too."""
+    prefill, decode = await harness.pair()
+    decode.script = [harness.answers.events_then(harness.token_event(0), event=asyncio.Event())]
+    router = await harness.router(prefill, decode)
+    stream = await router.stream()
+    await anext(stream)
+
+    stream.abort()
+
+    await router.until(lambda: decode.disconnects == 1)
+    await router.assert_idle()
+
+
+async def test_a_client_that_leaves_the_queue_makes_room(harness):
+    """It is not sent to the worker later, and the next in line is."""
+    prefill, decode = await harness.pair()
+    started = asyncio.Event()
+    prefill.script = [harness.answers.hang(started)]
+    router = await harness.router(prefill, decode, config={"prefillQueue": {"workerTokens": 1}})
+    first = asyncio.create_task(router.post())
+    await started.wait()
+    leaver, waiter = asyncio.create_task(router.post()), asyncio.create_task(router.post())
+    await router.until(lambda: len(router.server.gate.queue) == 2)
+
+    leaver.cancel()
+    await router.until(lambda: len(router.server.gate.queue) == 1)
+    first.cancel()
+
+    assert (await waiter).status == 200
+    assert len(prefill.seen) == 2
+    await router.assert_idle()
+
+
+async def test_a_slow_client_pauses_its_worker(harness):
+    """The router holds no more than its buffers; what the client reads later is complete."""
+    worker = await harness.worker("aggregated")
+    sent = 0
+    total = 200
+    chunk = b"data: " + b"x" * 65_536 + b"\n\n"
+
+    async def flood(request, responder):
+        nonlocal sent
+        responder.start(200)
+        for _ in range(total):
+            responder.write(chunk)
+            sent += 1
+            await responder.drain()
+        responder.end()
+
+    worker.script = [flood]
+    router = await harness.router(worker)
+    stream = await router.stream()
+    stream.pause()
+    seen = -1
+    while seen != sent:
+        seen = sent
+        await asyncio.sleep(0.1)
+
+    assert sent < total / 2
+    stream.resume()
+    body = await stream.read(limit_bytes=total * len(chunk))
+    assert body == chunk * total
+    await router.assert_idle()
+
+
+async def test_the_prefill_queue_holds_what_workers_cannot_take(harness):
+    """One request per slot goes to the worker, the others wait, and the queue's numbers show it."""
+    prefill, decode = await harness.pair()
+    started = asyncio.Event()
+    prefill.script = [harness.answers.hang(started)]
+    router = await harness.router(prefill, decode, config={"prefillQueue": {"workerTokens": 1}})
+    first = asyncio.create_task(router.post())
+    await started.wait()
+    others = [asyncio.create_task(router.post(prompt="x" * 40)) for _ in range(3)]
+    await router.until(lambda: len(router.server.gate.queue) == 3)
+
+    queue = orjson.loads((await router.get("/workers")).body)["prefill_queue"]
+    assert (queue["requests"], queue["tokens"]) == (3, 30)
+    assert queue["oldest_s"] >= 0
+    assert await router.metric("penstock_router_prefill_queue_requests", model_name="llama") == 3
+    assert await router.metric("penstock_router_prefill_queue_tokens", model_name="llama") == 30
+    assert len(prefill.seen) == 1
+    first.cancel()
+    assert [answer.status for answer in await asyncio.gather(*others)] == [200] * 3
+    await router.assert_idle()
+
+
+async def test_a_full_queue_refuses(harness):
+    """429 with Retry-After, and not ready; the waiting ones are not disturbed."""
+    prefill, decode = await harness.pair()
+    started = asyncio.Event()
+    prefill.script = [harness.answers.hang(started)]
+    router = await harness.router(
+        prefill, decode, config={"prefillQueue": {"workerTokens": 1, "maxRequests": 1}}
+    )
+    first = asyncio.create_task(router.post())
+    await started.wait()
+    waiter = asyncio.create_task(router.post())
+    await router.until(lambda: len(router.server.gate.queue) == 1)
+
+    refused = await router.post()
+
+    assert (refused.status, _error(refused)["code"]) == (429, "queue_full")
+    assert int(refused.headers[b"retry-after"]) >= 1
+    assert (await router.get("/ready")).status == 503
+    first.cancel()
+    assert (await waiter).status == 200
+    assert await router.metric("penstock_router_errors_total", reason="queue_full") == 1
+    await router.assert_idle()
+
+
+async def test_waits_are_bounded(harness):
+    """503 with Retry-After once the longest wait is over."""
+    prefill, decode = await harness.pair()
+    started = asyncio.Event()
+    prefill.script = [harness.answers.hang(started)]
+    router = await harness.router(
+        prefill, decode, config={"prefillQueue": {"workerTokens": 1, "maxWaitSeconds": 0.05}}
+    )
+    first = asyncio.create_task(router.post())
+    await started.wait()
+
+    refused = await router.post()
+
+    assert (refused.status, _error(refused)["code"]) == (503, "queue_timeout")
+    assert int(refused.headers[b"retry-after"]) >= 1
+    first.cancel()
+    await router.assert_idle()
+
+
+async def test_more_prompt_tokens_than_the_slot_wait(harness):
+    """A worker is handed more while its prompt tokens in flight are below the budget."""
+    prefill, decode = await harness.pair()
+    gates = [asyncio.Event() for _ in range(3)]
+    prefill.script = [harness.answers.hang(gate) for gate in gates]
+    router = await harness.router(prefill, decode, config={"prefillQueue": {"workerTokens": 20}})
+
+    tasks = [asyncio.create_task(router.post(prompt="x" * 60)) for _ in range(3)]
+    await router.until(lambda: len(router.server.gate.queue) == 1)
+
+    # 15 tokens are below 20, so a second one is taken; 30 are not.
+    assert (await router.workers())["prefill-0"]["inflight_tokens"] == 30
+    for task in tasks:
+        task.cancel()
+    await router.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status", "code"),
+    [
+        ("/nowhere", "GET", 404, "not_found"),
+        ("/v1/completions", "GET", 405, "method_not_allowed"),
+        ("/v1/models", "POST", 405, "method_not_allowed"),
+        ("/metrics", "POST", 405, "method_not_allowed"),
+        ("/v1/models/other", "GET", 404, "model_not_found"),
+        ("/workers/x/drain", "POST", 404, "worker_not_found"),
+        ("/workers/x/explode", "POST", 404, "not_found"),
+        ("/workers/aggregated-0/drain", "GET", 405, "method_not_allowed"),
+    ],
+)
+async def test_what_is_not_served_is_said(harness, path, method, status, code):
+    """An OpenAI-style error with a code, whatever the path."""
+    router = await harness.router(await harness.worker("aggregated"))
+
+    answer = await harness.client.request(method, router.url + path)
+
+    assert (answer.status, _error(answer)["code"]) == (status, code)
+
+
+@pytest.mark.parametrize(
+    ("raw", "headers", "status", "code"),
+    [
+        (b"{", (JSON_TYPE,), 400, "invalid_json"),
+        (b"{}", (), 415, "unsupported_media_type"),
+        (b"{}", (JSON_TYPE, (b"content-encoding", b"gzip")), 415, "unsupported_media_type"),
+        (b'{"model":"x","prompt":"x"}', (JSON_TYPE,), 404, "model_not_found"),
+        (b" " * 5000, (JSON_TYPE,), 413, "body_too_large"),
+        (b"{}", (JSON_TYPE, (b"x-long", b"x" * 5000)), 431, "headers_too_large"),
+    ],
+)
+async def test_bad_requests_never_reach_a_worker(harness, raw, headers, status, code):
+    """Each is answered by the router, with a body that clients understand."""
+    worker = await harness.worker("aggregated")
+    limits = {"maxBodyBytes": 4096, "maxHeaderBytes": 4096}
+    router = await harness.router(worker, config={"limits": limits})
+
+    answer = await router.post(raw=raw, headers=headers)
+
+    assert (answer.status, _error(answer)["code"]) == (status, code)
+    assert worker.seen == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"Bearer right", 200),
+        (b"bearer other", 200),
+        (b"Bearer wrong", 401),
+        (b"Bearer ", 401),
+        (b"Basic right", 401),
+        (b"right", 401),
+        (None, 401),
+    ],
+)
+async def test_keys_are_asked_for(harness, sent, status):
+    """Any of the keys opens completions, models and drains; the worker never sees it."""
+    worker = await harness.worker("aggregated")
+    router = await harness.router(worker, api_keys=frozenset({b"right", b"other"}))
+    headers = (JSON_TYPE, *(((b"authorization", sent),) if sent is not None else ()))
+
+    answers = [
+        await router.post(headers=headers),
+        await harness.client.request("GET", router.url + "/v1/models", headers=headers),
+        await harness.client.request("POST", router.url + "/workers/aggregated-0/undrain", headers=headers),
+    ]
+
+    assert [answer.status for answer in answers] == [status] * 3
+    if status == 401:
+        assert {_error(answer)["code"] for answer in answers} == {"invalid_api_key"}
+        assert answers[0].headers[b"www-authenticate"] == b"Bearer"
+    assert all(b"authorization" not in seen.headers for seen in worker.seen)
+    for open_path in ("/health", "/ready", "/metrics", "/workers"):
+        assert (await router.get(open_path)).status == 200
+
+
+async def test_without_keys_of_its_own_the_router_is_transparent(harness):
+    """The workers may ask for one; trace headers pass as well."""
+    worker = await harness.worker("aggregated")
+    router = await harness.router(worker)
+    passed = ((b"authorization", b"Bearer theirs"), (b"traceparent", b"00-1-2-01"))
+
+    await router.post(headers=(JSON_TYPE, *passed, (b"cookie", b"private")))
+
+    (seen,) = worker.seen
+    assert all(seen.headers[name] == value for name, value in passed)
+    assert b"cookie" not in seen.headers
+
+
+async def test_models_are_listed(harness):
+    """As a list and one by one."""
+    router = await harness.router(await harness.worker("aggregated"), context_tokens=16384)
+
+    (model,) = orjson.loads((await router.get("/v1/models")).body)["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == ("llama", "model", 16384)
+    assert orjson.loads((await router.get("/v1/models/llama")).body) == model
+
+
+async def test_prompts_are_in_no_log(harness, tmp_path, caplog):
+    """Neither the access log nor the debug log holds what was said."""
+    caplog.set_level(logging.DEBUG)
+    prefill, decode = await harness.pair()
+    path = tmp_path / "access.log"
+    router = await harness.router(prefill, decode, access_log=str(path))
+    await router.post(prompt="secret words", max_tokens=5)
+    await router.post(raw=b'{"model":"llama","prompt":"secret words"', headers=(JSON_TYPE,))
+    await router.server.close()
+
+    served, refused = map(orjson.loads, path.read_text().splitlines())
+    assert "secret" not in path.read_text() + caplog.text
+    assert (served["status"], refused["status"]) == (200, 400)
+    for key, value in {
+        "endpoint": "completions",
+        "stream": False,
+        "prompt_tokens": 40,
+        "cached_tokens": 16,
+        "output_tokens": 5,
+        "prefill_worker": "prefill-0",
+        "worker": "decode-0",
+        "retries": 0,
+        "error": None,
+    }.items():
+        assert served[key] == value

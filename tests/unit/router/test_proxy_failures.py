@@ -1,0 +1,296 @@
+"""What goes wrong at workers: retries before the first byte, none after, and what clients are told."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from penstock_router.policy.breaker import Circuit
+
+
+def _error(answer):
+    return orjson.loads(answer.body)["error"]
+
+
+@pytest.mark.parametrize("status", [502, 503])
+async def test_a_leaving_worker_is_passed_over(harness, status):
+    """502 and 503 before the first byte are retried on the other worker, with the prefill done again."""
+    prefill, first, second = (
+        await harness.worker("prefill"),
+        await harness.worker("decode"),
+        await harness.worker("decode"),
+    )
+    first.otherwise = harness.answers.status(status)
+    second.otherwise = second.complete
+    router = await harness.router(prefill, first, second)
+
+    answers = [await router.post() for _ in range(2)]
+
+    assert [answer.status for answer in answers] == [200, 200]
+    assert len(second.seen) == 2
+    assert len(prefill.seen) == 2 + len(first.seen)
+    assert await router.metric("penstock_router_retries_total", reason="upstream_5xx") == len(first.seen) >= 1
+    await router.assert_idle()
+
+
+async def test_a_dead_worker_is_passed_over_and_left_alone(harness):
+    """A refused connection is retried elsewhere, and nothing goes there until a health check succeeds."""
+    alive, dead = await harness.worker("aggregated"), await harness.worker("aggregated")
+    router = await harness.router(alive, dead)
+    await router.until(lambda: all(w.health_problem is None for w in router.server.fleet))
+    await dead.server.close(grace_s=0)
+
+    answers = [await router.post() for _ in range(4)]
+
+    assert [answer.status for answer in answers] == [200] * 4
+    assert len(alive.seen) == 4
+    assert (await router.workers())["aggregated-1"]["state"] == "unhealthy"
+    await router.assert_idle()
+
+
+@pytest.mark.parametrize("stage", ["prefill", "decode"])
+async def test_a_broken_connection_before_the_first_byte_is_retried(harness, stage):
+    """On the same worker where there is no other."""
+    prefill, decode = await harness.pair()
+    {"prefill": prefill, "decode": decode}[stage].script = [harness.answers.drop()]
+    router = await harness.router(prefill, decode)
+
+    assert (await router.post()).status == 200
+    assert (len(prefill.seen), len(decode.seen)) == ((2, 1) if stage == "prefill" else (2, 2))
+    await router.assert_idle()
+
+
+async def test_a_head_without_a_byte_is_still_before_the_first_byte(harness):
+    """A worker sends the head of a stream at once; one that dies then costs the client nothing."""
+    prefill, decode = await harness.pair()
+    now = asyncio.Event()
+    now.set()
+    decode.script = [harness.answers.events_then(event=now, broken=True)]
+    router = await harness.router(prefill, decode)
+
+    stream = await router.stream(max_tokens=1)
+
+    assert (await stream.read(limit_bytes=1000)).endswith(b"data: [DONE]\n\n")
+    assert len(decode.seen) == 2
+
+
+@pytest.mark.parametrize("data", [b"", b"data: {half an eve"])
+async def test_a_stream_that_breaks_is_never_retried(harness, data):
+    """After the first byte: an error event of its own, then the end."""
+    worker = await harness.worker("aggregated")
+    break_now = asyncio.Event()
+    worker.script = [harness.answers.events_then(harness.token_event(0), data, event=break_now, broken=True)]
+    router = await harness.router(worker)
+    stream = await router.stream()
+    received = await anext(stream)
+    break_now.set()
+
+    received += await stream.read(limit_bytes=10_000)
+
+    *_, last, rest = received.split(b"\n\n")
+    assert rest == b""
+    assert orjson.loads(last.removeprefix(b"data: "))["error"]["code"] == "upstream_broken"
+    assert received.startswith(harness.token_event(0))
+    assert b"[DONE]" not in received
+    assert len(worker.seen) == 1
+    assert await router.metric("penstock_router_errors_total", reason="upstream_broken") == 1
+    await router.assert_idle()
+
+
+async def test_a_whole_answer_that_breaks_is_retried(harness):
+    """The client has no byte of it yet."""
+    worker = await harness.worker("aggregated")
+    now = asyncio.Event()
+    now.set()
+    worker.script = [harness.answers.events_then(b'{"choices":', event=now, broken=True)]
+    router = await harness.router(worker)
+
+    assert (await router.post()).status == 200
+    assert len(worker.seen) == 2
+
+
+async def test_retries_end(harness):
+    """Two by default; then the worker's own answer is passed on, with Retry-After for 503."""
+    worker = await harness.worker("aggregated")
+    worker.otherwise = harness.answers.status(503, headers=((b"retry-after", b"7"),))
+    router = await harness.router(worker)
+
+    answer = await router.post()
+
+    assert (answer.status, _error(answer)["message"]) == (503, "worker says no")
+    assert answer.headers[b"retry-after"] == b"7"
+    assert len(worker.seen) == 3
+    await router.assert_idle()
+
+
+async def test_retries_have_a_budget(harness):
+    """With an empty budget the first failure is final."""
+    worker = await harness.worker("aggregated")
+    worker.otherwise = harness.answers.status(503)
+    router = await harness.router(worker, config={"retries": {"budgetFraction": 0.0, "minPerSecond": 0.0}})
+
+    assert (await router.post()).status == 503
+    assert len(worker.seen) == 1
+
+
+async def test_a_time_out_is_retried_once(harness):
+    """A worker that is silent twice is not waited for a third time."""
+    workers = [await harness.worker("aggregated") for _ in range(3)]
+    for worker in workers:
+        worker.otherwise = harness.answers.hang()
+    router = await harness.router(*workers, config={"limits": {"firstByteTimeoutSeconds": 0.1}})
+
+    answer = await router.post()
+
+    assert (answer.status, _error(answer)["code"]) == (504, "upstream_timeout_first_byte")
+    assert sum(len(worker.seen) for worker in workers) == 2
+    await router.assert_idle()
+
+
+async def test_a_request_has_a_time_of_its_own(harness):
+    """Its total limit ends it whatever the worker does, and leaves nothing to try again."""
+    worker = await harness.worker("aggregated")
+    worker.otherwise = harness.answers.hang()
+    router = await harness.router(worker, config={"limits": {"requestTimeoutSeconds": 0.1}})
+
+    answer = await router.post()
+
+    assert (answer.status, _error(answer)["code"]) == (504, "upstream_timeout_total")
+    assert len(worker.seen) == 1
+    await router.assert_idle()
+
+
+async def test_a_stream_that_falls_silent_is_ended(harness):
+    """The idle limit breaks it off with an error event."""
+    worker = await harness.worker("aggregated")
+    worker.script = [harness.answers.events_then(harness.token_event(0), event=asyncio.Event())]
+    router = await harness.router(worker, config={"limits": {"idleTimeoutSeconds": 0.1}})
+
+    stream = await router.stream()
+    received = await stream.read(limit_bytes=10_000)
+
+    assert b"upstream_timeout_idle" in received
+    await router.until(lambda: worker.disconnects == 1)
+    await router.assert_idle()
+
+
+@pytest.mark.parametrize("status", [400, 404, 422, 429])
+@pytest.mark.parametrize("stage", ["prefill", "decode"])
+async def test_client_errors_pass_through_and_never_open_a_circuit(harness, status, stage):
+    """A 4xx is the client's doing: the worker's answer as it is, no retry, circuits closed."""
+    prefill, decode = await harness.pair()
+    worker = prefill if stage == "prefill" else decode
+    worker.otherwise = harness.answers.status(status)
+    router = await harness.router(prefill, decode, config={"breaker": {"consecutiveFailures": 2}})
+
+    for _ in range(4):
+        answer = await router.post()
+        assert (answer.status, _error(answer)["message"]) == (status, "worker says no")
+
+    assert len(worker.seen) == 4
+    assert all(each.breaker.state(0) is Circuit.CLOSED for each in router.server.fleet)
+    assert await router.metric("penstock_router_errors_total", reason="upstream_4xx") == 4
+    await router.assert_idle()
+
+
+async def test_server_errors_open_the_circuit_and_time_closes_it(harness):
+    """500s are passed on without a retry; after five the worker is left alone, then tried again."""
+    worker = await harness.worker("aggregated")
+    worker.otherwise = harness.answers.status(500)
+    router = await harness.router(worker, config={"breaker": {"openSeconds": 0.2}})
+
+    statuses = [(await router.post()).status for _ in range(5)]
+    refused = await router.post()
+
+    assert statuses == [500] * 5
+    assert (refused.status, _error(refused)["code"]) == (503, "no_worker")
+    assert int(refused.headers[b"retry-after"]) >= 1
+    assert len(worker.seen) == 5
+    assert (await router.workers())["aggregated-0"]["state"] == "circuit_open"
+    worker.otherwise = worker.complete
+    await router.until(lambda: not router.server.gate.problems())
+    assert (await router.post()).status == 200
+    assert (await router.workers())["aggregated-0"]["state"] == "ready"
+
+
+GARBAGE = [
+    b"SSH-2.0-OpenSSH_9.6\r\n",
+    b"HTTP/1.1 200 OK\r\ncontent-length: nonsense\r\n\r\n{}",
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 6\r\n\r\n<html>",
+    b"HTTP/1.1 301 Moved\r\nlocation: http://elsewhere/\r\ncontent-length: 0\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("stage", ["prefill", "aggregated"])
+async def test_garbage_from_a_worker_is_a_502(harness, garbage, stage):
+    """Whatever comes back, the client gets a well-formed error and the counters return to zero."""
+
+    async def babble(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(garbage)
+        await writer.drain()
+        writer.close()
+
+    worker = await harness.worker(stage)
+    others = [await harness.worker("decode")] if stage == "prefill" else []
+    router = await harness.router(worker, *others)
+    port = worker.server.port
+    await worker.server.close(grace_s=0)
+    babbler = await asyncio.start_server(babble, "127.0.0.1", port)
+
+    answer = await router.post()
+
+    babbler.close()
+    assert (answer.status, _error(answer)["code"]) == (502, "upstream_broken")
+    await router.assert_idle()
+
+
+async def test_without_workers_requests_are_refused_at_once(harness, tmp_path):
+    """503 with Retry-After, and /ready tells why."""
+    path = tmp_path / "llama.json"
+    path.write_text("{}")
+    router = await harness.router(statefile=path, ready=False)
+
+    answer = await router.post()
+    ready = await router.get("/ready")
+
+    assert (answer.status, _error(answer)["code"]) == (503, "no_worker")
+    assert int(answer.headers[b"retry-after"]) >= 1
+    assert ready.status == 503
+    assert any("prefill" in reason for reason in orjson.loads(ready.body)["reasons"])
+
+
+async def test_a_worker_that_dies_during_a_stream_of_many_fails_only_its_own(harness):
+    """Streams on the other worker go on."""
+    first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
+    end, never = asyncio.Event(), asyncio.Event()
+    first.script = [harness.answers.events_then(harness.token_event(0), event=end)]
+    second.script = [harness.answers.events_then(harness.token_event(0), event=never)]
+    router = await harness.router(first, second)
+    await router.until(lambda: all(w.health_problem is None for w in router.server.fleet))
+    streams = [await router.stream() for _ in range(2)]
+    for stream in streams:
+        await anext(stream)
+
+    await second.server.close(grace_s=0)
+    end.set()
+    rests = sorted([await stream.read(limit_bytes=10_000) for stream in streams], key=len)
+
+    assert rests[0] == b""
+    assert b"upstream_broken" in rests[1]
+    await router.assert_idle()
+
+
+async def test_the_router_closes_a_client_that_it_failed(harness):
+    """A stream that broke off must not look complete, nor its connection be used again."""
+    worker = await harness.worker("aggregated")
+    break_now = asyncio.Event()
+    worker.script = [harness.answers.events_then(harness.token_event(0), event=break_now, broken=True)]
+    router = await harness.router(worker)
+    stream = await router.stream()
+    break_now.set()
+    await stream.read(limit_bytes=10_000)
+
+    await router.until(lambda: router.client.connections == 0)

@@ -1,0 +1,181 @@
+"""Prefill and decode through the proxy: what each worker gets, and what the client sees."""
+
+import asyncio
+
+import orjson
+import pytest
+
+
+async def test_each_stage_gets_its_request(harness):
+    """Prefill: one token, remote decode; decode: the client's request with prefill's params, unread."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode)
+
+    answer = await router.post(
+        max_tokens=3,
+        min_tokens=2,
+        stream_options=None,
+        headers=((b"content-type", b"application/json"), (b"x-request-id", b"mine-1")),
+    )
+
+    assert answer.status == 200
+    (at_prefill,), (at_decode,) = prefill.seen, decode.seen
+    assert at_prefill.body == {
+        "model": "llama",
+        "prompt": "hello",
+        "max_tokens": 1,
+        "max_completion_tokens": 1,
+        "stream": False,
+        "kv_transfer_params": {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "remote_engine_id": None,
+            "remote_block_ids": None,
+            "remote_host": None,
+            "remote_port": None,
+        },
+    }
+    assert at_decode.body == {
+        "model": "llama",
+        "prompt": "hello",
+        "max_tokens": 3,
+        "min_tokens": 2,
+        "stream_options": None,
+        "kv_transfer_params": harness.params,
+    }
+    for seen in (at_prefill, at_decode):
+        assert seen.path == "/v1/completions"
+        assert seen.headers[b"x-request-id"] == b"mine-1"
+    assert answer.headers[b"x-request-id"] == b"mine-1"
+    await router.assert_idle()
+
+
+async def test_whole_answers_show_the_prefills_cache(harness):
+    """Decode's own count of cached tokens is the transfer, not the cache."""
+    prefill, decode = await harness.pair()
+    prefill.cached_tokens, decode.cached_tokens = 16, 39
+    router = await harness.router(prefill, decode)
+
+    answer = orjson.loads((await router.post()).body)
+
+    assert answer["choices"][0]["text"] == "xxx"
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
+
+
+async def test_streams_pass_untouched_but_for_usage(harness):
+    """Every event is the worker's, byte for byte; the usage event carries the prefill's count."""
+    prefill, decode = await harness.pair()
+    prefill.cached_tokens, decode.cached_tokens = 32, 39
+    router = await harness.router(prefill, decode)
+
+    stream = await router.stream(max_tokens=4, stream_options={"include_usage": True})
+    body = await stream.read(limit_bytes=10_000)
+
+    *tokens, usage, done, rest = body.split(b"\n\n")
+    assert stream.headers[b"content-type"] == b"text/event-stream"
+    assert [token + b"\n\n" for token in tokens] == [harness.token_event(number) for number in range(4)]
+    assert orjson.loads(usage.removeprefix(b"data: "))["usage"] == {
+        "prompt_tokens": 40,
+        "completion_tokens": 4,
+        "prompt_tokens_details": {"cached_tokens": 32},
+    }
+    assert (done, rest) == (b"data: [DONE]", b"")
+    await router.assert_idle()
+
+
+async def test_tokens_leave_as_they_come(harness):
+    """The first event reaches the client while the worker still holds the second."""
+    prefill, decode = await harness.pair()
+    second = asyncio.Event()
+    decode.script = [harness.answers.events_then(harness.token_event(0), event=second)]
+    router = await harness.router(prefill, decode)
+
+    stream = await router.stream()
+
+    assert await anext(stream) == harness.token_event(0)
+    assert (await router.workers())["decode-0"]["inflight_requests"] == 1
+    assert (await router.workers())["decode-0"]["inflight_tokens"] == 41
+    second.set()
+    assert await stream.read(limit_bytes=10) == b""
+    await router.assert_idle()
+
+
+@pytest.mark.parametrize("body", [{"prompt": ["a", "b"]}, {"n": 2}])
+async def test_what_a_handover_cannot_carry_is_decoded_alone(harness, body):
+    """Several prompts or answers go to decode as they are, which computes them itself."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode)
+
+    assert (await router.post(**body)).status == 200
+    assert prefill.seen == []
+    assert "kv_transfer_params" not in decode.seen[0].body
+    await router.assert_idle()
+
+
+async def test_a_prefill_that_keeps_no_blocks_is_decoded_alone(harness):
+    """Its one token ended the text, say; decode gets the client's bytes and keeps its own usage."""
+    prefill, decode = await harness.pair()
+    empty = orjson.dumps({"choices": [], "usage": prefill.usage(1), "kv_transfer_params": None})
+    prefill.script = [harness.answers.status(200, empty)]
+    decode.cached_tokens = 8
+    router = await harness.router(prefill, decode)
+
+    answer = orjson.loads((await router.post()).body)
+
+    assert "kv_transfer_params" not in decode.seen[0].body
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 8}
+
+
+async def test_aggregated_workers_get_the_clients_bytes(harness):
+    """One stage; the body is passed as sent, spaces and all, and usage is the worker's."""
+    worker = await harness.worker("aggregated")
+    router = await harness.router(worker)
+    raw = b' { "model" : "llama", "prompt":"hi" , "stream" : false } '
+
+    answer = await router.post(raw=raw)
+
+    assert worker.seen[0].raw == raw
+    assert orjson.loads(answer.body)["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
+    await router.assert_idle()
+
+
+async def test_tokens_are_counted(harness):
+    """Prompt, generated and cached tokens, TTFT and gaps of one stream."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode)
+    stream = await router.stream(max_tokens=4, stream_options={"include_usage": True})
+    await stream.read(limit_bytes=10_000)
+
+    model = {"model_name": "llama"}
+    for name, expected in {
+        "prompt_tokens_total": 40,
+        "generation_tokens_total": 4,
+        "cached_tokens_total": 16,
+        "time_to_first_token_seconds_count": 1,
+        "e2e_request_latency_seconds_count": 1,
+        "prefill_queue_seconds_count": 1,
+        "prefill_queue_requests": 0,
+    }.items():
+        assert await router.metric(f"penstock_router_{name}", **model) == expected
+    assert await router.metric("penstock_router_requests_total", endpoint="completions", code="200") == 1
+
+
+async def test_loads_are_spread(harness):
+    """Two idle decode workers take turns; one with a stream under way is passed over."""
+    prefill, first, second = (
+        await harness.worker("prefill"),
+        await harness.worker("decode"),
+        await harness.worker("decode"),
+    )
+    end = asyncio.Event()
+    router = await harness.router(prefill, first, second)
+    for each in (first, second):
+        each.script = [harness.answers.events_then(harness.token_event(0), event=end)]
+
+    streams = [await router.stream() for _ in range(2)]
+
+    assert (len(first.seen), len(second.seen)) == (1, 1)
+    end.set()
+    for stream in streams:
+        await stream.read(limit_bytes=1000)
+    await router.assert_idle()

@@ -1,0 +1,266 @@
+"""Operation: discovery by file, drains, health, scrapes, shutdown."""
+
+import asyncio
+import json
+import os
+
+import orjson
+import pytest
+
+from penstock_core.errors import ConfigError, PortInUseError, UpstreamError
+from penstock_graph.models import Role, RouterConfig, RouterPolicy
+from penstock_router.access_log import AccessLog
+from penstock_router.discovery.spec import WorkerSpec
+from penstock_router.proxy.auth import read_api_keys
+from penstock_router.settings import RouterSettings
+
+_MTIMES = iter(range(1_000, 10_000))
+
+
+def _statefile(path, workers, **states):
+    """Write what the local backend would; each write has a later mtime."""
+    entries = {
+        worker.name: {"role": worker.role, "url": worker.url, "state": states.get(worker.name, "ready")}
+        for worker in workers
+    }
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps({"arbiter": {"pid": 1}, **entries}))
+    mtime = next(_MTIMES)
+    os.utime(new, (mtime, mtime))
+    new.replace(path)
+
+
+async def test_workers_come_and_go_with_the_statefile(harness, tmp_path):
+    """A worker added to the file is routed to within a poll, and one taken out is not."""
+    path = tmp_path / "llama.json"
+    first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
+    _statefile(path, [first])
+    router = await harness.router(statefile=path, disaggregated=False)
+    assert (await router.post()).status == 200
+
+    _statefile(path, [first, second], **{first.name: "draining"})
+    await router.until(lambda: router.server.fleet.get(second.name) is not None)
+    assert (await router.post()).status == 200
+    shown = await router.workers()
+
+    assert (len(first.seen), len(second.seen)) == (1, 1)
+    assert (shown[first.name]["state"], shown[second.name]["state"]) == ("draining", "ready")
+    path.write_text("{ half a fi")
+    await asyncio.sleep(0.15)
+    assert (await router.post()).status == 200
+    _statefile(path, [second])
+    await router.until(lambda: router.server.fleet.get(first.name) is None)
+
+
+async def test_requests_wait_for_a_worker_that_is_being_restarted(harness, tmp_path):
+    """The statefile says that somebody starts it: the request is held, then served."""
+    path = tmp_path / "llama.json"
+    prefill, decode = await harness.pair()
+    _statefile(path, [prefill, decode], **{prefill.name: "starting"})
+    router = await harness.router(statefile=path, disaggregated=True, ready=False)
+    request = asyncio.create_task(router.post())
+    await router.until(lambda: len(router.server.gate.queue) == 1)
+    assert (await router.get("/ready")).status == 503
+
+    _statefile(path, [prefill, decode])
+
+    assert (await request).status == 200
+    assert (await router.get("/ready")).status == 200
+    await router.assert_idle()
+
+
+async def test_a_prefill_waits_until_somebody_can_decode(harness, tmp_path):
+    """Blocks are not pinned for nobody."""
+    path = tmp_path / "llama.json"
+    prefill, decode = await harness.pair()
+    _statefile(path, [prefill, decode], **{decode.name: "starting"})
+    router = await harness.router(statefile=path, disaggregated=True, ready=False)
+    request = asyncio.create_task(router.post())
+    await router.until(lambda: len(router.server.gate.queue) == 1)
+    assert prefill.seen == []
+
+    _statefile(path, [prefill, decode])
+
+    assert (await request).status == 200
+
+
+async def test_a_drain_lets_streams_finish_and_takes_nothing_new(harness):
+    """The answer tells what is still under way; undrain takes it back."""
+    first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
+    end = asyncio.Event()
+    first.script = [harness.answers.events_then(harness.token_event(0), event=end)]
+    router = await harness.router(first, second, config={"policy": "round-robin"})
+    await router.until(lambda: all(w.health_problem is None for w in router.server.fleet))
+    stream = await router.stream()
+    await anext(stream)
+
+    answer = await harness.client.request("POST", f"{router.url}/workers/{first.name}/drain")
+
+    assert (answer.status, orjson.loads(answer.body)) == (200, {"name": first.name, "inflight_requests": 1})
+    assert [(await router.post()).status for _ in range(3)] == [200] * 3
+    assert (len(first.seen), len(second.seen)) == (1, 3)
+    end.set()
+    assert await stream.read(limit_bytes=1000) == b""
+    assert (await router.workers())[first.name]["inflight_requests"] == 0
+    await harness.client.request("POST", f"{router.url}/workers/{first.name}/undrain")
+    for _ in range(2):
+        await router.post()
+    assert len(first.seen) == 2
+
+
+async def test_an_unhealthy_worker_is_left_alone_until_it_is_well(harness):
+    """After as many failed checks as configured; one good check brings it back."""
+    worker = await harness.worker("aggregated")
+    router = await harness.router(worker, config={"health": {"intervalSeconds": 0.01, "unhealthyAfter": 2}})
+    worker.health_status = 503
+    await router.until(lambda: bool(router.server.gate.problems()))
+
+    shown = (await router.workers())[worker.name]
+    assert (shown["state"], shown["reason"]) == ("unhealthy", "health check answered 503")
+    assert (await router.post()).status == 503
+    assert await router.metric("penstock_router_worker_ready", worker=worker.name, role="aggregated") == 0
+    worker.health_status = 200
+    await router.until(lambda: not router.server.gate.problems())
+    assert (await router.post()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("page_value", "shown"), [("0.25", 0.25), ("NaN", None), ("+Inf", None), ("-0.5", None), ("junk", 0.25)]
+)
+async def test_worker_metrics_are_scraped_and_exported(harness, page_value, shown):
+    """A fraction is shown; what is none is unknown; an unreadable page keeps the last reading."""
+    worker = await harness.worker("aggregated")
+    router = await harness.router(worker, config={"health": {"intervalSeconds": 0.01}})
+    scraped = router.server.fleet.get(worker.name)
+    await router.until(lambda: scraped.kv_usage_fraction == 0.25)
+    worker.kv_usage = page_value
+    before_s = scraped.metrics_at_s
+    if page_value == "junk":
+        await asyncio.sleep(0.25)
+    else:
+        await router.until(lambda: scraped.metrics_at_s > before_s + 0.15)
+
+    assert (await router.workers())[worker.name]["kv_usage_fraction"] == shown
+    labels = {"worker": worker.name, "role": "aggregated"}
+    page = (await router.get("/metrics")).body
+    assert (b"penstock_router_worker_kv_usage_fraction{" in page) is (shown is not None)
+    assert await router.metric("penstock_router_worker_metrics_age_seconds", **labels) < 2
+
+
+async def test_shutdown_lets_streams_finish(harness):
+    """Nothing new is accepted, what runs is completed, then the port is free."""
+    worker = await harness.worker("aggregated")
+    end = asyncio.Event()
+    worker.script = [harness.answers.events_then(harness.token_event(0), event=end)]
+    router = await harness.router(worker)
+    stream = await router.stream()
+    await anext(stream)
+
+    closing = asyncio.create_task(router.server.close())
+    await asyncio.sleep(0.05)
+    with pytest.raises(UpstreamError):
+        await router.post()
+    assert not closing.done()
+    end.set()
+
+    assert await stream.read(limit_bytes=100) == b""
+    await asyncio.wait_for(closing, 2)
+
+
+async def test_shutdown_is_bounded(harness):
+    """A stream that does not end within the grace is cut off, and its worker told."""
+    worker = await harness.worker("aggregated")
+    worker.script = [harness.answers.events_then(harness.token_event(0), event=asyncio.Event())]
+    router = await harness.router(worker, shutdown_grace_s=0.05)
+    stream = await router.stream()
+    await anext(stream)
+
+    await asyncio.wait_for(router.server.close(), 2)
+
+    with pytest.raises(UpstreamError):
+        await stream.read(limit_bytes=100)
+    await router.until(lambda: worker.disconnects == 1)
+    await router.assert_idle()
+
+
+async def test_a_taken_port_is_told(harness):
+    """One clear error, and nothing left running."""
+    worker = await harness.worker("aggregated")
+    with pytest.raises(PortInUseError, match=str(worker.server.port)):
+        await harness.router(worker, port=worker.server.port)
+
+
+def _settings(**changes):
+    workers = (WorkerSpec("a", Role.AGGREGATED, "http://127.0.0.1:9"),)
+    return RouterSettings(**{"model": "m", "disaggregated": False, "workers": workers, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"workers": ()}, "--discovery STATEFILE or --worker"),
+        ({"statefile": "x.json"}, "not both"),
+        ({"disaggregated": True}, "the graph needs decode and prefill"),
+        ({"config": RouterConfig(policy=RouterPolicy.PREBLE)}, "preble is not in this version"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(changes, words):
+    """Before anything listens."""
+    with pytest.raises(ConfigError, match=words):
+        _settings(**changes).check()
+
+
+def test_settings_are_shown_without_keys():
+    """At start only their number is logged."""
+    assert "s3cret" not in str(_settings(api_keys=frozenset({b"s3cret"})).shown())
+
+
+def test_keys_come_from_file_and_environment(tmp_path):
+    """One a line or comma-separated; comments and blanks are skipped."""
+    path = tmp_path / "keys"
+    path.write_text("# ours\nalpha\n\n  beta \n")
+
+    assert read_api_keys(path, "gamma, delta,") == {b"alpha", b"beta", b"gamma", b"delta"}
+    assert read_api_keys(None, None) == frozenset()
+
+
+@pytest.mark.parametrize("content", [None, "", "# nothing\n", "\n \n"])
+def test_a_keys_file_without_keys_is_refused(tmp_path, content):
+    """It was given to keep people out; it must not let everybody in."""
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_text(content)
+
+    with pytest.raises(ConfigError, match="--api-keys-file"):
+        read_api_keys(path, "alpha")
+
+
+def test_a_full_disk_loses_lines_and_nothing_else():
+    """It is reported once, and writing goes on when there is room again."""
+
+    class Disk:
+        full = True
+        written = b""
+
+        def write(self, data):
+            if self.full:
+                raise OSError(28, "No space left on device")
+            self.written += data
+
+        def flush(self):
+            pass
+
+    disk = Disk()
+    log = AccessLog(disk)
+    for full in (True, True, False):
+        disk.full = full
+        log.write({"status": 200})
+        log.flush()
+
+    assert disk.written.count(b"\n") == 1
+
+
+def test_an_access_log_that_cannot_be_opened_is_refused(tmp_path):
+    """At start, with the path."""
+    with pytest.raises(ConfigError, match="--access-log"):
+        AccessLog.open(str(tmp_path / "none" / "access.log"))

@@ -1,0 +1,180 @@
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_core.errors import StreamBroken
+from penstock_graph.models import BreakerConfig, Role
+from penstock_router.discovery.spec import WorkerSpec
+from penstock_router.fleet import Fleet, InFlight
+from penstock_router.metrics import RouterMetrics
+from penstock_router.proxy.stream_meter import Correction, StreamMeter
+
+ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+DONE = b"data: [DONE]\n\n"
+
+
+def _event(chunk):
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+def _token(text="x", **more):
+    return _event({"choices": [{"index": 0, "text": text, "finish_reason": None}], **more})
+
+
+def _usage(cached=100):
+    usage = {"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": cached}}
+    return _event({"choices": [], "usage": usage})
+
+
+def _meter(correction=None):
+    fleet = Fleet(BreakerConfig())
+    fleet.apply([WorkerSpec("w", Role.DECODE, "http://127.0.0.1:9")])
+    metrics = RouterMetrics()
+    inflight = InFlight(fleet.get("w"), 100, now_s=0)
+    meter = StreamMeter(metrics, inflight, arrived_real_s=0, speed=1, correction=correction)
+    return meter, metrics, inflight
+
+
+def _total(histogram):
+    return histogram.export()[0][-1][1]
+
+
+def test_the_first_token_is_ttft_and_the_others_are_gaps():
+    """Three tokens in three reads: one TTFT, two gaps, three tokens in flight."""
+    meter, metrics, inflight = _meter()
+    for data in (_token(), _token(), _token(), _usage(), DONE):
+        assert meter.observe(data) is data
+
+    assert (_total(metrics.ttft), _total(metrics.itl), meter.tokens) == (1, 2, 3)
+    assert inflight.tokens == 103
+    assert meter.usage["completion_tokens"] == 3
+
+
+def test_tokens_of_one_read_share_its_gap():
+    """Four tokens in two reads of two: one TTFT, and one gap for each of the last two."""
+    meter, metrics, _ = _meter()
+    meter.observe(_token() + _token())
+    meter.observe(_token() + _token())
+
+    assert (_total(metrics.itl), meter.tokens) == (2, 4)
+
+
+def test_a_chats_first_event_is_no_token():
+    """It names the role; the text comes later."""
+    meter, metrics, _ = _meter()
+    meter.observe(_event(ROLE))
+    assert (_total(metrics.ttft), meter.ttft_s) == (0, None)
+
+    meter.observe(_event({"choices": [{"delta": {"content": "x"}, "finish_reason": None}]}))
+
+    assert (_total(metrics.ttft), meter.tokens) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {"choices": [{"delta": {"reasoning_content": "x"}}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": 0}]}}]},
+        {"choices": [{"text": "", "finish_reason": "stop"}]},
+    ],
+)
+def test_thoughts_tool_calls_and_ends_are_tokens(chunk):
+    """Whatever a model generates first ends the wait for it."""
+    meter, metrics, _ = _meter()
+    meter.observe(_event(chunk))
+
+    assert _total(metrics.ttft) == 1
+
+
+@pytest.mark.parametrize(
+    "data", [b": ping\n\n", DONE, b"data: nonsense\n\n", b'data: "text"\n\n', b"\n\n", _usage()]
+)
+def test_what_is_no_token_passes_uncounted(data):
+    """Comments, ends, garbage and usage."""
+    meter, metrics, _ = _meter()
+
+    assert meter.observe(data) == data
+    assert (meter.tokens, _total(metrics.ttft)) == (0, 0)
+
+
+def test_null_usage_on_every_event_is_no_usage():
+    """As vLLM and OpenAI send it when usage is asked for."""
+    meter, _, _ = _meter(Correction(16))
+    token = _token(usage=None)
+    for _ in range(3):
+        assert meter.observe(token + token) == token + token
+
+    assert (meter.tokens, meter.usage) == (6, None)
+
+
+@pytest.mark.parametrize(("cached", "details"), [(16, {"cached_tokens": 16}), (None, None)])
+def test_only_the_usage_event_is_rewritten(cached, details):
+    """It carries the prefill's count; every other byte is the worker's."""
+    meter, _, _ = _meter(Correction(cached))
+    token = b'data: {"choices":[{"text":"\\u00fc  spaced"}], "x" : 1.50}\n\n'
+
+    sent = meter.observe(token + token + _usage() + DONE)
+
+    assert sent.startswith(token + token)
+    assert sent.endswith(DONE)
+    (rewritten,) = sent.removeprefix(token + token).removesuffix(DONE).split(b"\n\n")[:-1]
+    usage = orjson.loads(rewritten.removeprefix(b"data: "))["usage"]
+    assert usage == {"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": details}
+    assert meter.usage == usage
+
+
+def test_the_word_usage_in_text_changes_nothing():
+    """Inside a JSON string its quotes are escaped."""
+    meter, _, _ = _meter(Correction(16))
+    token = _token('"usage":{"prompt_tokens":1}')
+    meter.observe(_token())
+
+    assert meter.observe(token) == token
+    assert (meter.tokens, meter.usage) == (2, None)
+
+
+STREAM = [_event(ROLE), _token(), _token("\n\ndata: {"), b": ping\n\n", _token(), _usage(), DONE]
+
+
+@given(st.lists(st.integers(1, 40), max_size=60), st.booleans())
+def test_pieces_of_any_size_give_the_same_bytes_and_counts(sizes, correct):
+    """However the network cuts the stream: the same events, tokens and usage, and no byte lost."""
+    correction = Correction(16) if correct else None
+    body = b"".join(STREAM)
+    whole_meter, _, _ = _meter(correction)
+    expected = whole_meter.observe(body)
+    meter, metrics, inflight = _meter(correction)
+    sent = b""
+    for size in sizes:
+        sent += meter.observe(body[:size]) if body else b""
+        body = body[size:]
+    sent += meter.observe(body) if body else b""
+
+    assert sent + meter.rest() == expected
+    assert (meter.tokens, inflight.tokens) == (3, 103)
+    assert meter.usage == whole_meter.usage
+    assert _total(metrics.ttft) == 1
+    assert _total(metrics.itl) <= 2
+
+
+def test_bytes_of_an_unfinished_event_are_not_lost():
+    """Without a correction they pass at once; with one they follow when the stream ends in order."""
+    plain, _, _ = _meter()
+    correcting, _, _ = _meter(Correction(16))
+
+    assert plain.observe(b"data: {") == b"data: {"
+    assert plain.is_mid_event
+    assert plain.rest() == b""
+    assert correcting.observe(b"data: {") == b""
+    assert correcting.rest() == b"data: {"
+
+
+def test_an_endless_event_breaks_the_stream():
+    """A worker must not fill the router's memory."""
+    meter, _, _ = _meter(Correction(16))
+    for _ in range(4):
+        meter.observe(b"data: " + b"x" * 1_000_000)
+
+    with pytest.raises(StreamBroken):
+        meter.observe(b"x" * 1_000_000)
