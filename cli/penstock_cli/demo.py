@@ -1,0 +1,75 @@
+"""`penstock demo`: the whole main job on this machine, ending by itself with a report."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from importlib import resources
+from pathlib import Path
+
+import click
+
+from penstock_cli.demo_run import DemoOptions, run_demo
+from penstock_local.ports import ephemeral_port
+from penstock_report.build import require_plots
+
+
+@click.command()
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo-output"),
+    show_default=True,
+    help="Folder for results, logs, ledger, TensorBoard events and the report; emptied of an earlier demo's.",
+)
+@click.option(
+    "--manifest",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Graph to run instead of the demo's own.  [default: eight simulated A100s]",
+)
+@click.option(
+    "--trace", default="mooncake", show_default=True, help="Trace to replay, as `penstock load` takes it."
+)
+@click.option(
+    "--rate",
+    "rate_rps",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.2,
+    show_default=True,
+    help="Mean arrivals per modelled second; the trace is stretched to it.",
+)
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0, min_open=True),
+    default=8.0,
+    show_default=True,
+    help="Modelled seconds per real second.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default=True,
+    help="The router's TCP port on 127.0.0.1; 0 takes a free one.",
+)
+def demo(
+    *, output_dir: Path, manifest: Path | None, port: int, trace: str, rate_rps: float, speed: float
+) -> None:
+    """Start a graph, replay a slice of a real trace, let the planner scale it, stop it, and report.
+
+    Real local processes, simulated engines: no GPU and no cluster. Times are modelled seconds.
+    """
+    require_plots()
+    own_manifest = resources.files("penstock_cli") / "data" / "demo.yaml"
+    with resources.as_file(own_manifest) as packaged:
+        options = DemoOptions(
+            manifest=manifest or packaged,
+            output_dir=output_dir.absolute(),
+            port=port or ephemeral_port(),
+            trace=trace,
+            rate_rps=rate_rps,
+            speed=speed,
+        )
+        # SIGTERM takes the way of Ctrl-C, so that a stopped demo leaves nothing running either.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        asyncio.run(run_demo(options))

@@ -1,0 +1,231 @@
+"""The steps of the demo: up, load, watch, settle, down, report; called by `penstock demo`."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import orjson
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from penstock_core.errors import PenstockError
+from penstock_local.down import down
+from penstock_local.render import render
+from penstock_local.status import GraphStatus, StatusReader
+from penstock_local.up import Started, UpOptions, up
+from penstock_report.build import analyse, write_report
+from penstock_report.text import report_text
+
+_REFRESH_REAL_S = 0.5
+_PLAIN_PERIOD_REAL_S = 5.0
+"""Chosen: where no terminal redraws the table, a line every five seconds shows that it goes on."""
+_SETTLE_S = 330.0
+"""Modelled seconds that the planner gets after the last request to go back to the floor. Chosen: the grace
+period of 3 intervals, then one replica per interval for up to eight replicas, at 30 s each."""
+_PARTS = ("run", "log", "report")
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What the demo does.
+
+    Attributes:
+        manifest: Graph to start.
+        output_dir: Everything that the demo writes lies below it.
+        port: The router's.
+        trace: As `penstock load` takes it.
+        rate_rps: Mean arrivals per modelled second.
+        speed: Modelled seconds per real second.
+    """
+
+    manifest: Path
+    output_dir: Path
+    port: int
+    trace: str
+    rate_rps: float
+    speed: float
+
+
+async def run_demo(options: DemoOptions) -> None:
+    """Run all steps; whatever happens, the graph is stopped.
+
+    Raises:
+        PenstockError: a step failed, or the load run had no successful request.
+    """
+    console = Console()
+    began_s = time.monotonic()
+    _clear(options.output_dir)
+    async with _graph(options, console) as started:
+        await _load_and_watch(options, started, console)
+    ledger = options.output_dir / "log" / "planner"
+    found = analyse(options.output_dir / "run", ledger=ledger)
+    files = write_report(found, options.output_dir / "report")
+    console.print(report_text(found))
+    console.print(f"\nreport       {files[-1]}", soft_wrap=True)
+    console.print(f"dashboard    tensorboard --logdir {ledger}", soft_wrap=True)
+    console.print(f"why, exactly penstock planner explain --log-dir {ledger}", soft_wrap=True)
+    console.print(f"took {time.monotonic() - began_s:.0f} s")
+    if not found.load.summary["requests"]["ok"]:
+        raise PenstockError("no request succeeded; the logs are in " + str(options.output_dir / "log"))
+
+
+def _clear(output_dir: Path) -> None:
+    """Remove what an earlier demo wrote, and nothing else."""
+    for part in _PARTS:
+        shutil.rmtree(output_dir / part, ignore_errors=True)
+    output_dir.mkdir(parents=True, exist_ok=True)
+
+
+@asynccontextmanager
+async def _graph(options: DemoOptions, console: Console) -> AsyncIterator[Started]:
+    console.print(f"starting the graph of {options.manifest.name} at speed {options.speed:g}")
+    started = await up(
+        options.manifest,
+        UpOptions(speed=options.speed, port=options.port, log_dir=options.output_dir / "log"),
+        lambda _state, _words: None,
+    )
+    arbiter = started.state.arbiter
+    console.print(f"serving {arbiter.model} at {arbiter.router_url} after {started.ready_s:.1f} s")
+    try:
+        yield started
+    finally:
+        stopped = await asyncio.to_thread(
+            down, arbiter.namespace, timeout_s=None, now=False, progress=lambda _state: None
+        )
+        for note in stopped.notes:
+            console.print(f"note: {note}")
+        console.print(f"drained and stopped in {stopped.took_s:.1f} s; nothing is left running")
+
+
+async def _load_and_watch(options: DemoOptions, started: Started, console: Console) -> None:
+    reader = StatusReader(started.state.arbiter.namespace)
+    replay = await _start_load(options, started)
+    progress = _LoadProgress(options.output_dir / "run" / "results.jsonl")
+    display = _Display(console, progress)
+    try:
+        with display:
+            while replay.returncode is None:
+                display.show(await reader.read(), "replaying")
+                await _wait(replay, _REFRESH_REAL_S)
+            deadline_s = time.monotonic() + _SETTLE_S / options.speed
+            status = await reader.read()
+            while time.monotonic() < deadline_s and not _is_at_start(status, started):
+                display.show(status, "load is over; waiting for the planner to go back to the start")
+                await asyncio.sleep(_REFRESH_REAL_S)
+                status = await reader.read()
+            display.show(status, "done")
+    finally:
+        if replay.returncode is None:
+            replay.terminate()
+            await replay.wait()
+        await reader.close()
+    if replay.returncode:
+        words = (options.output_dir / "run" / "load.log").read_text().strip().splitlines()
+        raise PenstockError(f"the load run failed: {words[-1] if words else replay.returncode}")
+
+
+async def _start_load(options: DemoOptions, started: Started) -> asyncio.subprocess.Process:
+    """Start the load generator as a process of its own, so that drawing never delays a request."""
+    run_dir = options.output_dir / "run"
+    run_dir.mkdir(parents=True)
+    arguments = ["load", "--trace", options.trace, "--url", started.state.arbiter.router_url, "--json"]
+    arguments += ["--rate", f"{options.rate_rps:g}", "--speed", f"{options.speed:g}"]
+    with (run_dir / "load.log").open("wb") as log:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "penstock_cli",
+            *arguments,
+            "--output-dir",
+            str(run_dir),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=log,
+        )
+
+
+async def _wait(process: asyncio.subprocess.Process, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await process.wait()
+    except TimeoutError:
+        return
+
+
+def _is_at_start(status: GraphStatus, started: Started) -> bool:
+    """Tell whether every pool has as many replicas as it was started with, and none is leaving."""
+    began: dict[str, int] = {}
+    for entry in started.state.entries.values():
+        began[entry.role] = began.get(entry.role, 0) + entry.is_replica
+    return all(pool.desired <= began[pool.role] and not pool.draining for pool in status.pools)
+
+
+class _LoadProgress:
+    """Counts outcomes in results.jsonl as the load generator appends to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_bytes = 0
+        self.counts: dict[str, int] = {"ok": 0, "failed": 0, "rejected": 0}
+
+    def update(self) -> None:
+        """Read what was added since the last call; a line that is not complete yet waits."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read_bytes)
+            added = file.read()
+        complete = added[: added.rfind(b"\n") + 1]
+        self._read_bytes += len(complete)
+        for line in complete.splitlines():
+            status = orjson.loads(line)["status"]
+            self.counts[status] = self.counts.get(status, 0) + 1
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count} {name}" for name, count in self.counts.items())
+
+
+class _Display:
+    """The live table on a terminal; elsewhere a line now and then."""
+
+    def __init__(self, console: Console, progress: _LoadProgress) -> None:
+        self._console = console
+        self._progress = progress
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._next_line_s = 0.0
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, status: GraphStatus, doing: str) -> None:
+        """Draw one look."""
+        self._progress.update()
+        head = Text(f"{doing}: {self._progress}", style="bold")
+        if self._live is not None:
+            shown: RenderableType = Group(head, render(status))
+            self._live.update(shown, refresh=True)
+        elif time.monotonic() >= self._next_line_s:
+            self._next_line_s = time.monotonic() + _PLAIN_PERIOD_REAL_S
+            self._console.print(f"{head.plain}; {_line(status)}", soft_wrap=True)
+
+
+def _line(status: GraphStatus) -> str:
+    pools = ", ".join(f"{pool.role} {pool.ready}/{pool.desired}" for pool in status.pools)
+    queue = "unknown" if status.queue is None else str(status.queue.requests)
+    last = f"; {status.decisions[-1].sentence}" if status.decisions else ""
+    return f"{pools}, GPUs {status.gpus_used}/{status.gpu_budget}, prefill queue {queue}{last}"
