@@ -12,11 +12,13 @@ from typing import Any, Protocol, cast
 import httptools
 
 from penstock_core.errors import StreamBroken, UpstreamError, UpstreamTimeout
+from penstock_wire.chunks import SIZE_LINES, UNKNOWN, next_chunk_at
 from penstock_wire.limits import Timeouts
 from penstock_wire.streaming import StreamingResponse
 
 # Chosen: a worker's whole response head is a few hundred bytes; a peer that sends more is not a worker.
 _MAX_HEAD_BYTES = 64 * 1024
+_END_OF_HEAD = b"\r\n\r\n"
 
 
 class StaleConnection(Exception):  # noqa: N818 - never leaves the client
@@ -61,6 +63,7 @@ class ClientConnection(asyncio.Protocol):
     """Protocol of one upstream socket; carries one exchange at a time."""
 
     __slots__ = (
+        "_chunked",
         "_complete",
         "_head_bytes",
         "_head_done",
@@ -69,6 +72,7 @@ class ClientConnection(asyncio.Protocol):
         "_keep",
         "_loop",
         "_method",
+        "_next_chunk_at",
         "_parser",
         "_parts",
         "_pool",
@@ -111,6 +115,8 @@ class ClientConnection(asyncio.Protocol):
         self._head_done = False
         self._informational = False
         self._until_close = False
+        self._chunked = False
+        self._next_chunk_at = UNKNOWN
         self._complete = False
         self._keep = False
 
@@ -227,17 +233,28 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.abort()
             return
         self._touched_s = self._loop.time()
+        length = len(data)
+        if (
+            self._next_chunk_at == 0
+            and response.on_chunk is not None
+            and length < len(SIZE_LINES)
+            and data.startswith(SIZE_LINES[length])
+            and data.endswith(b"\r\n")
+        ):
+            # Exactly one chunk: the parser would be in the same state behind it, so it need not see it.
+            response.on_chunk(data, data[len(SIZE_LINES[length]) : -2])
+            return
+        in_head = not self._head_done
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
             cause = exc.__context__ if isinstance(exc, httptools.HttpParserCallbackError) else exc
             self._break(f"{self.name} sent what is not a valid HTTP response: {cause}", exc)
             return
-        if not self._head_done:
-            self._head_bytes += len(data)
-            if self._head_bytes > _MAX_HEAD_BYTES:
-                self._break(f"{self.name} sent a response head of over {_MAX_HEAD_BYTES} bytes", None)
-            return
+        if in_head:
+            self._account_head(data)
+        elif self._next_chunk_at != UNKNOWN:
+            self._next_chunk_at = next_chunk_at(data, self._next_chunk_at)
         parts = self._parts
         if parts:
             body = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -245,6 +262,17 @@ class ClientConnection(asyncio.Protocol):
             response.deliver(body)
         if self._complete and self._response is response:
             self._finish(response)
+
+    def _account_head(self, data: bytes) -> None:
+        """Bound the head, and find out where the first chunk behind this read begins."""
+        is_whole = self._head_bytes == 0 and _END_OF_HEAD in data
+        self._head_bytes += len(data)
+        if not self._head_done:
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self._break(f"{self.name} sent a response head of over {_MAX_HEAD_BYTES} bytes", None)
+        elif self._chunked and is_whole:
+            # With an informational response before it this is not the end of the head, but no size line either.
+            self._next_chunk_at = next_chunk_at(data, data.index(_END_OF_HEAD) + len(_END_OF_HEAD))
 
     def eof_received(self) -> bool:
         """Let the transport close; ``connection_lost`` decides what it means."""
@@ -295,8 +323,8 @@ class ClientConnection(asyncio.Protocol):
             return
         response.status, response.headers = status, headers
         bodyless = self._method == "HEAD" or status in {204, 304}
-        chunked = headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
-        self._until_close = not bodyless and not chunked and b"content-length" not in headers
+        self._chunked = headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
+        self._until_close = not bodyless and not self._chunked and b"content-length" not in headers
         started, self._started = self._started, None
         if started is not None and not started.done():
             started.set_result(response)

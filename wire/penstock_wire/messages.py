@@ -197,6 +197,16 @@ class Responder:
         elif self._mode == _NOT_STARTED:
             raise RuntimeError("Responder.write before Responder.start: call start(status) first")
 
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether the response is one of chunks, so that ``write_framed`` may be used."""
+        return self._mode == _CHUNKED
+
+    def write_framed(self, chunk: bytes) -> None:
+        """Send one whole chunk that carries its framing already; dropped unless ``takes_chunks``."""
+        if self._mode == _CHUNKED:
+            self._transport.write(chunk)
+
     def end(self) -> None:
         """Complete a started response; does nothing when it is complete or the client is gone."""
         if self._mode == _OVER:

@@ -17,6 +17,7 @@ from penstock_core.errors import StreamBroken, UpstreamError
 _BUFFER_HIGH_BYTES = 256 * 1024
 
 OnData = Callable[[bytes], None]
+OnChunk = Callable[[bytes, bytes], None]
 OnEnd = Callable[[], None]
 OnError = Callable[[UpstreamError], None]
 
@@ -44,6 +45,7 @@ class StreamingResponse:
         status: HTTP status.
         headers: Lower-case names; repeated headers are joined by ``", "``.
         ended: The whole body has arrived.
+        on_chunk: What takes reads that are exactly one chunk; see ``set_sink``.
     """
 
     __slots__ = (
@@ -58,6 +60,7 @@ class StreamingResponse:
         "_waiter",
         "ended",
         "headers",
+        "on_chunk",
         "status",
     )
 
@@ -71,17 +74,24 @@ class StreamingResponse:
         self._on_error: OnError | None = None
         self._held = False  # paused because the buffer is full
         self._waiter: asyncio.Future[None] | None = None
+        self.on_chunk: OnChunk | None = None
         self.ended = False
         self.headers: dict[bytes, bytes] = {}
         self.status = 0
 
-    def set_sink(self, on_data: OnData, on_end: OnEnd, on_error: OnError) -> None:
+    def set_sink(
+        self, on_data: OnData, on_end: OnEnd, on_error: OnError, *, on_chunk: OnChunk | None = None
+    ) -> None:
         """Deliver the body by callbacks on the event loop: ``on_data``..., then one of the other two.
 
         What arrived before is delivered at once. One call of ``on_data`` carries all body bytes of one
         read of the socket, without framing. After ``abort`` nothing is called.
+
+        With ``on_chunk``, a read that is exactly one chunk goes there instead: first the chunk as it came,
+        framing included, then its body. That spares a relay taking the frame off and putting it on again.
         """
         self._on_data, self._on_end, self._on_error = on_data, on_end, on_error
+        self.on_chunk = on_chunk
         if self._held:
             self._held = False
             self.resume()
@@ -204,4 +214,4 @@ class StreamingResponse:
             waiter.set_result(None)
 
     def _drop_sink(self) -> None:
-        self._on_data = self._on_end = self._on_error = None
+        self._on_data = self._on_end = self._on_error = self.on_chunk = None

@@ -5,11 +5,11 @@ import pytest
 
 from penstock_core.errors import ClientDisconnected, StreamBroken, UpstreamTimeout
 from penstock_wire.client import Timeouts
-from penstock_wire.relay import relay
+from penstock_wire.relay import relay, unchanged
 from penstock_wire.sse import DONE, EventScanner, encode_event
 
 
-def relaying(pool, url, *, observe=None, outcome=None, timeouts=None):
+def relaying(pool, url, *, observe=unchanged, outcome=None, timeouts=None):
     """Return a handler that relays everything to ``url``."""
 
     async def handler(request, responder):
