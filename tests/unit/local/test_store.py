@@ -1,0 +1,138 @@
+"""The statefile on disk: place, lock, whole replacement, faults that a user can mend."""
+
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+
+from penstock_core.errors import ConfigError, ConflictError, NotFoundError
+from penstock_local import store as store_module
+from penstock_local.liveness import identify
+from penstock_local.store import StateStore, log_root, namespaces, state_dir
+
+
+@pytest.fixture
+def store(state_folder):
+    """Return the store of namespace n in the test's folder."""
+    return StateStore.of("n")
+
+
+def test_the_file_lies_in_the_configured_folder(store, state_folder, state_of):
+    """PENSTOCK_LOCAL_STATE_DIR decides; its namespaces are listed."""
+    store.write(state_of("n"))
+    assert store.path == state_folder / "n.json"
+    assert namespaces() == ["n"]
+    assert log_root() == state_folder / "log"
+
+
+def test_the_default_folders_lie_in_the_home(monkeypatch, tmp_path):
+    """Without configuration everything is under ~/.penstock."""
+    monkeypatch.delenv("PENSTOCK_LOCAL_STATE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert state_dir() == tmp_path / ".penstock" / "state"
+    assert log_root() == tmp_path / ".penstock" / "log"
+
+
+@pytest.mark.parametrize("name", ["", "A", "a/b", "..", "-a", "a" * 64])
+def test_a_namespace_must_be_a_dns_label(name):
+    """It becomes a file name, so nothing else is accepted."""
+    with pytest.raises(ConfigError, match="--namespace"):
+        StateStore.of(name)
+
+
+def test_an_update_is_written_whole_and_answers(store, state_of, entry_of):
+    """The change sees the file, its answer comes back, readers see the result; the file is private."""
+    store.write(state_of("n"))
+    answer = store.update(lambda state: (state.with_entry("n_b", entry_of("b")), len(state.entries)))
+    assert answer == 0
+    assert list(store.read().entries) == ["n_b"]
+    assert store.path.stat().st_mode & 0o077 == 0
+
+
+def test_an_unchanged_file_is_not_written(store, state_of):
+    """Readers that poll the modification time are not woken for nothing."""
+    store.write(state_of("n"))
+    before = store.path.stat()
+    store.update(lambda state: (state, None))
+    assert store.path.stat().st_ino == before.st_ino
+
+
+def test_an_update_without_a_file_says_that_nothing_runs(store):
+    """The remedy is `penstock up`."""
+    with pytest.raises(NotFoundError, match="penstock up"):
+        store.update(lambda state: (state, None))
+    assert store.read() is None
+
+
+def test_concurrent_updates_are_all_kept(store, state_of, entry_of):
+    """The lock makes read-change-write one step, across threads as across processes."""
+    store.write(state_of("n"))
+
+    def add(worker):
+        for number in range(10):
+            name = f"n_{worker}_{number}"
+            store.update(lambda state, name=name: (state.with_entry(name, entry_of("b")), None))
+
+    threads = [threading.Thread(target=add, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(store.read().entries) == 40
+
+
+def test_a_lock_that_is_held_too_long_is_a_conflict(store, state_of, monkeypatch):
+    """Nobody waits for ever for a stuck process."""
+    store.write(state_of("n"))
+    with store.locked(), pytest.raises(ConflictError, match="held by another process"), store.locked(0.05):
+        pass
+
+
+def test_removing_leaves_neither_file_nor_lock_and_can_be_repeated(store, state_of):
+    """After the arbiter has ended nothing is left; a later writer makes a new lock."""
+    store.write(state_of("n"))
+    store.remove()
+    store.remove()
+    assert list(store.path.parent.glob("n.json*")) == []
+    store.write(state_of("n"))
+    assert store.read() is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("{", "not JSON"), ("", "not JSON"), ("[]", "not a statefile"), ("{}", "missing")]
+)
+def test_a_broken_file_is_named_with_a_remedy(store, text, words):
+    """One clear error, and the quiet reader takes it as no file."""
+    store.path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        store.read()
+    assert store.read_quietly() is None
+
+
+def test_a_full_disk_keeps_the_old_content(store, state_of, entry_of, monkeypatch):
+    """A failed write is an error that says so; nothing half written is ever read."""
+    store.write(state_of("n"))
+
+    def full(*_args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store_module.os, "replace", full)
+    with pytest.raises(ConfigError, match="No space left on device; the old content stays"):
+        store.write(state_of("n").with_entry("n_b", entry_of("b")))
+    assert store.read() == state_of("n")
+    assert list(store.path.parent.glob("*.tmp")) == []
+
+
+def test_a_live_arbiters_file_cannot_be_claimed_and_a_stale_one_can(store, state_of):
+    """The pair of pid and start time decides: a reused pid is not the arbiter."""
+    import os
+
+    me = identify(os.getpid())
+    live = state_of("n", pid=me.pid, create_time=me.create_time)
+    store.write(live)
+    with pytest.raises(ConfigError, match="already running"):
+        store.claim(state_of("n"))
+    store.write(replace(live, arbiter=replace(live.arbiter, create_time=me.create_time - 1000)))
+    store.claim(state_of("n", budget=3))
+    assert json.loads(store.path.read_text())["arbiter"]["budget"] == 3
