@@ -99,13 +99,15 @@ def write_report(report: Report, output: Path) -> list[Path]:
     except OSError as exc:
         raise ConfigError(f"--output {output}: cannot be created: {exc.strerror}") from exc
     summary = report.load.summary
+    lag = summary["lag"]
     scene = Scene(
         results=report.load.results,
         planner=report.planner,
         duration_s=summary["throughput"]["duration_s"],
         ttft_target_s=report.violations.ttft_target_s,
         itl_target_s=report.violations.itl_target_s,
-        is_distorted=summary["lag"]["is_distorted"],
+        is_distorted=lag["is_distorted"],
+        is_itl_distorted=lag["is_itl_distorted"] or lag["is_itl_unresolved"],
     )
     page = output / PAGE_FILE
     try:

@@ -6,7 +6,7 @@ Colours are Okabe and Ito's, which stay apart for the colour-blind; roles keep t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from penstock_graph.models import Role
 from penstock_report import series
 from penstock_report.analysis import floor_gpus, gpu_steps
-from penstock_report.ledger_view import DecisionMark, PlannerRun
+from penstock_report.ledger_view import PlannerRun
 from penstock_workload.record import RequestResult, Status
 
 ROLE_COLOURS: Final = {Role.PREFILL: "#0072B2", Role.DECODE: "#D55E00", Role.AGGREGATED: "#009E73"}
@@ -40,6 +40,7 @@ class Scene:
         ttft_target_s: Drawn as a line; None draws none.
         itl_target_s: Drawn as a line; None draws none.
         is_distorted: Adds a mark to every title.
+        is_itl_distorted: Adds a mark to the title of the ITL picture.
     """
 
     results: tuple[RequestResult, ...]
@@ -48,6 +49,7 @@ class Scene:
     ttft_target_s: float | None
     itl_target_s: float | None
     is_distorted: bool
+    is_itl_distorted: bool
 
 
 def draw_all(scene: Scene, directory: Path) -> list[Path]:
@@ -64,9 +66,9 @@ def draw_all(scene: Scene, directory: Path) -> list[Path]:
     return paths
 
 
-def _figure(scene: Scene, title: str) -> Figure:
+def _figure(scene: Scene, title: str, *, is_distorted: bool = False) -> Figure:
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
-    mark = "  (DISTORTED: a process lagged behind its schedule)" if scene.is_distorted else ""
+    mark = "  (DISTORTED: a process lagged behind its schedule)" if scene.is_distorted or is_distorted else ""
     figure.suptitle(title + mark, fontsize=12, color="#A00000" if mark else _BLACK)
     return figure
 
@@ -123,6 +125,9 @@ def replicas(scene: Scene) -> Figure:
 
 def _draw_role(axes: Axes, run: PlannerRun, role: Role) -> None:
     samples = [sample for sample in run.samples if role in sample.pools]
+    if not samples:
+        return
+    samples.append(replace(samples[-1], at_s=max(run.end_s, samples[-1].at_s)))
     times = [sample.at_s for sample in samples]
     colour = ROLE_COLOURS[role]
     ready = [sample.pools[role].ready for sample in samples]
@@ -220,10 +225,9 @@ def _draw_signal(
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
     for action, marker, colour in (("up", "^", "#009E73"), ("down", "v", _PURPLE)):
         marks = _changes(run, role, action)
-        levels = [_value_at(times, values, mark.at_s) for mark, _ in marks]
         axes.plot(
-            [mark.at_s for mark, _ in marks],
-            levels,
+            [at_s for at_s, _, _ in marks],
+            [mean for _, mean, _ in marks],
             linestyle="none",
             marker=marker,
             markersize=9,
@@ -232,10 +236,10 @@ def _draw_signal(
             label=f"scale {action} ({len(marks)})",
             zorder=5,
         )
-        for (mark, text), level in list(zip(marks, levels, strict=True))[:_LABELLED_CHANGES]:
+        for at_s, mean, text in marks[:_LABELLED_CHANGES]:
             axes.annotate(
                 text,
-                (mark.at_s, level),
+                (at_s, mean),
                 xytext=(0, 7),
                 textcoords="offset points",
                 ha="center",
@@ -244,19 +248,13 @@ def _draw_signal(
             )
 
 
-def _changes(run: PlannerRun, role: Role, action: str) -> list[tuple[DecisionMark, str]]:
+def _changes(run: PlannerRun, role: Role, action: str) -> list[tuple[float, float, str]]:
     return [
-        (mark, f"{part.current}→{part.desired}")
+        (mark.at_s, part.mean or 0.0, f"{part.current}→{part.desired}")
         for mark in run.decisions
         for part in mark.roles
         if part.role is role and part.action == action
     ]
-
-
-def _value_at(times: series.Floats, values: series.Floats, at_s: float) -> float:
-    index = int(np.searchsorted(times, at_s, side="right")) - 1
-    value = values[index] if 0 <= index < values.size else np.nan
-    return 0.0 if np.isnan(value) else float(value)
 
 
 def ttft(scene: Scene) -> Figure:
@@ -295,7 +293,7 @@ def itl(scene: Scene) -> Figure:
     """Inter-token latency over time and its distribution, beside the per-request TPOT."""
     times, gaps = series.token_gaps(scene.results)
     tpot = [r.tpot_s for r in scene.results if r.status is Status.OK and r.tpot_s is not None]
-    figure = _figure(scene, "Inter-token latency")
+    figure = _figure(scene, "Inter-token latency", is_distorted=scene.is_itl_distorted)
     over_time, spread = figure.subplots(1, 2, width_ratios=(2, 1))
     _draw_running(over_time, times, gaps, series.window_for(scene.duration_s))
     _target(over_time, spread, scene.itl_target_s)

@@ -70,6 +70,7 @@ class RoleChange:
         action: up, hold or down.
         reason: The rule that settled it.
         sentence: For people.
+        mean: The interval's mean that was compared with the thresholds; None when it was unknown or not asked.
         outcome: applied, failed, abandoned; ``not asked`` for a hold or in no-operation mode; ``unknown``
             when the ledger ends before it.
     """
@@ -80,6 +81,7 @@ class RoleChange:
     action: str
     reason: str
     sentence: str
+    mean: float | None
     outcome: str
 
 
@@ -227,6 +229,7 @@ def _decision(record: Record, zero_s: float, outcomes: Mapping[tuple[str, str], 
             action=role["action"],
             reason=role["reason"],
             sentence=role["sentence"],
+            mean=next((step["inputs"]["mean"] for step in role["steps"] if step["name"] == "signal"), None),
             outcome=_outcome(plain, role, outcomes),
         )
         for role in plain["roles"]

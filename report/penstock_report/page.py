@@ -16,7 +16,7 @@ from penstock_report.text import gpu_line, notes, percent, seconds, violation_li
 _CAPTIONS = {
     "replicas.png": "Replicas of each role, ready and desired, and the GPUs they hold against the budget. A"
     " draining replica still holds its GPUs.",
-    "signals.png": "What the planner measured, the thresholds it compares with, and its changes. The lines"
+    "signals.png": "What the planner measured, the thresholds it compares with, and its changes, each at the interval's mean that it was decided on. The lines"
     " rest while an adjustment is under way (shaded): metrics are not pulled then.",
     "ttft.png": "Time to first token by arrival, with running percentiles, and its distribution.",
     "itl.png": "Gaps between successive tokens over time, and their distribution beside each request's TPOT.",
@@ -72,7 +72,7 @@ def _text(value: object) -> str:
 def _marks(report: Report) -> list[str]:
     marks = []
     for note in (*notes(report.load.summary), *report.notes):
-        kind = "mark bad" if note.startswith(("DISTORTED", "PARTIAL")) else "mark"
+        kind = "mark bad" if note.startswith(("DISTORTED", "PARTIAL", "ITL ")) else "mark"
         marks.append(f'<p class="{kind}">{_text(note)}</p>')
     return marks
 
@@ -161,14 +161,20 @@ def _lags(lag: Mapping[str, Any]) -> str:
         *((server["name"], server["p99_s"]) for server in lag["servers"]),
     ]
     cells = "".join(
-        f'<tr><th>{_text(name)}</th><td class="n">{seconds(value)}</td>'
-        f"<td>{'past the bound' if name in lag['late'] else ''}</td></tr>"
+        f'<tr><th>{_text(name)}</th><td class="n">{seconds(value)}</td><td>{_past(name, lag)}</td></tr>'
         for name, value in rows
     )
     return (
         f'<table><tr><th>process</th><th class="n">p99 lag</th><th></th></tr>{cells}</table>'
-        f"<p>Bound: {seconds(lag['bound_s'])}, {_text(lag['bound_rule'])}.</p>"
+        f"<p>Bound of the whole run: {seconds(lag['bound_s'])}, {_text(lag['bound_rule'])}. Bound of single gaps:"
+        f" {seconds(lag['itl_bound_s'])}, {_text(lag['itl_bound_rule'])}. All modelled time.</p>"
     )
+
+
+def _past(name: str, lag: Mapping[str, Any]) -> str:
+    if name in lag["late"]:
+        return "past the bound"
+    return "past the bound of single gaps" if name in lag["late_for_itl"] else ""
 
 
 def _pairs(pairs: Iterable[tuple[str, object]]) -> str:

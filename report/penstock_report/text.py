@@ -27,21 +27,35 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def lag_warning(summary: dict[str, Any]) -> str | None:
-    """Return what to say when the client could not keep up, or None when it did."""
-    lag = summary["lag"]
-    if not lag["is_distorted"]:
-        return None
+def lag_warnings(lag: dict[str, Any]) -> list[str]:
+    """Return what to say of processes that could not keep up, and of gaps too short to measure."""
     lags = {
         "client sending": lag["send_p99_s"],
         "client event loop": lag["loop_p99_s"],
         **{server["name"]: server["p99_s"] for server in lag["servers"]},
     }
-    late = ", ".join(f"{name} {seconds(lags[name])}" for name in lag["late"])
-    return (
-        f"DISTORTED: not every process kept up with its schedule, p99 lag past {seconds(lag['bound_s'])}"
-        f" (modelled): {late}. Times may be wrong by that much; use a lower --speed or a faster machine."
-    )
+
+    def listed(names: list[str]) -> str:
+        return ", ".join(f"{name} {seconds(lags[name])}" for name in names)
+
+    found = []
+    if lag["is_distorted"]:
+        found.append(
+            f"DISTORTED: not every process kept up with its schedule, p99 lag past {seconds(lag['bound_s'])}"
+            f" (modelled): {listed(lag['late'])}. Times may be wrong by that much; use a lower --speed or a faster"
+            " machine."
+        )
+    if lag["is_itl_distorted"]:
+        found.append(
+            f"ITL DISTORTED: p99 lag past {seconds(lag['itl_bound_s'])} (modelled): {listed(lag['late_for_itl'])}."
+            " The high percentiles of single gaps hold that lag; read TPOT, which averages over it."
+        )
+    if lag["is_itl_unresolved"]:
+        found.append(
+            f"ITL UNRESOLVED: timers tick each {seconds(lag['resolution_s'])} (modelled; 1 ms real), so tokens"
+            " closer than that come in bunches; read TPOT, which averages over them."
+        )
+    return found
 
 
 def load_summary(summary: dict[str, Any]) -> RenderableType:
@@ -73,14 +87,7 @@ def notes(summary: dict[str, Any]) -> list[str]:
     found.extend(_mismatch_notes(summary["usage_mismatches"]))
     if summary["errors"]:
         found.append("errors: " + ", ".join(f"{name} {count}" for name, count in summary["errors"].items()))
-    if summary["lag"]["is_itl_unresolved"]:
-        found.append(
-            f"ITL UNRESOLVED: timers tick each {seconds(summary['lag']['resolution_s'])} (modelled, 1 ms real at speed"
-            f" {settings['speed']:g}), so tokens closer than that come in bunches; read TPOT instead"
-        )
-    warning = lag_warning(summary)
-    if warning is not None:
-        found.append(warning)
+    found.extend(lag_warnings(summary["lag"]))
     return found
 
 

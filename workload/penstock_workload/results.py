@@ -20,6 +20,20 @@ RESULTS_FILE: Final = "results.jsonl"
 SUMMARY_FILE: Final = "summary.json"
 SCHEMA: Final = "penstock-load/1"
 
+_SUMMARY_KEYS: Final = (
+    "is_partial",
+    "started",
+    "requests",
+    "errors",
+    "latency",
+    "tokens",
+    "throughput",
+    "usage_mismatches",
+    "lag",
+    "settings",
+    "trace",
+)
+
 _DECIMALS = 6
 """Microseconds: finer than any clock here is read."""
 
@@ -158,6 +172,11 @@ def read_run(directory: Path) -> LoadRun:
     schema = summary.get("schema") if isinstance(summary, dict) else None
     if schema != SCHEMA:
         raise ConfigError(f"{directory / SUMMARY_FILE}: schema {schema!r} is not {SCHEMA!r}")
+    missing = [key for key in _SUMMARY_KEYS if key not in summary]
+    if missing:
+        raise ConfigError(
+            f"{directory / SUMMARY_FILE}: lacks {', '.join(missing)}; it was not written by `penstock load`"
+        )
     path = directory / RESULTS_FILE
     results = []
     for number, text in enumerate(_read(path).splitlines(), start=1):

@@ -25,6 +25,12 @@ LAG_FLOOR_S: Final = 0.05
 LAG_SHARE_OF_TTFT: Final = 0.05
 """Chosen: the accuracy asked of the engine's own TTFT; a client less exact than it would hide it."""
 
+ITL_LAG_FLOOR_S: Final = 0.002
+"""Chosen: what the simulated engine's own inter-token accuracy allows beside its share."""
+
+LAG_SHARE_OF_ITL_P99: Final = 0.2
+"""Chosen: one gap in a hundred may be wrong by the p99 lag, so that is what the p99 gap is held against."""
+
 TIMER_TICK_S: Final = 0.001
 """Real seconds: uvloop's timers fire on whole milliseconds, in the servers and in this client."""
 
@@ -80,16 +86,17 @@ def summarise(
     """
     ok = [result for result in results if result.status is Status.OK]
     ttft = describe([r.ttft_s for r in ok if r.ttft_s is not None])
+    itl = describe(pooled_gaps(ok))
     tpot = describe([r.tpot_s for r in ok if r.tpot_s is not None])
     latency = {
         "percentile_method": PERCENTILE_METHOD,
         "ttft_s": ttft,
-        "itl_s": describe(pooled_gaps(ok)),
+        "itl_s": itl,
         "tpot_s": tpot,
         "e2e_s": describe([r.e2e_s for r in ok if r.e2e_s is not None]),
     }
     tokens = _tokens(ok)
-    lag = judge_lag(punctuality, ttft_p50_s=ttft["p50"])
+    lag = judge_lag(punctuality, ttft_p50_s=ttft["p50"], itl_p99_s=itl["p99"])
     return {
         "requests": {
             status.value: sum(result.status is status for result in results)
@@ -104,20 +111,26 @@ def summarise(
     }
 
 
-def judge_lag(punctuality: Punctuality, *, ttft_p50_s: float | None) -> dict[str, Any]:
-    """Return every process's lag against one bound, and who is past it.
+def judge_lag(
+    punctuality: Punctuality, *, ttft_p50_s: float | None, itl_p99_s: float | None
+) -> dict[str, Any]:
+    """Return every process's lag against two bounds, and who is past them.
 
-    The bound is the larger of 50 ms and 5% of the median TTFT. Past it the figures are marked distorted:
-    arrivals came later than the trace says, tokens were seen later than they came, or a server worked
-    slower than it models.
+    Past the larger of 50 ms and 5% of the median TTFT the whole run is marked distorted: arrivals came later
+    than the trace says, tokens were seen later than they came, or a server worked slower than it models.
+    Single gaps are marked far earlier: past the larger of 2 ms and a fifth of the p99 gap.
     """
     bound_s = max(LAG_FLOOR_S, LAG_SHARE_OF_TTFT * (ttft_p50_s or 0.0))
-    lags = {
+    itl_bound_s = max(ITL_LAG_FLOOR_S, LAG_SHARE_OF_ITL_P99 * (itl_p99_s or 0.0))
+    measured = {
         "client sending": punctuality.send_lag_p99_s,
         "client event loop": punctuality.loop_lag_p99_s,
         **{server.name: server.p99_s for server in punctuality.servers},
     }
-    late = [name for name, lag_s in lags.items() if lag_s is not None and lag_s > bound_s]
+    lags = {name: lag_s for name, lag_s in measured.items() if lag_s is not None}
+    late = [name for name, lag_s in lags.items() if lag_s > bound_s]
+    # a late arrival moves no gap
+    late_for_itl = [name for name, lag_s in lags.items() if lag_s > itl_bound_s and name != "client sending"]
     return {
         "send_p99_s": _rounded(punctuality.send_lag_p99_s),
         "loop_p99_s": _rounded(punctuality.loop_lag_p99_s),
@@ -129,6 +142,10 @@ def judge_lag(punctuality: Punctuality, *, ttft_p50_s: float | None) -> dict[str
         "bound_rule": "max(50 ms, 5% of TTFT p50), modelled",
         "late": late,
         "is_distorted": bool(late),
+        "itl_bound_s": round(itl_bound_s, 6),
+        "itl_bound_rule": "max(2 ms, 20% of ITL p99), modelled",
+        "late_for_itl": late_for_itl,
+        "is_itl_distorted": itl_p99_s is not None and bool(late_for_itl),
         "client_cpu_share": _rounded(punctuality.cpu_share),
     }
 

@@ -18,7 +18,7 @@ def _sample(at_s, prefill=1, decode=1, draining=0):
 
 
 def _mark(at_s, gpus_after, outcome="applied", action="up"):
-    role = RoleChange(Role.DECODE, 1, 2, action, "above_threshold", "decode 1 -> 2: KV", outcome)
+    role = RoleChange(Role.DECODE, 1, 2, action, "above_threshold", "decode 1 -> 2: KV", 0.95, outcome)
     return DecisionMark("d000001", at_s, "adjustment", False, (role,), gpus_after)
 
 
@@ -120,6 +120,7 @@ def test_the_view_counts_from_the_load_runs_zero(ledger_records):
     assert run.decisions[0].at_s == pytest.approx(10)
     outcomes = {role.outcome for mark in run.decisions for role in mark.roles if role.action != "hold"}
     assert outcomes == {"applied"}
+    assert all(role.mean is not None for mark in run.decisions for role in mark.roles)
     assert len(run.adjusting) == sum(mark.is_change for mark in run.decisions)
     assert all(end_s - begin_s == pytest.approx(8) for begin_s, end_s in run.adjusting)
 

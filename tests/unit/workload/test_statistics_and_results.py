@@ -1,5 +1,6 @@
 """Percentiles, rates, hit rate, lag marks, and files that are not results."""
 
+import json
 from array import array
 
 import numpy as np
@@ -13,6 +14,12 @@ from penstock_workload.results import from_line, read_run, to_line
 from penstock_workload.server_lag import ServerLag
 from penstock_workload.statistics import Punctuality, describe, judge_lag, summarise
 
+WHOLE = json.dumps(
+    {"schema": "penstock-load/1"}
+    | dict.fromkeys(
+        "is_partial started requests errors latency tokens throughput usage_mismatches lag settings trace".split()
+    )
+)
 WELL = Punctuality(0.001, 0.001, 0.1)
 
 
@@ -107,10 +114,29 @@ def test_a_server_that_reports_no_cache_leaves_the_hit_rate_unknown():
 )
 def test_lateness_past_the_bound_is_marked(send_s, loop_s, ttft_p50_s, bound_s, is_distorted):
     """The bound is 50 ms or 5% of the median TTFT, whichever is larger."""
-    lag = judge_lag(Punctuality(send_s, loop_s, None), ttft_p50_s=ttft_p50_s)
+    lag = judge_lag(Punctuality(send_s, loop_s, None), ttft_p50_s=ttft_p50_s, itl_p99_s=None)
 
     assert lag["bound_s"] == bound_s
     assert lag["is_distorted"] is is_distorted
+
+
+@pytest.mark.parametrize(
+    ("loop_s", "itl_p99_s", "is_distorted"),
+    [
+        (0.03, 0.1, True),
+        (0.02, 0.1, False),
+        (0.0021, 0.001, True),
+        (0.002, 0.001, False),
+        (0.04, None, False),
+    ],
+)
+def test_single_gaps_are_marked_at_a_lag_that_leaves_ttft_alone(loop_s, itl_p99_s, is_distorted):
+    """The bound of gaps is 2 ms or a fifth of the p99 gap; late sending moves no gap."""
+    lag = judge_lag(Punctuality(9.0, loop_s, None), ttft_p50_s=1000.0, itl_p99_s=itl_p99_s)
+
+    assert lag["is_itl_distorted"] is is_distorted
+    assert "client sending" not in lag["late_for_itl"]
+    assert lag["is_distorted"] is False
 
 
 @pytest.mark.parametrize(("speed", "is_unresolved"), [(1.0, False), (250.0, False), (251.0, True)])
@@ -126,7 +152,7 @@ def test_a_late_server_is_named():
     """A worker that could not keep up distorts the figures as much as a late client."""
     servers = (ServerLag("llama_decode", "decode", 0.2), ServerLag("llama_prefill", "prefill", 0.01))
 
-    lag = judge_lag(Punctuality(0.01, 0.01, 0.2, servers), ttft_p50_s=0.1)
+    lag = judge_lag(Punctuality(0.01, 0.01, 0.2, servers), ttft_p50_s=0.1, itl_p99_s=10.0)
 
     assert lag["late"] == ["llama_decode"]
     assert lag["is_distorted"] is True
@@ -146,9 +172,10 @@ def test_a_result_survives_its_line():
         ("{", "", r"summary\.json: not JSON"),
         ('{"schema":"other"}', "", "schema 'other' is not 'penstock-load/1'"),
         ("[]", "", "schema None"),
-        ('{"schema":"penstock-load/1"}', None, r"results\.jsonl: cannot be read"),
-        ('{"schema":"penstock-load/1"}', '{"id":1}\n', r"results\.jsonl:1: not a result"),
-        ('{"schema":"penstock-load/1"}', "nonsense\n", r"results\.jsonl:1: not a result"),
+        ('{"schema":"penstock-load/1"}', "", "lacks is_partial, started"),
+        (WHOLE, None, r"results\.jsonl: cannot be read"),
+        (WHOLE, '{"id":1}\n', r"results\.jsonl:1: not a result"),
+        (WHOLE, "nonsense\n", r"results\.jsonl:1: not a result"),
     ],
 )
 def test_files_that_are_no_run_are_refused(tmp_path, summary, lines, message):
