@@ -1,0 +1,254 @@
+"""Dashboard, metrics page and state file: what others see of the planner."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+import orjson
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+
+from penstock_core.errors import PortInUseError
+from penstock_core.exposition import parse_samples
+from penstock_graph.models import Role
+from penstock_planner import dashboard as dashboard_module
+from penstock_planner.dashboard import Dashboard, layout_of
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.metrics import PlannerMetrics, serve
+from penstock_planner.snapshot import SnapshotWriter
+from penstock_wire.client import ConnectionPool
+
+D, P = Role.DECODE, Role.PREFILL
+
+
+def _drawn(folder):
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    return events
+
+
+@pytest.fixture(name="drawn")
+async def _drawn_run(world, tmp_path):
+    """Two minutes of a ramp with latencies, drawn; returns the event files' content."""
+    read = world.load.read
+
+    async def with_latency(query):
+        from penstock_planner.sources.base import Readings
+
+        answer = await read(query)
+        count = world.time.at_s - 1000
+        buckets = ((0.1, count), (0.5, 2 * count), (float("inf"), 2 * count))
+        return Readings(answer.kv, answer.queue, {"ttft": buckets, "itl": ()})
+
+    world.load.read = with_latency
+    world.load.kv = lambda _now, _workers: 0.95
+    board = Dashboard(tmp_path / "board", DecideConfig())
+    world.watcher.tick, world.watcher.decided = board.tick, board.decided
+    await world.run_until(120)
+    board.close()
+    assert board.dropped == 0
+    return _drawn(tmp_path / "board")
+
+
+def _values(events, tag):
+    return {e.step: round(e.value, 6) for e in events.Scalars(tag)}
+
+
+def test_signals_are_drawn_with_their_thresholds(drawn):
+    """Mean and thresholds share a step axis of modelled seconds since the start."""
+    assert set(_values(drawn, "kv/mean").values()) == {0.95}
+    assert set(_values(drawn, "kv/scale_up").values()) == {0.9}
+    assert set(_values(drawn, "kv/scale_down").values()) == {0.5}
+    assert set(_values(drawn, "prefill_queue/per_worker").values()) == {0.3}
+    assert max(_values(drawn, "kv/scale_up")) <= 120
+
+
+def test_replicas_desired_and_gpus_rise_step_by_step(drawn):
+    """Desired leads ready; GPUs count the starting worker at once."""
+    ready, desired = _values(drawn, "replicas/decode_ready"), _values(drawn, "replicas/decode_desired")
+    assert (ready[31], desired[31]) == (1, 2)
+    assert (ready[43], desired[43]) == (2, 2)
+    assert _values(drawn, "gpus/in_use")[33] == 3
+    assert set(_values(drawn, "gpus/budget").values()) == {8}
+
+
+def test_gpu_hours_are_the_integral_of_gpus_over_modelled_time(drawn):
+    """About 2 GPUs for 30 s, 3 for 42 s, 4 for 42 s, 5 for the rest."""
+    hours = _values(drawn, "gpu_hours/cumulative")
+    last = max(hours)
+    expected = (2 * 30 + 3 * 42 + 4 * (last - 72)) / 3600 if last <= 114 else None
+    expected = expected or (2 * 30 + 3 * 42 + 4 * 42 + 5 * (last - 114)) / 3600
+    assert hours[last] == pytest.approx(expected, abs=10 / 3600)
+
+
+def test_latencies_are_quantiles_of_each_interval(drawn):
+    """Half of the samples up to 0.1 s, the rest up to 0.5 s."""
+    assert set(_values(drawn, "ttft/p50_seconds").values()) == {0.1}
+    assert set(_values(drawn, "ttft/p99_seconds").values()) == {0.492}
+    assert "itl/p50_seconds" not in drawn.Tags()["scalars"]
+
+
+def test_decisions_are_texts_with_reasons(drawn):
+    """One text per decision at its step."""
+    texts = [(e.step, e.tensor_proto.string_val[0].decode()) for e in drawn.Tensors("decisions/text_summary")]
+    assert [step for step, _ in texts] == [30, 72, 114]
+    assert "decode 1 -> 2: KV 0.95 > 0.90 (`above_threshold`)" in texts[0][1]
+
+
+def test_the_layout_arranges_every_drawn_tag(drawn):
+    """TensorBoard opens with the charts; each scalar is in exactly one of them."""
+    import re
+
+    proto = drawn.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    layout = layout_pb2.Layout.FromString(proto)
+    patterns = [tag for c in layout.category for chart in c.chart for tag in chart.multiline.tag]
+    assert [c.title for c in layout.category] == [
+        "Load and thresholds",
+        "Replicas",
+        "GPUs",
+        "Latency",
+        "Planner",
+    ]
+    for tag in drawn.Tags()["scalars"]:
+        assert sum(bool(re.match(pattern, tag)) for pattern in patterns) == 1, tag
+
+
+def test_an_aggregated_graph_has_no_queue_chart():
+    """Only what there is."""
+    layout = layout_of({Role.AGGREGATED})
+    assert list(layout["Load and thresholds"]) == ["KV usage"]
+    assert list(layout["Replicas"]) == ["aggregated replicas"]
+
+
+async def test_a_dashboard_that_cannot_write_stops_nothing(world, tmp_path, caplog):
+    """A file where its folder should be: one warning, and every decision is made."""
+    (tmp_path / "board").write_text("in the way")
+    board = Dashboard(tmp_path / "board", DecideConfig())
+    world.watcher.tick = board.tick
+    await world.run_until(65)
+    board.close()
+    assert len(world.watcher.decisions) == 2
+    assert [r.getMessage() for r in caplog.records if "dashboard" in r.getMessage()] == ["dashboard stopped"]
+
+
+async def test_points_are_dropped_when_the_disk_does_not_keep_up(world, tmp_path, monkeypatch):
+    """A writer that hangs fills a bounded queue and no more."""
+    release = threading.Event()
+    monkeypatch.setattr(dashboard_module, "MAX_WAITING", 3)
+    monkeypatch.setattr(dashboard_module, "CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(dashboard_module, "SummaryWriter", lambda *_a, **_k: release.wait(5))
+    board = Dashboard(tmp_path / "board", DecideConfig())
+    world.watcher.tick = board.tick
+    await world.run_until(65)
+    assert board.dropped > 20
+    assert len(world.watcher.decisions) == 2
+    board.close()
+    release.set()
+    board._thread.join(5)
+
+
+# ---------------------------------------------------------------- metrics
+
+
+async def test_the_metrics_page_shows_decisions_replicas_and_ages(world):
+    """Counters by role, action and reason; gauges of the newest tick."""
+    metrics = PlannerMetrics()
+    world.watcher.tick, world.watcher.decided = metrics.tick, metrics.decided
+    world.load.kv = lambda _now, _workers: 0.95
+    await world.run_until(100)
+    page = metrics.page().decode()
+    samples = {
+        (s.name, *s.labels.values()): s.value
+        for s in parse_samples(
+            page,
+            [
+                "penstock_planner_decisions_total",
+                "penstock_planner_replicas",
+                "penstock_planner_desired_replicas",
+                "penstock_planner_gpus",
+                "penstock_planner_gpu_budget",
+                "penstock_planner_reading_age_seconds",
+                "penstock_planner_phase",
+                "penstock_schedule_lag_p99_seconds",
+                "penstock_schedule_lag_samples_total",
+                "penstock_planner_ledger_errors_total",
+            ],
+        )
+    }
+    assert samples["penstock_planner_decisions_total", "up", "above_threshold", "decode"] == 2
+    assert samples["penstock_planner_decisions_total", "hold", "within_thresholds", "prefill"] == 2
+    assert samples["penstock_planner_replicas", "decode", "ready"] == 3
+    assert samples["penstock_planner_desired_replicas", "decode"] == 3
+    assert (samples["penstock_planner_gpus",], samples["penstock_planner_gpu_budget",]) == (4, 8)
+    assert samples["penstock_planner_reading_age_seconds", "kv"] == 0
+    assert samples["penstock_planner_phase", "observing"] == 1
+    assert samples["penstock_schedule_lag_p99_seconds",] == 0
+    assert samples["penstock_schedule_lag_samples_total",] == 100
+    assert samples["penstock_planner_ledger_errors_total",] == 0
+
+
+async def test_unknown_readings_are_nan_on_the_page(world):
+    """Unknown is not zero."""
+    metrics = PlannerMetrics()
+    world.watcher.tick = metrics.tick
+    world.load.kv = lambda _now, _workers: None
+    world.load.queue = lambda _now, _workers: None
+    await world.run_until(5)
+    page = metrics.page().decode()
+    assert "penstock_planner_kv_usage_fraction NaN" in page
+    assert "penstock_planner_prefill_queue_requests NaN" in page
+    assert 'penstock_planner_unknown_readings{signal="kv"} 1.0' in page
+
+
+async def test_the_metrics_are_served_and_a_taken_port_is_named():
+    """GET /metrics and /health; the second server on a port is refused."""
+    metrics = PlannerMetrics()
+    server = await serve(metrics, "127.0.0.1", 0)
+    pool = ConnectionPool()
+    url = f"http://127.0.0.1:{server.port}"
+    try:
+        assert (await pool.request("GET", url + "/metrics")).status == 200
+        assert (await pool.request("GET", url + "/health")).status == 200
+        assert (await pool.request("GET", url + "/else")).status == 404
+        with pytest.raises(PortInUseError, match=str(server.port)):
+            await serve(metrics, "127.0.0.1", server.port)
+    finally:
+        await pool.close()
+        await server.close(grace_s=0)
+
+
+# ---------------------------------------------------------------- state file
+
+
+async def test_the_state_file_holds_the_planner_now(world):
+    """Pools, last decisions with sentences, what it is doing."""
+    writer = SnapshotWriter(world.folder, now_s=lambda: world.time.at_s)
+    world.watcher.tick, world.watcher.decided = writer.tick, writer.decided
+    world.load.kv = lambda _now, _workers: 0.95
+    await world.run_until(35)
+    state = orjson.loads((world.folder / "state.json").read_bytes())
+    assert (state["phase"], state["elapsed_s"], state["pid"]) == ("adjusting", 35.0, os.getpid())
+    assert state["pools"]["decode"]["starting"] == 1
+    assert state["desired"] == {"prefill": 1, "decode": 2}
+    assert (state["gpus"], state["max_gpu_budget"]) == (3, 8)
+    (decision,) = state["decisions"]
+    assert decision["roles"]["decode"]["sentence"] == "decode 1 -> 2: KV 0.95 > 0.90"
+    assert decision["at_s"] == 30.0
+
+
+async def test_a_state_file_that_cannot_be_written_stops_nothing(world, monkeypatch, caplog):
+    """It is for looking only."""
+    from pathlib import Path
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    writer = SnapshotWriter(world.folder, now_s=lambda: world.time.at_s)
+    world.watcher.tick = writer.tick
+    await world.run_until(35)
+    assert len(world.watcher.decisions) == 1
+    assert [r.getMessage() for r in caplog.records if "listener" in r.getMessage()] == ["listener failed"]

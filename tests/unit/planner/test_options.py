@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock_core.errors import ConfigError, InvalidSpecError
+from penstock_graph.loading import load_graph
+from penstock_graph.models import Role
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.options import FLAGS, join
+
+GRAPH = """\
+apiVersion: penstock.dev/v1alpha1
+kind: GraphDeployment
+metadata: {name: llama}
+spec:
+  model: {name: meta-llama/Llama-3.1-8B-Instruct, servedName: llama}
+  runtime: simulated
+  services:
+    frontend: {role: router}
+    prefill: {role: prefill, gpusPerReplica: 1, scaling: {minReplicas: 1, maxReplicas: 4}}
+    decode: {role: decode, gpusPerReplica: 2, scaling: {minReplicas: 2, maxReplicas: 3}, replicas: 2}
+  planner:
+    maxGpuBudget: null
+    adjustmentIntervalSeconds: 20
+    newDecodeWorkerGraceIntervals: 5
+    metrics: {maxAgeSeconds: 7}
+"""
+
+
+def _problems(excinfo):
+    return [str(problem) for problem in excinfo.value.problems]
+
+
+def test_the_documents_fifteen_options_have_its_defaults():
+    """Names and defaults of the planner document, exactly and in its order."""
+    documented = {
+        "namespace": "dynamo",
+        "environment": "local",
+        "served-model-name": "vllm",
+        "no-operation": False,
+        "log-dir": None,
+        "adjustment-interval": 30,
+        "metric-pulling-interval": 1,
+        "max-gpu-budget": 8,
+        "min-gpu-budget": 1,
+        "decode-kv-scale-up-threshold": 0.9,
+        "decode-kv-scale-down-threshold": 0.5,
+        "prefill-queue-scale-up-threshold": 0.5,
+        "prefill-queue-scale-down-threshold": 0.2,
+        "decode-engine-num-gpu": 1,
+        "prefill-engine-num-gpu": 1,
+    }
+    options = join(given={}).model_dump(mode="json", by_alias=True)
+    assert list(FLAGS[:15]) == list(documented)
+    assert {key: options[key] for key in documented} == documented
+
+
+def test_the_rules_own_defaults_are_the_same():
+    """A planner told nothing decides by the documented numbers."""
+    assert join(given={}).decide_config() == DecideConfig()
+
+
+def test_the_documents_yaml_form_is_read(tmp_path):
+    """Planner: with kebab-case keys; other components' sections are not its business."""
+    file = tmp_path / "disagg.yaml"
+    file.write_text(
+        "Frontend: {port: 8000}\nPlanner:\n  environment: local\n  no-operation: true\n  log-dir: log/planner\n"
+    )
+    options = join(given={}, file=file)
+    assert (options.no_operation, options.log_dir) == (True, "log/planner")
+
+
+def test_flags_beat_the_file_and_the_file_beats_the_graph(tmp_path):
+    """Each layer only fills in what those above leave open."""
+    file = tmp_path / "planner.yaml"
+    file.write_text("Planner: {adjustment-interval: 60, min-gpu-budget: 2}\n")
+    graph = load_graph(GRAPH)
+    options = join(given={"adjustment-interval": "90"}, file=file, graph=graph)
+    assert (options.adjustment_interval, options.min_gpu_budget) == (90.0, 2)
+    assert join(given={}, file=file, graph=graph).adjustment_interval == 60.0
+    assert join(given={}, graph=graph).adjustment_interval == 20.0
+
+
+def test_a_graph_gives_names_gpus_bounds_and_rules():
+    """What the manifest says need not be said twice."""
+    graph = load_graph(GRAPH)
+    options = join(given={}, graph=graph)
+    assert (options.namespace, options.served_model_name) == ("llama", "llama")
+    assert (options.decode_engine_num_gpu, options.prefill_engine_num_gpu) == (2, 1)
+    assert (options.max_gpu_budget, options.metrics_max_age, options.adjustment_deadline) == (
+        None,
+        7.0,
+        600.0,
+    )
+    config = options.decide_config(graph)
+    assert config.min_replicas == {Role.PREFILL: 1, Role.DECODE: 2}
+    assert config.max_replicas == {Role.PREFILL: 4, Role.DECODE: 3}
+    assert config.decode_grace_intervals == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (
+            {"decode-kv-scale-up-threshold": "0.4"},
+            "--decode-kv-scale-down-threshold: 0.5 is not below --decode-kv-scale-up-threshold 0.4",
+        ),
+        (
+            {"prefill-queue-scale-down-threshold": "0.5"},
+            "--prefill-queue-scale-down-threshold: 0.5 is not below --prefill-queue-scale-up-threshold 0.5",
+        ),
+        (
+            {"metric-pulling-interval": "31"},
+            "--metric-pulling-interval: 31 s exceeds --adjustment-interval 30 s; pull at least once",
+        ),
+        (
+            {"max-gpu-budget": "5", "min-gpu-budget": "3", "decode-engine-num-gpu": "2"},
+            "--max-gpu-budget: 5 is below the floor of 4 for decode + 3 for prefill",
+        ),
+        ({"max-gpu-budget": "1"}, "--max-gpu-budget: 1 is below the floor of 1 for decode + 1 for prefill"),
+        ({"metrics-source": "prometheus"}, "--prometheus-url: missing, yet --metrics-source is prometheus"),
+        (
+            {"decode-kv-scale-up-threshold": "1.5"},
+            "--decode-kv-scale-up-threshold: '1.5': input should be less",
+        ),
+        ({"adjustment-interval": "nan"}, "--adjustment-interval: 'nan': input should be a finite number"),
+        ({"adjustment-interval": "0"}, "--adjustment-interval: '0': input should be greater than 0"),
+        ({"max-gpu-budget": "many"}, "--max-gpu-budget: 'many': input should be a valid integer"),
+        ({"environment": "moon"}, "--environment: 'moon': input should be 'local' or 'kubernetes'"),
+        ({"router-url": "ftp://x"}, "--router-url: 'ftp://x': string should match"),
+    ],
+)
+def test_wrong_options_name_key_value_and_remedy(given, problem):
+    """One clear line each."""
+    with pytest.raises(InvalidSpecError) as excinfo:
+        join(given=given)
+    assert len(_problems(excinfo)) == 1
+    assert problem in _problems(excinfo)[0]
+
+
+def test_all_problems_come_at_once(tmp_path):
+    """Nobody fixes one to meet the next."""
+    file = tmp_path / "planner.yaml"
+    file.write_text("Planner: {adjustmentInterval: 60, min-gpu-budget: -1}\n")
+    with pytest.raises(InvalidSpecError) as excinfo:
+        join(given={"max-gpu-budget": "0"}, file=file)
+    text = "\n".join(_problems(excinfo))
+    assert "Planner.adjustmentInterval: unknown option; known are namespace, environment" in text
+    assert f"{file}: --min-gpu-budget: -1" in text
+    assert "planner: --max-gpu-budget: '0'" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("Planner: [1", "not YAML"),
+        ("Frontend: {}\n", "no section 'Planner'"),
+        ("- 1\n", "no section 'Planner'"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path, text, problem):
+    """With the file's name and what to write."""
+    file = tmp_path / "planner.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidSpecError, match=problem):
+        join(given={}, file=file)
+
+
+def test_no_ceiling_is_said_with_none():
+    """On the command line as in YAML."""
+    assert join(given={"max-gpu-budget": "none"}).max_gpu_budget is None
+
+
+def test_sla_mode_is_refused_rather_than_ignored():
+    """A planner that silently runs another mode would mislead."""
+    graph = load_graph(GRAPH.replace("    maxGpuBudget: null", "    mode: sla\n    maxGpuBudget: null"))
+    with pytest.raises(ConfigError, match=r"spec\.planner\.mode: sla is not available in this version"):
+        join(given={}, graph=graph)
+
+
+def test_an_aggregated_graph_needs_only_one_floor():
+    """One GPU is enough for one aggregated worker."""
+    text = GRAPH.replace(
+        "    prefill: {role: prefill, gpusPerReplica: 1, scaling: {minReplicas: 1, maxReplicas: 4}}\n", ""
+    )
+    text = text.replace("role: decode, gpusPerReplica: 2", "role: aggregated, gpusPerReplica: 1")
+    text = text.replace("minReplicas: 2", "minReplicas: 1").replace("replicas: 2}", "replicas: 1}")
+    options = join(given={"max-gpu-budget": "1"}, graph=load_graph(text))
+    assert options.max_gpu_budget == 1
+
+
+def test_without_a_log_dir_the_ledger_lies_beside_the_statefile(tmp_path, monkeypatch):
+    """Decisions are recorded in any case."""
+    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path))
+    assert join(given={"namespace": "llama"}).log_folder() == tmp_path / "llama-planner"
+    assert join(given={"log-dir": "log/planner"}).log_folder().parts == ("log", "planner")

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from penstock_cli.planner import planner
+from penstock_core.errors import ConfigError, LedgerError
+from penstock_graph.models import Role
+from penstock_planner import question
+from penstock_planner.decide.pipeline import decide
+from penstock_planner.explain import in_words, select
+from penstock_planner.ledger import read_ledger
+from penstock_planner.replay import replay, settings, what_if
+
+D = Role.DECODE
+
+
+@pytest.fixture(name="folder")
+async def _folder(world):
+    """A ledger of six decisions: up, three of grace, down, hold."""
+    world.load.kv = lambda now, _workers: 0.95 if now <= 1030 else 0.1
+    await world.run_until(200)
+    return world.folder
+
+
+def _rewrite(folder, change):
+    path = folder / "ledger.jsonl"
+    records = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    for record in records:
+        change(record)
+    path.write_bytes(b"".join(orjson.dumps(record) + b"\n" for record in records))
+
+
+def _invoke(*arguments, **keys):
+    return CliRunner().invoke(planner, [str(a) for a in arguments], **keys)
+
+
+def test_replay_makes_every_decision_again_bit_for_bit(folder):
+    """Decisions, states and the chain between them."""
+    result = replay(read_ledger(folder))
+    assert (result.decisions, result.differences) == (6, ())
+    answer = _invoke("replay", folder / "ledger.jsonl")
+    assert (answer.exit_code, answer.stdout) == (0, "6 decisions made again, 0 differences\n")
+
+
+def test_replay_shows_a_changed_number_and_fails(folder):
+    """One reading altered afterwards: that decision no longer follows from it."""
+
+    def change(record):
+        if record["type"] == "decision" and record["decision"]["id"] == "d000001":
+            record["window"]["pulls"][0]["kv"]["total"] = 0.5
+
+    _rewrite(folder, change)
+    answer = _invoke("replay", folder)
+    assert answer.exit_code == 1
+    assert "d000001: decision differs" in answer.stdout
+    assert "6 decisions made again, 1 differences" in answer.stdout
+
+
+def test_replay_notices_a_broken_chain_of_states(folder):
+    """A decision whose state before is not what the last one left."""
+
+    def change(record):
+        if record["type"] == "decision" and record["decision"]["id"] == "d000003":
+            record["before"]["roles"]["decode"]["backoff"] = 1
+            record["state"]["roles"]["decode"]["backoff"] = 0
+
+    _rewrite(folder, change)
+    differences = replay(read_ledger(folder)).differences
+    assert [(d.id, d.what) for d in differences] == [("d000003", "chain")]
+
+
+def test_replay_names_the_line_of_an_incomplete_record(folder):
+    """Not a decision to compare, but no crash either."""
+
+    def change(record):
+        if record["type"] == "decision":
+            record.pop("window")
+
+    _rewrite(folder, change)
+    with pytest.raises(LedgerError, match=r"line 32: incomplete decision record"):
+        replay(read_ledger(folder))
+
+
+def test_replay_as_json_is_one_object(folder):
+    """For other programs."""
+    answer = _invoke("replay", folder, "--json")
+    assert orjson.loads(answer.stdout) == {"decisions": 6, "differences": [], "notes": []}
+
+
+def test_what_if_prints_only_what_would_differ(folder):
+    """With a down-threshold of 0.05 the scale-down would not have happened."""
+    total, different = what_if(read_ledger(folder), settings(["decode-kv-scale-down-threshold=0.05"]))
+    assert total == 6
+    assert [record["decision"]["id"] for record, _ in different] == [f"d00000{n}" for n in (2, 3, 4, 5, 6)]
+    answer = _invoke("replay", folder, "--set", "decode-kv-scale-up-threshold=0.99")
+    assert answer.exit_code == 0
+    assert "was: decode 1 -> 2: KV 0.95 > 0.90" in answer.stdout
+    assert "now: decode 1: KV 0.95 within 0.50 and 0.99" in answer.stdout
+    assert answer.stdout.endswith("1 of 6 decisions would differ\n")
+
+
+def test_what_if_as_json_gives_both_decisions(folder):
+    """Recorded and made anew, side by side."""
+    rows = orjson.loads(_invoke("replay", folder, "--json", "--set", "max-gpu-budget=2").stdout)
+    assert rows["decisions"] == 6
+    roles = {r["role"]: r["reason"] for r in rows["different"][0]["what_if"]["roles"]}
+    assert roles["decode"] == "gpu_budget"
+
+
+@pytest.mark.parametrize("pair", ["max-gpu-budget", "colour=blue", "decode-kv-scale-up-threshold=7"])
+def test_a_wrong_what_if_is_refused(pair):
+    """With the key that was wrong."""
+    with pytest.raises(ConfigError, match=f"--set {pair}"):
+        settings([pair])
+
+
+def test_explain_tells_the_last_decisions_rule_by_rule(folder):
+    """Sentence, reason, steps with their numbers, and what became of it."""
+    text = _invoke("explain", "--log-dir", folder, "--id", "d000001").stdout
+    assert "d000001  adjustment at 30 s, 30 pulls, GPUs 2 -> 3 (budget 8)" in text
+    assert "decode 1 -> 2: KV 0.95 > 0.90  [above_threshold]" in text
+    assert "thresholds   mean=0.95 down=0.5 up=0.9 against 0.9 => above_threshold" in text
+    assert "decode to 2: applied" in text
+    assert _invoke("explain", "--log-dir", folder, "--last", "3").stdout.count("adjustment at") == 3
+
+
+def test_explain_as_json_gives_the_records(folder):
+    """With their actuations."""
+    (record,) = orjson.loads(_invoke("explain", "--log-dir", folder, "--id", "d000001", "--json").stdout)
+    assert record["decision"]["id"] == "d000001"
+    assert [a["outcome"] for a in record["actuations"]] == ["applied"]
+
+
+def test_explain_knows_what_ids_there_are(folder):
+    """An unknown id is answered with the known range."""
+    with pytest.raises(ConfigError, match="no decision 'd9' in the ledger; there is d000001 to d000006"):
+        select(read_ledger(folder), last=1, decision_id="d9")
+
+
+async def test_explain_has_words_for_withdrawals(world):
+    """The reason that the backend gave."""
+    world.backend.never_ready = frozenset({D})
+    world.backend.gives_up_s = 20.0
+    world.load.kv = lambda _now, _workers: 0.95
+    await world.run_until(60)
+    record = select(read_ledger(world.folder), last=1, decision_id=None)[0]
+    first, second = in_words(record).splitlines()[:2]
+    why = "withdrawn, never became ready: exited with code 1 five times: no CUDA device"
+    assert first == "d000002  withdrawal at 50 s, GPUs 2 -> 2 (budget 8)"
+    assert second == f"  decode 2 -> 1: {why}  [never_ready]"
+
+
+def test_a_torn_ledger_is_explained_with_a_note_on_stderr(folder):
+    """What is whole is used."""
+    with (folder / "ledger.jsonl").open("ab") as file:
+        file.write(b'{"ty')
+    answer = _invoke("explain", "--log-dir", folder)
+    assert answer.exit_code == 0
+    assert "torn last line of 4 bytes dropped" in answer.stderr
+
+
+def test_a_folder_without_decisions_says_so(tmp_path):
+    """Nothing on stdout."""
+    (tmp_path / "ledger.jsonl").write_bytes(b"")
+    answer = _invoke("explain", "--log-dir", tmp_path)
+    assert (answer.exit_code, answer.stdout, answer.stderr) == (0, "", "no decision yet\n")
+
+
+# ---------------------------------------------------------------- decide FILE
+
+
+def test_the_example_can_be_decided_as_it_is():
+    """What --example prints is a valid FILE."""
+    example = _invoke("decide", "--example").stdout
+    answer = _invoke("decide", "-", input=example)
+    assert answer.exit_code == 0
+    assert "decode 2 -> 3: KV 0.93 > 0.90  [above_threshold]" in answer.stdout
+
+
+def test_a_decision_can_be_asked_for_from_a_ledgers_record(folder, tmp_path):
+    """The same answer as was recorded."""
+    record = next(r for r in read_ledger(folder).records if r["type"] == "decision")
+    file = tmp_path / "record.json"
+    file.write_bytes(orjson.dumps(record))
+    answer = orjson.loads(_invoke("decide", file, "--json").stdout)
+    assert answer == {"decision": record["decision"], "state": record["state"]}
+
+
+def test_bad_numbers_in_a_file_are_unknown_and_hold():
+    """null, .nan and 1.7 are no KV usage."""
+    text = """
+observations:
+  - {at_s: 1, pools: {prefill: {ready: 1}, decode: {ready: 3}}, kv: {a: null, b: .nan, c: 1.7}, queue: -1}
+"""
+    decision, _ = decide(*question.parse(text, name="x"))
+    assert {r.reason.value for r in decision.roles} == {"metric_unknown"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1", "neither YAML nor JSON"),
+        ("7", "expected a map"),
+        ("{}", "KeyError: 'observations'"),
+        ("observations: []\nobservation: []", "unknown key 'observation'"),
+        ("observations: []\nconfig: {colour: 1}", "config.colour: extra inputs"),
+        ("observations: [{at_s: 1, pools: {queen: {ready: 1}}}]", "'queen' is not a valid Role"),
+        ("observations: [{at_s: 1, pools: {decode: {redy: 1}}}]", "unexpected keyword argument 'redy'"),
+        ("observations: [{at_s: 1, pools: {decode: {ready: 1}}, kv: {a: b}}]", "could not convert"),
+    ],
+)
+def test_a_file_that_is_no_question_is_refused(text, message):
+    """One message that names what is wrong."""
+    with pytest.raises(ConfigError, match=message):
+        question.parse(text, name="x.yaml")
+
+
+def test_decide_without_a_file_says_how_to_get_one(tmp_path):
+    """As a configuration error, which the main command turns into exit 2."""
+    assert isinstance(_invoke("decide").exception, ConfigError)
+    assert isinstance(_invoke("decide", tmp_path / "none.yaml").exception, ConfigError)

@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock_core.clock import ModelClock
+from penstock_core.errors import ObservationError
+from penstock_graph.models import Role
+from penstock_planner.decide.reading import Quality, judge, missing
+from penstock_planner.sources import base
+from penstock_planner.sources.base import Query, Readings
+from penstock_planner.sources.chain import SourceChain
+from penstock_planner.sources.prometheus import PrometheusSource, connect
+from penstock_planner.sources.router import RouterSource
+from penstock_planner.sources.scrape import ScrapeSource
+from penstock_planner.targets.base import Endpoint
+from penstock_wire.client import ConnectionPool
+from penstock_wire.server import HttpServer
+
+
+@asynccontextmanager
+async def _serving(page, status=200):
+    """Serve one metrics page (or what a function makes of the request) on a free port."""
+
+    async def handle(request, responder):
+        body = page(request) if callable(page) else page
+        responder.send(status, body.encode(), content_type="text/plain")
+
+    server = HttpServer(handle)
+    await server.start("127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        await server.close(grace_s=0)
+
+
+@pytest.fixture(name="pool")
+async def _pool():
+    made = ConnectionPool()
+    yield made
+    await made.close()
+
+
+def _decode(index, url="http://127.0.0.1:9"):
+    return Endpoint(f"llama_decode_{index}", Role.DECODE, url)
+
+
+def _prefill(index, url="http://127.0.0.1:9"):
+    return Endpoint(f"llama_prefill_{index}", Role.PREFILL, url)
+
+
+ROUTER_PAGE = """\
+# HELP penstock_router_prefill_queue_requests Waiting.
+penstock_router_prefill_queue_requests{model_name="llama"} 7
+penstock_router_worker_kv_usage_fraction{worker="llama_decode_0",role="decode"} 0.93
+penstock_router_worker_kv_usage_fraction{worker="llama_decode_1",role="decode"} 0.4
+penstock_router_worker_kv_usage_fraction{worker="llama_decode_2",role="decode"} NaN
+penstock_router_worker_metrics_age_seconds{worker="llama_decode_0",role="decode"} 0.8
+penstock_router_worker_metrics_age_seconds{worker="llama_decode_1",role="decode"} 600
+penstock_router_worker_metrics_age_seconds{worker="llama_decode_2",role="decode"} 0.8
+penstock_router_time_to_first_token_seconds_bucket{model_name="llama",le="0.5"} 3
+penstock_router_time_to_first_token_seconds_bucket{model_name="llama",le="+Inf"} 4
+"""
+
+
+async def test_the_router_tells_queue_and_kv_with_their_ages(pool):
+    """Fresh, ten minutes old, NaN and not reported come out as they are."""
+    async with _serving(ROUTER_PAGE) as url:
+        query = Query((*(_decode(i) for i in range(4)), _prefill(0)), 10.0)
+        readings = await RouterSource(pool, url).read(query)
+    assert [(r.quality, r.value) for r in readings.kv.values()] == [
+        (Quality.FRESH, 0.93),
+        (Quality.STALE, 0.4),
+        (Quality.MISSING, None),
+        (Quality.MISSING, None),
+    ]
+    assert [r.why for r in readings.kv.values()] == [
+        "",
+        "600 s old, more than 10 s",
+        "value is NaN",
+        "not reported",
+    ]
+    assert (readings.queue.value, readings.queue.source) == (7.0, "router")
+    assert readings.latency["ttft"] == ((0.5, 3.0), (float("inf"), 4.0))
+    assert readings.latency["itl"] == ()
+
+
+async def test_a_router_without_the_queue_metric_leaves_it_missing(pool):
+    """Absent is not zero."""
+    async with _serving("") as url:
+        readings = await RouterSource(pool, url).read(Query((_prefill(0),), 10.0))
+    assert readings.queue == missing("not reported", source="router")
+
+
+@pytest.mark.parametrize(
+    ("page", "status", "message"),
+    [
+        ("", 503, "answered 503"),
+        ("penstock_router_prefill_queue_requests{ 7", 200, "cannot read line"),
+        ("penstock_router_prefill_queue_requests seven", 200, "is not a number"),
+    ],
+)
+async def test_a_router_that_answers_nonsense_is_gone(pool, page, status, message):
+    """An error status or a garbled page is one clear error."""
+    async with _serving(page, status) as url:
+        with pytest.raises(ObservationError, match=message):
+            await RouterSource(pool, url).read(Query((), 10.0))
+
+
+async def test_a_router_that_hangs_is_given_up(pool, monkeypatch):
+    """The pull's time-out ends it."""
+    monkeypatch.setattr(base, "PULL_TIMEOUT_S", 0.05)
+
+    async def never(_request, _responder):
+        await asyncio.sleep(30)
+
+    silent = HttpServer(never)
+    await silent.start("127.0.0.1", 0)
+    with pytest.raises(ObservationError, match=r"127\.0\.0\.1"):
+        await RouterSource(pool, f"http://127.0.0.1:{silent.port}").read(Query((), 10.0))
+    await silent.close(grace_s=0)
+
+
+async def test_workers_are_scraped_by_vllms_names(pool):
+    """KV is a fraction despite its name, averaged over a worker's engines; capacity waiters are summed."""
+    decode = 'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:kv_cache_usage_perc{engine="1"} 0.7\n'
+    prefill = (
+        'vllm:num_requests_waiting{engine="0"} 9\n'
+        'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 4\n'
+        'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 5\n'
+    )
+    old_prefill = "vllm:num_requests_waiting 2\n"
+    async with _serving(decode) as d, _serving(prefill) as p, _serving(old_prefill) as q:
+        query = Query((_decode(0, d), _prefill(0, p), _prefill(1, q)), 10.0)
+        readings = await ScrapeSource(pool).read(query)
+    assert readings.kv["llama_decode_0"].value == pytest.approx(0.6)
+    assert readings.queue.value == 6.0
+
+
+async def test_a_dead_worker_is_missing_and_a_dead_prefill_worker_hides_the_queue(pool):
+    """The sum of a part would be too small, so it is unknown."""
+    async with (
+        _serving("vllm:num_requests_waiting 2\n") as p,
+        _serving("vllm:kv_cache_usage_perc 1.7\n") as d,
+    ):
+        query = Query((_decode(0), _decode(1, d), _prefill(0, p), _prefill(1)), 10.0)
+        readings = await ScrapeSource(pool).read(query)
+    assert not readings.kv["llama_decode_0"].is_known
+    assert readings.kv["llama_decode_1"].why == "value 1.7 is above 1"
+    assert readings.queue.quality is Quality.MISSING
+    assert readings.queue.why.startswith("llama_prefill_1: ")
+
+
+async def test_a_negative_queue_is_refused_with_the_workers_name(pool):
+    """One worker's nonsense is not averaged away."""
+    async with _serving("vllm:num_requests_waiting -3\n") as p, _serving("vllm:other 1\n") as q:
+        readings = await ScrapeSource(pool).read(Query((_prefill(0, p), _prefill(1, q)), 10.0))
+    assert readings.queue.why == (
+        "llama_prefill_0: value -3 is negative; llama_prefill_1: vllm:num_requests_waiting not reported"
+    )
+
+
+# ---------------------------------------------------------------- chain
+
+
+class _Scripted:
+    """A source that answers from a list; an exception in it is raised."""
+
+    def __init__(self, name, *answers):
+        self.name = name
+        self.answers = list(answers)
+        self.calls = 0
+
+    async def read(self, query):
+        self.calls += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        kv, queue = answer
+        return Readings(
+            {w.name: _reading(kv, self.name, 1.0) for w in query.kv_workers}, _reading(queue, self.name)
+        )
+
+
+def _reading(value, source, upper=None):
+    age_s = 0.0
+    if isinstance(value, tuple):
+        value, age_s = value
+    return judge(value, age_s=age_s, max_age_s=10.0, source=source, upper=upper)
+
+
+class _Clock:
+    def __init__(self):
+        self.model_s = 0.0
+        self.real_s = 0.0
+
+
+def _chain(*sources):
+    clock = _Clock()
+    made = SourceChain(sources, now_s=lambda: clock.model_s, real_now_s=lambda: clock.real_s)
+    return made, clock
+
+
+QUERY = Query((_decode(0), _prefill(0)), 10.0)
+GONE = ObservationError("connection refused")
+
+
+async def test_the_second_source_is_not_asked_while_the_first_knows_everything():
+    """No worker is scraped twice."""
+    first, second = _Scripted("router", (0.9, 3)), _Scripted("scrape", (0.1, 0))
+    chain, _ = _chain(first, second)
+    readings = await chain.read(QUERY)
+    assert (readings.kv["llama_decode_0"].value, readings.queue.value, second.calls) == (0.9, 3.0, 0)
+    assert chain.serving == "router"
+
+
+async def test_the_second_takes_over_when_the_first_is_gone_and_says_so():
+    """The reading's source names both; the change is logged once."""
+    first, second = _Scripted("router", GONE), _Scripted("scrape", (0.7, 2))
+    chain, _ = _chain(first, second)
+    readings = await chain.read(QUERY)
+    assert readings.kv["llama_decode_0"].source == "scrape (backup of router)"
+    assert readings.queue.source == "scrape (backup of router)"
+    assert chain.serving == "scrape"
+
+
+async def test_backup_is_per_signal():
+    """The router still knows the queue while its KV value is ten minutes old."""
+    first, second = _Scripted("router", ((0.2, 600), 3)), _Scripted("scrape", (0.95, None))
+    chain, _ = _chain(first, second)
+    readings = await chain.read(QUERY)
+    assert (readings.kv["llama_decode_0"].value, readings.kv["llama_decode_0"].source) == (
+        0.95,
+        "scrape (backup of router)",
+    )
+    assert (readings.queue.value, readings.queue.source) == (3.0, "router")
+
+
+async def test_when_nobody_knows_all_reasons_are_kept():
+    """Why is it unknown: both sources' words."""
+    chain, _ = _chain(_Scripted("router", GONE), _Scripted("scrape", (None, None)))
+    readings = await chain.read(QUERY)
+    assert readings.queue.quality is Quality.MISSING
+    assert readings.queue.why == "connection refused; scrape: not reported"
+
+
+async def test_the_last_value_is_kept_with_its_age_until_it_is_too_old():
+    """Everything dies at 0 s: fresh at 9 s, stale at 11 s."""
+    first = _Scripted("router", (0.9, 3), GONE)
+    chain, clock = _chain(first)
+    await chain.read(QUERY)
+    clock.model_s = 9.0
+    readings = await chain.read(QUERY)
+    assert (readings.queue.quality, readings.queue.value, readings.queue.age_s) == (Quality.FRESH, 3.0, 9.0)
+    clock.model_s = 11.0
+    readings = await chain.read(QUERY)
+    assert readings.kv["llama_decode_0"].quality is Quality.STALE
+    assert readings.kv["llama_decode_0"].why == "11 s old, more than 10 s; connection refused"
+
+
+async def test_a_source_that_failed_rests_for_a_doubling_while():
+    """1, 2, 4 ... 30 s without asking; one success forgets it."""
+    first = _Scripted("router", *[GONE] * 8, (0.9, 3))
+    chain, clock = _chain(first, _Scripted("scrape", (0.7, 2)))
+    asked = []
+    for second in range(200):
+        clock.real_s = float(second)
+        before = first.calls
+        await chain.read(QUERY)
+        if first.calls > before:
+            asked.append(second)
+    assert asked[:10] == [0, 1, 3, 7, 15, 31, 61, 91, 121, 122]
+    assert chain.serving == "router"
+
+
+async def test_workers_that_left_are_forgotten():
+    """A name that comes back later starts without an old value."""
+    first = _Scripted("router", (0.9, 3), (0.9, 3), GONE)
+    chain, _ = _chain(first)
+    await chain.read(QUERY)
+    await chain.read(Query((_decode(5), _prefill(0)), 10.0))
+    readings = await chain.read(QUERY)
+    assert readings.kv["llama_decode_0"].quality is Quality.MISSING
+
+
+async def test_an_aggregated_graph_needs_no_queue():
+    """The backup is not asked for what the graph does not have."""
+    first, second = _Scripted("router", (0.9, None)), _Scripted("scrape", (0.1, 0))
+    chain, _ = _chain(first, second)
+    readings = await chain.read(Query((Endpoint("llama_agg", Role.AGGREGATED, "http://x"),), 10.0))
+    assert (readings.kv["llama_agg"].value, second.calls) == (0.9, 0)
+
+
+# ---------------------------------------------------------------- Prometheus
+
+
+def _prometheus(series, now_s):
+    """Answer instant queries: {metric name: [(labels, value, age)]}, timestamp() included."""
+
+    def page(request):
+        import orjson
+
+        asked = request.query["query"]
+        is_stamp = asked.startswith("timestamp(")
+        metric = asked.removeprefix("timestamp(").split("{")[0]
+        result = []
+        for labels, value, age_s in series.get(metric, []):
+            if 'reason="capacity"' in asked and labels.get("reason") != "capacity":
+                continue
+            shown = {**labels} if is_stamp else {"__name__": metric, **labels}
+            number = now_s - age_s if is_stamp else value
+            result.append({"metric": shown, "value": [now_s, str(number)]})
+        return orjson.dumps(
+            {"status": "success", "data": {"resultType": "vector", "result": result}}
+        ).decode()
+
+    return page
+
+
+@pytest.fixture(name="prometheus")
+async def _prometheus_source():
+    made = []
+
+    def build(url):
+        source = PrometheusSource(connect(url), served_model_name='lla"ma', clock=ModelClock(1.0))
+        made.append(source)
+        return source
+
+    yield build
+    for source in made:
+        source.close()
+
+
+async def test_prometheus_gives_values_with_the_age_of_their_samples(prometheus):
+    """Instance is host:port; a sample's age comes from timestamp(), not from the query's time."""
+    import time
+
+    series = {
+        "vllm:kv_cache_usage_perc": [
+            ({"instance": "10.0.0.1:8000"}, 0.93, 5.0),
+            ({"instance": "10.0.0.2:8000"}, 0.5, 290.0),
+            ({"pod": "llama_decode_2", "instance": "10.0.0.3:8000"}, "NaN", 5.0),
+        ],
+        "penstock_router_prefill_queue_requests": [({"instance": "r"}, 3, 4.0), ({"instance": "s"}, 2, 4.0)],
+    }
+    async with _serving(_prometheus(series, time.time())) as url:
+        workers = [_decode(i, f"http://10.0.0.{i + 1}:8000") for i in range(4)]
+        readings = await prometheus(url).read(Query((*workers, _prefill(0)), 10.0))
+    assert [r.quality for r in readings.kv.values()] == [
+        Quality.FRESH,
+        Quality.STALE,
+        Quality.MISSING,
+        Quality.MISSING,
+    ]
+    assert readings.kv["llama_decode_0"].value == 0.93
+    assert readings.kv["llama_decode_0"].age_s == pytest.approx(5.0, abs=2.0)
+    assert readings.kv["llama_decode_3"].why == "no such series"
+    assert readings.queue.value == 5.0
+
+
+@pytest.mark.parametrize(
+    ("series", "value", "why"),
+    [
+        (
+            {
+                "vllm:num_requests_waiting_by_reason": [
+                    ({"instance": "10.0.0.1:8000", "reason": "capacity"}, 4, 1.0),
+                    ({"instance": "10.0.0.1:8000", "reason": "deferred"}, 40, 1.0),
+                ]
+            },
+            4.0,
+            "",
+        ),
+        ({"vllm:num_requests_waiting": [({"instance": "10.0.0.1:8000"}, 6, 1.0)]}, 6.0, ""),
+        ({}, None, "llama_prefill_0: no such series"),
+    ],
+)
+async def test_without_a_router_prometheus_asks_for_the_workers_queues(prometheus, series, value, why):
+    """By reason first, then in all, else unknown."""
+    import time
+
+    async with _serving(_prometheus(series, time.time())) as url:
+        readings = await prometheus(url).read(Query((_prefill(0, "http://10.0.0.1:8000"),), 10.0))
+    assert (readings.queue.value, readings.queue.why) == (value, why)
+
+
+@pytest.mark.parametrize(
+    ("page", "status"), [("{}", 200), ("<html>", 200), ('{"status":"error"}', 400), ("", 500)]
+)
+async def test_a_prometheus_that_answers_nonsense_is_gone(prometheus, page, status):
+    """Whatever the library raises becomes one kind of error."""
+    async with _serving(page, status) as url:
+        with pytest.raises(ObservationError, match="prometheus: "):
+            await prometheus(url).read(QUERY)
+
+
+async def test_a_prometheus_that_is_not_there_is_gone(prometheus):
+    """Connection refused, without the library's own retries."""
+    with pytest.raises(ObservationError, match="prometheus: "):
+        await prometheus("http://127.0.0.1:9").read(QUERY)
