@@ -29,8 +29,8 @@ class ServerLag:
     """The worst lag that one process reported.
 
     Attributes:
-        name: Worker's name, or ``server`` for the process that is asked.
-        role: Worker's role; ``server`` for the process that is asked.
+        name: Worker's name; ``router`` or ``server`` for the process that the requests are sent to.
+        role: Worker's role; for the other process its name.
         p99_s: Largest p99 seen, modelled seconds.
     """
 
@@ -61,8 +61,9 @@ class LagWatch:
 
     async def ask(self) -> None:
         """Ask every process once; one that does not answer is left out."""
-        await self._ask_one("server", "server", self._url)
         listed = await self._get(f"{self._url}/workers")
+        own = "server" if listed is None else "router"
+        await self._ask_one(own, own, self._url)
         for name, role, url in _workers(listed):
             await self._ask_one(name, role, url)
 

@@ -313,10 +313,10 @@ async def test_the_servers_say_how_late_they_ran(azure_file, fake_server):
     lag = (await _run(_config(azure_file, fake_server)))["lag"]
 
     assert lag["servers"] == [
-        {"name": "server", "role": "server", "p99_s": 0.25},
+        {"name": "router", "role": "router", "p99_s": 0.25},
         {"name": "w1", "role": "decode", "p99_s": 0.5},
     ]
-    assert {"server", "w1"} <= set(lag["late"])
+    assert {"router", "w1"} <= set(lag["late"])
 
 
 async def test_a_full_disk_is_one_clear_error(azure_file, fake_server, tmp_path, monkeypatch):

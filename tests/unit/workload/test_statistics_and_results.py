@@ -17,7 +17,19 @@ from penstock_workload.statistics import Punctuality, describe, judge_lag, summa
 WHOLE = json.dumps(
     {"schema": "penstock-load/1"}
     | dict.fromkeys(
-        "is_partial started requests errors latency tokens throughput usage_mismatches lag settings trace".split()
+        [
+            "is_partial",
+            "started",
+            "requests",
+            "errors",
+            "latency",
+            "tokens",
+            "throughput",
+            "usage_mismatches",
+            "lag",
+            "settings",
+            "trace",
+        ]
     )
 )
 WELL = Punctuality(0.001, 0.001, 0.1)
