@@ -16,11 +16,11 @@ class RestartPolicy:
         give_up_after: Failures in a row after which the process is left alone.
         stable_after_s: A process that was ready and ran this long, real seconds, starts a new count.
 
-    All values are chosen: a worker that cannot start is reported within about ten seconds and its
-    GPUs are free again, while one that dies once comes back before a planner's next interval.
+    All values are chosen: a worker that cannot start is given up after 3.75 s of pauses and its GPUs are free
+    again, while one that dies once is on its way back before a planner's next interval.
     """
 
-    first_delay_s: float = 0.5
+    first_delay_s: float = 0.25
     factor: float = 2.0
     max_delay_s: float = 30.0
     give_up_after: int = 5

@@ -68,13 +68,13 @@ def test_what_is_wanted_is_started_and_marked(next_action, entry_state, seen, ex
 def test_a_crash_is_restarted_with_its_reason(next_action):
     """The pause counts from the exit."""
     seen = Seen(started_s=NOW - 3, exited=Exit(NOW - 0.1, "exit code 1"), failures=1)
-    assert next_action("starting", seen) == RestartLater(NAME, NOW - 0.1 + 1.0, 2, "exit code 1")
+    assert next_action("starting", seen) == RestartLater(NAME, NOW - 0.1 + 0.5, 2, "exit code 1")
 
 
 def test_a_crash_of_a_stable_worker_starts_a_new_count(next_action):
     """Long readiness forgives earlier failures."""
     seen = Seen(started_s=NOW - 30, healthy_s=NOW - 1, exited=Exit(NOW, "killed by SIGKILL"), failures=4)
-    assert next_action("ready", seen) == RestartLater(NAME, NOW + 0.5, 1, "killed by SIGKILL")
+    assert next_action("ready", seen) == RestartLater(NAME, NOW + 0.25, 1, "killed by SIGKILL")
 
 
 def test_the_fifth_failure_in_a_row_is_given_up(next_action):

@@ -1,0 +1,152 @@
+"""The status: put together, followed, drawn."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from penstock_core.errors import NotFoundError
+from penstock_local.probes import QueueView, RouterView, WorkerView
+from penstock_local.render import render
+from penstock_local.statefile import EntryState
+from penstock_local.status import LedgerTail, PlannerView, StatusReader, read_planner, summarise
+from penstock_local.store import StateStore
+
+
+@pytest.fixture
+def state(state_of, entry_of):
+    """Return a graph with workers in several states."""
+    made = state_of("n", budget=8, model="llama", speed=20.0)
+    for order, (name, value) in enumerate(
+        (("n_decode", "ready"), ("n_decode_1", "ready"), ("n_decode_2", "draining"), ("n_decode_3", "failed"))
+    ):
+        gpus = () if value == "failed" else (order,)
+        reason = "exit code 3: boom" if value == "failed" else None
+        made = made.with_entry(
+            name, entry_of("decode", state=EntryState(value), gpus=gpus, reason=reason, restarts=order)
+        )
+    return made.with_entry("n_prefill", entry_of("prefill", "prefill", state=EntryState.STOPPED))
+
+
+@pytest.fixture
+def summary(state):
+    """Return its status with a router that sees one worker unhealthy."""
+    router = RouterView(
+        workers={
+            "n_decode": WorkerView("ready", 3, 4096.0, 0.42, None),
+            "n_decode_1": WorkerView("circuit_open", 0, 0.0, None, "5 errors in a row"),
+        },
+        queue=QueueView(7, 900, 1.5),
+        lag_p99_s=2.5,
+    )
+    planner = PlannerView("observing", 12.0, 0.01)
+    return summarise(state, running=True, router=router, planner=planner, decisions=())
+
+
+def test_pools_gpus_and_the_routers_view_are_put_together(summary):
+    """The router's worse opinion of a ready worker is shown; draining GPUs count as used."""
+    by_name = {process.name: process for process in summary.processes}
+    assert by_name["n_decode"].inflight_tokens == 4096
+    assert (by_name["n_decode_1"].state, by_name["n_decode_1"].reason) == (
+        "circuit_open",
+        "5 errors in a row",
+    )
+    assert "n_prefill" not in by_name
+    pool = next(pool for pool in summary.pools if pool.role == "decode")
+    assert (pool.ready, pool.desired, pool.draining, pool.failed) == (2, 2, 1, 1)
+    assert (summary.gpus_used, summary.gpu_budget) == (3, 8)
+    assert summary.lag_p99_s == {"router": 2.5, "planner": 0.01}
+
+
+def test_the_status_is_plain_data(summary):
+    """--json prints it."""
+    data = json.loads(json.dumps(summary.to_json()))
+    assert data["queue"]["requests"] == 7
+
+
+def test_the_table_shows_what_matters(summary):
+    """States, GPUs, queue, lag and reasons are on the screen."""
+    page = io.StringIO()
+    Console(width=120, file=page).print(render(summary))
+    text = page.getvalue()
+    for words in (
+        "decode 2/2 +1 draining 1 failed",
+        "GPUs 3/8",
+        "prefill queue 7",
+        "boom",
+        "lag p99 2.500 s",
+        "42%",
+    ):
+        assert words in text
+
+
+def record(number, sentence="decode 1 -> 2: KV 0.93 > 0.90"):
+    """Return one decision's ledger line."""
+    role = {"role": "decode", "current": 1, "desired": 2, "reason": "above_threshold", "sentence": sentence}
+    decision = {"id": f"d{number:06d}", "roles": [role]}
+    return (
+        json.dumps({"type": "decision", "at_s": 100.0 + number, "origin_s": 100.0, "decision": decision})
+        + "\n"
+    )
+
+
+def test_the_ledger_is_followed_line_by_line(tmp_path):
+    """A torn last line is taken when it is whole; other records and garbage are passed over."""
+    path = tmp_path / "ledger.jsonl"
+    tail = LedgerTail(str(tmp_path))
+    assert tail.newest() == ()
+    path.write_text('{"type": "pull"}\nnot json\n' + record(1) + record(2)[:20])
+    assert [decision.id for decision in tail.newest()] == ["d000001"]
+    assert tail.newest()[0].at_s == 1.0
+    with path.open("a") as file:
+        file.write(record(2)[20:])
+    assert [decision.id for decision in tail.newest()] == ["d000001", "d000002"]
+
+
+def test_a_new_ledger_is_read_from_its_begin(tmp_path):
+    """A file that became shorter is another file."""
+    path = tmp_path / "ledger.jsonl"
+    tail = LedgerTail(str(tmp_path))
+    path.write_text(record(1) + record(2))
+    tail.newest()
+    path.write_text(record(3))
+    assert tail.newest()[-1].id == "d000003"
+
+
+@pytest.mark.parametrize(
+    ("content", "pid", "expected"),
+    [
+        (
+            '{"pid": 7, "phase": "observing", "at_s": 10, "next_decision_s": 25, "lag_p99_s": 0.5}',
+            7,
+            (15.0, 0.5),
+        ),
+        (
+            '{"pid": 7, "phase": "adjusting", "at_s": 10, "next_decision_s": null, "lag_p99_s": null}',
+            7,
+            (None, None),
+        ),
+        ('{"pid": 7, "phase": "observing", "at_s": 10, "next_decision_s": 25}', 8, None),
+        ("{", 7, None),
+        ("[]", 7, None),
+    ],
+)
+def test_the_planners_own_file_counts_only_for_the_running_planner(tmp_path, content, pid, expected):
+    """What an earlier planner wrote, or nobody can read, is unknown."""
+    (tmp_path / "state.json").write_text(content)
+    view = read_planner(str(tmp_path), pid)
+    assert (view and (view.next_decision_s, view.lag_p99_s)) == expected
+
+
+async def test_a_graph_whose_arbiter_is_gone_is_shown_as_such(state):
+    """The file is read, nobody is asked."""
+    StateStore.of("n").write(state)
+    reader = StatusReader("n")
+    status = await reader.read()
+    assert not status.running
+    assert status.queue is None
+    StateStore.of("n").remove()
+    with pytest.raises(NotFoundError, match="penstock up"):
+        await reader.read()
+    await reader.close()

@@ -1,0 +1,158 @@
+"""Starting and stopping: what is refused before anything starts, recovery, the command line."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from penstock_cli import local as cli
+from penstock_core.errors import ClusterError, ConfigError, InvalidSpecError, NotFoundError, PortInUseError
+from penstock_local.down import choose_namespace, default_timeout_s, down
+from penstock_local.liveness import MARK_VARIABLE, identify
+from penstock_local.statefile import EntryState
+from penstock_local.store import StateStore
+from penstock_local.up import UpOptions, recover, up
+
+GRAPH = """
+apiVersion: penstock.dev/v1alpha1
+kind: GraphDeployment
+metadata: {name: tiny}
+spec:
+  model: {name: m, servedName: m}
+  runtime: simulated
+  services:
+    frontend: {role: router}
+    worker: {role: aggregated}
+"""
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    """Return the path of a small graph."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(GRAPH)
+    return path
+
+
+@pytest.fixture
+def orphan(state_folder):
+    """Yield a process that a killed arbiter of namespace tiny left."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"],
+        env={**os.environ, MARK_VARIABLE: str(state_folder / "tiny.json")},
+    )
+    yield process
+    process.kill()
+    process.wait()
+
+
+def ignore(*_args):
+    """Take no note of progress."""
+
+
+async def test_a_port_in_use_is_refused_before_anything_starts(manifest, state_folder):
+    """The error names the port and the option; no file, no process."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        port = server.getsockname()[1]
+        with pytest.raises(PortInUseError, match=f"--port: 127.0.0.1:{port} is in use"):
+            await up(manifest, UpOptions(port=port), ignore)
+    assert list(state_folder.iterdir()) == []
+
+
+async def test_a_running_graph_is_not_started_twice(manifest, state_of):
+    """The error names the arbiter and how to stop it."""
+    me = identify(os.getpid())
+    StateStore.of("tiny").write(state_of("tiny", pid=me.pid, create_time=me.create_time))
+    with pytest.raises(ConfigError, match="penstock down --namespace tiny"):
+        await up(manifest, UpOptions(), ignore)
+
+
+async def test_a_bad_manifest_and_bad_options_are_refused(tmp_path, manifest):
+    """Validation comes first."""
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(GRAPH.replace("aggregated", "magic"))
+    with pytest.raises(InvalidSpecError, match="role"):
+        await up(bad, UpOptions(), ignore)
+    for options in (UpOptions(speed=0), UpOptions(gpus=-1), UpOptions(namespace="A")):
+        with pytest.raises(ConfigError, match="--"):
+            await up(manifest, options, ignore)
+
+
+def test_recovery_ends_orphans_and_removes_the_stale_file(state_of, orphan):
+    """A killed arbiter's file and processes go, and the user is told."""
+    store = StateStore.of("tiny")
+    store.write(state_of("tiny", pid=999_999_999))
+    notes = recover(store)
+    assert orphan.wait(5) is not None
+    assert not store.path.exists()
+    assert any(str(orphan.pid) in note for note in notes)
+    assert recover(store) == ()
+
+
+def test_recovery_takes_an_unreadable_file_as_stale(state_folder):
+    """`penstock down` and `up` get out of it by themselves."""
+    store = StateStore.of("tiny")
+    store.path.write_text("{")
+    assert recover(store)
+    assert not store.path.exists()
+
+
+def test_down_of_a_killed_arbiter_clears_up_and_of_nothing_says_so(state_of):
+    """The second time there is nothing."""
+    StateStore.of("tiny").write(state_of("tiny", pid=999_999_999))
+    assert down("tiny", timeout_s=None, now=False, progress=ignore).notes
+    with pytest.raises(NotFoundError, match="nothing is running"):
+        down("tiny", timeout_s=None, now=False, progress=ignore)
+
+
+def test_the_namespace_may_be_left_out_when_there_is_one(state_of):
+    """None and several are errors with a remedy."""
+    with pytest.raises(NotFoundError, match="penstock up"):
+        choose_namespace(None)
+    StateStore.of("a").write(state_of("a"))
+    assert choose_namespace(None) == "a"
+    StateStore.of("b").write(state_of("b"))
+    with pytest.raises(ConfigError, match="a, b"):
+        choose_namespace(None)
+    me = identify(os.getpid())
+    StateStore.of("b").write(state_of("b", pid=me.pid, create_time=me.create_time))
+    assert choose_namespace(None) == "b"
+    assert choose_namespace("c") == "c"
+
+
+def test_the_default_patience_covers_router_and_workers_one_after_the_other(state_of, entry_of):
+    """900 and 200 modelled seconds at speed 20 are 45 and 10 real ones, and a margin."""
+    state = state_of("n", speed=20.0).with_entry("n_f", entry_of("f", "router", grace_s=200.0))
+    state = state.with_entry("n_d", entry_of("d", grace_s=900.0))
+    assert default_timeout_s(state) == 10 + 45 + 15
+
+
+def test_status_prints_table_or_json(state_of, entry_of):
+    """Without a router's answer the file alone is shown."""
+    entry = entry_of("decode", state=EntryState.READY, gpus=(1,))
+    StateStore.of("n").write(state_of("n").with_entry("n_decode", entry))
+    runner = CliRunner()
+    assert "n_decode" in runner.invoke(cli.status, []).output
+    assert '"gpus_used": 1' in runner.invoke(cli.status, ["--json", "--namespace", "n"]).output
+
+
+@pytest.mark.slow
+def test_up_names_the_reason_of_a_worker_that_cannot_start_and_leaves_nothing(
+    manifest, state_folder, tmp_path
+):
+    """The worker's own words end in the error; processes and file are gone."""
+    import asyncio
+
+    from penstock_local.ports import ephemeral_port
+
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(GRAPH.replace("role: aggregated", "role: aggregated, args: [--no-such-flag]"))
+    options = UpOptions(port=ephemeral_port(), with_planner=False, log_dir=tmp_path / "log")
+    with pytest.raises(ClusterError, match=r"(?s)worker: gave up.*exit code 2.*no-such-flag"):
+        asyncio.run(up(bad, options, ignore))
+    assert list(state_folder.glob("*.json*")) == []
