@@ -25,6 +25,9 @@ ROLE_COLOURS: Final = {Role.PREFILL: "#0072B2", Role.DECODE: "#D55E00", Role.AGG
 _BLACK, _GREY, _SKY, _PURPLE, _YELLOW = "#000000", "#7F7F7F", "#56B4E9", "#CC79A7", "#E69F00"
 _SIZE_INCHES = (10.0, 5.6)
 _DPI = 120
+_MARGIN = 0.015
+"""Chosen: room for a marker at the right edge."""
+
 _LABELLED_CHANGES = 40
 """Chosen: more labels than this hide each other."""
 
@@ -66,9 +69,13 @@ def draw_all(scene: Scene, directory: Path) -> list[Path]:
     return paths
 
 
-def _figure(scene: Scene, title: str, *, is_distorted: bool = False) -> Figure:
+def _figure(scene: Scene, title: str, *, is_imprecise: bool = False) -> Figure:
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
-    mark = "  (DISTORTED: a process lagged behind its schedule)" if scene.is_distorted or is_distorted else ""
+    mark = ""
+    if scene.is_distorted:
+        mark = "  (DISTORTED: a process lagged behind its schedule)"
+    elif is_imprecise:
+        mark = "  (DISTORTED: lag or timers are too coarse for single gaps)"
     figure.suptitle(title + mark, fontsize=12, color="#A00000" if mark else _BLACK)
     return figure
 
@@ -115,7 +122,7 @@ def replicas(scene: Scene) -> Figure:
     _draw_gpus(panels[-1], run)
     for axes in panels:
         _shade(axes, run, span)
-        axes.set_xlim(span)
+        axes.set_xlim(span[0], span[1] + _MARGIN * (span[1] - span[0]))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.25)
         _legend(axes)
@@ -188,7 +195,7 @@ def signals(scene: Scene) -> Figure:
         _queue_scale(panels[1], [value for _, value in queue if value is not None])
     for axes in panels:
         _shade(axes, run, span)
-        axes.set_xlim(span)
+        axes.set_xlim(span[0], span[1] + _MARGIN * (span[1] - span[0]))
         axes.grid(alpha=0.25)
         _legend(axes)
     panels[-1].set_xlabel("time (modelled s)")
@@ -293,7 +300,7 @@ def itl(scene: Scene) -> Figure:
     """Inter-token latency over time and its distribution, beside the per-request TPOT."""
     times, gaps = series.token_gaps(scene.results)
     tpot = [r.tpot_s for r in scene.results if r.status is Status.OK and r.tpot_s is not None]
-    figure = _figure(scene, "Inter-token latency", is_distorted=scene.is_itl_distorted)
+    figure = _figure(scene, "Inter-token latency", is_imprecise=scene.is_itl_distorted)
     over_time, spread = figure.subplots(1, 2, width_ratios=(2, 1))
     _draw_running(over_time, times, gaps, series.window_for(scene.duration_s))
     _target(over_time, spread, scene.itl_target_s)
