@@ -174,6 +174,36 @@ class Batcher:
         batch.decode_kv_tokens = self.kv_tokens
         return batch
 
+    def steady_steps(self, batch: Batch) -> int:
+        """Return how many steps, the planned one included, will only decode, the last one possibly ending requests.
+
+        Nobody joins, is admitted, preempted or ends before the last of them, unless the caller adds, aborts
+        or loads requests meanwhile: who waits now waits for what no decode gives back. 1 promises nothing.
+        """
+        if batch.spans or batch.joined or batch.admitted or batch.preempted or not batch.decode_batch:
+            return 1
+        steps = min(self._finish_due) - self.tick
+        end, size = self.tick + steps, self._limits.block_size
+        blocks = sum(
+            -(-(end - due) // size) * len(entries) for due, entries in self._block_due.items() if due < end
+        )
+        return steps if blocks <= self._pool.free else 1
+
+    def skip(self, steps: int) -> None:
+        """Complete ``steps`` steady steps and plan the one after: what `complete` and `plan` in turn would do.
+
+        Args:
+            steps: Fewer than `steady_steps` of the planned batch.
+        """
+        for tick in range(self.tick + 1, self.tick + steps + 1):
+            for state, epoch in self._block_due.pop(tick, ()):
+                if state.epoch == epoch:
+                    self._register_full(state, len(state.blocks))
+                    state.blocks.extend(self._pool.claim((), 1) or ())
+                    self._block_due.setdefault(tick + self._limits.block_size, []).append((state, epoch))
+        self.tick += steps
+        self.kv_tokens += steps * len(self.decoding)
+
     def complete(self, batch: Batch) -> tuple[list[RequestState], list[RequestState]]:
         """End the step.
 
@@ -237,17 +267,18 @@ class Batcher:
         prompt_keys = state.request.block_keys
         if not prompt_keys and state.request.prompt_tokens >= self._limits.block_size:
             return
-        for position in range(state.registered, full_blocks):
-            if position < len(prompt_keys):
-                key = prompt_keys[position]
-            else:
-                place = position - len(prompt_keys)
-                if place == len(state.generated_keys):
-                    state.generated_keys.append(self._next_generated_key)
-                    self._next_generated_key -= 1
-                key = state.generated_keys[place]
-            self._pool.register(state.blocks[position], key)
-        state.registered = max(state.registered, full_blocks)
+        first = state.registered
+        if first >= full_blocks:
+            return
+        missing = full_blocks - len(prompt_keys) - len(state.generated_keys)
+        for _ in range(missing):
+            state.generated_keys.append(self._next_generated_key)
+            self._next_generated_key -= 1
+        known = len(prompt_keys)
+        keys = [*prompt_keys[first:full_blocks]]
+        keys += state.generated_keys[max(0, first - known) : max(0, full_blocks - known)]
+        self._pool.register(state.blocks[first:full_blocks], keys)
+        state.registered = full_blocks
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._limits.block_size)

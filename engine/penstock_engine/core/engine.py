@@ -6,7 +6,7 @@ Usage: `add` requests, `begin_step(now)` when idle or when a step has ended, `fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock_engine.core.batching import Batch, Batcher, BatchLimits
@@ -286,6 +286,52 @@ class Engine:
             # A step that only threw requests out admitted nobody: whoever waits may fit now.
             if not batch.preempted:
                 return None
+
+    def foresee(self, step: Step) -> list[float]:
+        """Return when the running step ends, and those after it for as long as requests only decode.
+
+        Void once a request is added or aborted, or leases are touched. The list ends where a request may end
+        or a transfer or lease is due, so that the step after it has to be planned.
+        """
+        ends = [step.end_s]
+        steady = self._batcher.steady_steps(step.batch)
+        if steady == 1:
+            return ends
+        until_s = self.next_event_s()
+        end_s, batch, kv_tokens = step.end_s, step.batch.decode_batch, step.batch.decode_kv_tokens
+        decode_s = self._latency.decode.step_s
+        for _ in range(steady - 1):
+            if until_s is not None and end_s >= until_s:
+                break
+            kv_tokens += batch
+            end_s += decode_s(batch, kv_tokens)
+            ends.append(end_s)
+        return ends
+
+    def skip(self, step: Step, ends: Sequence[float], steps: int) -> Step:
+        """Finish ``steps`` foreseen steps at once and return the one then running.
+
+        Same state, bit for bit, as finishing and beginning one after the other; for simulators, which need
+        not send every token.
+
+        Args:
+            step: The running step.
+            ends: From `foresee`, nothing having touched the engine since; ``ends[0]`` is this step's.
+            steps: At least 1, fewer than ``ends``.
+
+        Raises:
+            ValueError: ``step`` is not the running one, or that many were not foreseen.
+        """
+        if step is not self._step or not 1 <= steps < len(ends) or ends[0] != step.end_s:
+            raise ValueError("only steps foreseen for the running one can be skipped")
+        batch = step.batch.decode_batch
+        self._batcher.skip(steps)
+        self.counters.generation_tokens += steps * batch
+        self.counters.steps += steps
+        self._last_end_s = ends[steps - 1]
+        rest = Batch(decode_batch=batch, decode_kv_tokens=self._batcher.kv_tokens)
+        self._step = Step(rest, ends[steps - 1], ends[steps])
+        return self._step
 
     def _note_plan(self, batch: Batch, now_s: float) -> None:
         counters = self.counters

@@ -73,33 +73,42 @@ class BlockPool:
             if not references[block]:
                 del idle[block]
             references[block] += 1
-        blocks.extend(self._take() for _ in range(fresh))
+        blocks += self._take(fresh)
         return blocks
 
     def take(self) -> int | None:
         """Return one fresh block with one reference, or None when all are in use."""
         if not self._blank and not self._idle:
             return None
-        return self._take()
+        return self._take(1)[0]
 
-    def _take(self) -> int:
-        if self._blank:
-            block = self._blank.pop()
-        else:
-            block, _ = self._idle.popitem(last=False)
+    def _take(self, count: int) -> list[int]:
+        references, blank, idle = self._references, self._blank, self._idle
+        blocks: list[int] = []
+        from_blank = min(count, len(blank))
+        if from_blank:
+            blocks = blank[-from_blank:]
+            blocks.reverse()
+            del blank[-from_blank:]
+        for _ in range(count - from_blank):
+            block, _ = idle.popitem(last=False)
             key = self._key_of[block]
             if key is not None:
                 del self._by_key[key]
                 self._key_of[block] = None
-        self._references[block] = 1
-        return block
+            blocks.append(block)
+        for block in blocks:
+            references[block] = 1
+        return blocks
 
-    def register(self, block: int, key: int) -> None:
-        """Let later requests find ``block`` under ``key``; the first block of a key keeps it."""
-        if self._key_of[block] is None and key not in self._by_key:
-            self._key_of[block] = key
-            self._by_key[key] = block
-            self.version += 1
+    def register(self, blocks: Sequence[int], keys: Sequence[int]) -> None:
+        """Let later requests find each of ``blocks`` under its key; the first block of a key keeps it."""
+        key_of, by_key = self._key_of, self._by_key
+        for block, key in zip(blocks, keys, strict=True):
+            if key_of[block] is None and key not in by_key:
+                key_of[block] = key
+                by_key[key] = block
+        self.version += 1
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference of each block; the last block of a request is evicted before the first.

@@ -29,10 +29,9 @@ def prefix_keys(prompt: bytes, block_size: int) -> list[int]:
     """
     width = block_size * BYTES_PER_TOKEN
     digest = xxhash.xxh3_64_intdigest
-    view = memoryview(prompt)
     keys = []
     key = 0
     for start in range(0, count_tokens(prompt) // block_size * width, width):
-        key = digest(view[start : start + width], key)
+        key = digest(prompt[start : start + width], key)
         keys.append(key)
     return keys

@@ -58,7 +58,7 @@ class EngineMetrics:
     # -- observations ---------------------------------------------------------------------------------
 
     def observe_step(self, outcome: StepOutcome) -> None:
-        """Count a step's tokens, gaps, first tokens and ended requests."""
+        """Count a step's tokens, gaps and first tokens."""
         self._step_tokens.observe(outcome.computed_tokens)
         if outcome.steady_tokens:
             self._itl.observe(outcome.gap_s, outcome.steady_tokens)
@@ -66,8 +66,6 @@ class EngineMetrics:
             self._itl.observe(gap_s)
         for state in outcome.started:
             self._ttft.observe(outcome.end_s - state.request.arrival_s)
-        for state in outcome.finished:
-            self._observe_finished(state)
 
     def observe_transfer(self, transfer: Transfer) -> None:
         """Count a KV hand-over."""
@@ -78,7 +76,8 @@ class EngineMetrics:
         """Count a request that ended before its time."""
         self.finished[reason] += 1
 
-    def _observe_finished(self, state: RequestState) -> None:
+    def observe_finished(self, state: RequestState) -> None:
+        """Count a request that ran to its end."""
         reason, end_s = state.finish_reason, state.finished_s
         scheduled_s, first_s = state.first_scheduled_s, state.first_token_s
         if reason is None or end_s is None or scheduled_s is None or first_s is None:

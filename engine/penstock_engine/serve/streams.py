@@ -28,6 +28,7 @@ class Stream:
         response_id: What the client sees.
         is_held: Nothing may be sent yet, because its KV is not known to have been read in time.
         is_read_sent: The prefill worker has been told that its blocks were read.
+        state: The engine's state, once it has been seen.
         done: Set when the answer is complete or nobody is left to read it.
     """
 
@@ -39,13 +40,13 @@ class Stream:
         "_kv_params",
         "_responder",
         "_sent",
-        "_state",
         "call",
         "done",
         "is_held",
         "is_read_sent",
         "request_id",
         "response_id",
+        "state",
     )
 
     def __init__(
@@ -72,13 +73,13 @@ class Stream:
         self._format: answers.EventFormat | None = None
         self._is_paused = False
         self._sent = 0
-        self._state: RequestState | None = None
+        self.state: RequestState | None = None
         if call.stream:
             responder.on_pause(self._pause)
 
     def pump(self, state: RequestState, outputs: int) -> None:
         """Send what has become due: tokens [sent, outputs), and the end if the request has ended."""
-        self._state = state
+        self.state = state
         if self.is_held or self._is_paused or self.done.done():
             return
         reason = state.finish_reason
@@ -91,23 +92,23 @@ class Stream:
     def release(self, outputs: Callable[[RequestState], int]) -> None:
         """Let a held stream go on, after its KV was read in time."""
         self.is_held = False
-        if self._state is not None:
-            self.pump(self._state, outputs(self._state))
+        if self.state is not None:
+            self.pump(self.state, outputs(self.state))
 
     def resume_with(self, outputs: Callable[[RequestState], int]) -> None:
         """Go on when the client reads again, with as many tokens as are due then."""
 
         def resume() -> None:
             self._is_paused = False
-            if self._state is not None:
-                self.pump(self._state, outputs(self._state))
+            if self.state is not None:
+                self.pump(self.state, outputs(self.state))
 
         if self.call.stream:
             self._responder.on_resume(resume)
 
     def restart(self) -> None:
         """Forget the engine's state of a request that is computed anew; nothing was sent yet."""
-        self._state = None
+        self.state = None
         self.is_held = False
 
     def fail(self, message: str, status: int, kind: str) -> None:

@@ -84,7 +84,8 @@ class Worker:
             return
         now_s = self.clock.now_s()
         self._stop_tracking(stream, is_read_pending=True)
-        if self.timeline.abort(stream.request_id, now_s):
+        # A held request may have ended in the engine, but to its client it has not.
+        if self.timeline.abort(stream.request_id, now_s) or stream.is_held:
             self.metrics.count_ended(reason)
         stream.abandon()
         self.timeline.retry(now_s)
@@ -175,9 +176,12 @@ class Worker:
     def _deliver_finished(self, outcome: StepOutcome) -> None:
         for state in outcome.finished:
             stream = self._streams.get(state.request.request_id)
-            if stream is not None:
-                stream.pump(state, state.outputs)
-                self._forget_when_done(stream)
+            if stream is None:
+                continue
+            stream.pump(state, state.outputs)
+            if not stream.is_held:
+                self.metrics.observe_finished(state)
+            self._forget_when_done(stream)
 
     def _forget_when_done(self, stream: Stream) -> None:
         if stream.done.done():
@@ -231,6 +235,8 @@ class Worker:
             else:
                 stream.release(self.engine.outputs_of)
                 self._forget_remote(stream)
+                if stream.state is not None and stream.state.finish_reason is not None:
+                    self.metrics.observe_finished(stream.state)
         for request_id in result.heartbeats:
             stream = self._by_remote_id.get(request_id)
             # A read that overtook this heartbeat ended the lease rightly; its own answer decides.

@@ -26,8 +26,7 @@ def test_released_keyed_block_is_found_again():
     """A released block keeps its content until it is evicted."""
     pool = BlockPool(4)
     blocks = pool.claim((), 2)
-    pool.register(blocks[0], 11)
-    pool.register(blocks[1], 22)
+    pool.register(blocks, (11, 22))
     pool.release(blocks)
     assert pool.used == 0
     assert pool.count_hits([11, 22, 33], 3) == 2
@@ -39,8 +38,7 @@ def test_hits_stop_at_the_limit_and_at_the_first_miss(limit, expected):
     """Only a leading run of cached keys counts."""
     pool = BlockPool(4)
     blocks = pool.claim((), 3)
-    for block, key in zip(blocks, (1, 2, 4), strict=True):
-        pool.register(block, key)
+    pool.register(blocks, (1, 2, 4))
     assert pool.count_hits([1, 2, 3, 4], limit) == expected
 
 
@@ -48,7 +46,7 @@ def test_shared_block_is_freed_with_its_last_reference():
     """Two requests share a prefix; the block stays in use until both are gone."""
     pool = BlockPool(2)
     first = pool.claim((), 1)
-    pool.register(first[0], 7)
+    pool.register(first, (7,))
     second = pool.claim([7], 1)
     pool.release(first)
     assert pool.used == 1
@@ -60,8 +58,7 @@ def test_blank_blocks_go_before_cached_ones_and_tails_before_heads():
     """Eviction takes the end of the least recently released request first."""
     pool = BlockPool(4)
     blocks = pool.claim((), 3)
-    for block, key in zip(blocks, (1, 2, 3), strict=True):
-        pool.register(block, key)
+    pool.register(blocks, (1, 2, 3))
     pool.release(blocks)
     assert pool.take() == 3
     assert pool.count_hits([1, 2, 3], 3) == 3
@@ -73,7 +70,7 @@ def test_hits_on_idle_blocks_need_room_too():
     """Reviving cached blocks counts against the free ones."""
     pool = BlockPool(2)
     blocks = pool.claim((), 2)
-    pool.register(blocks[0], 1)
+    pool.register(blocks[:1], (1,))
     pool.release(blocks)
     assert pool.claim([1], 3) is None
     assert len(pool.claim([1], 2)) == 2
@@ -83,8 +80,7 @@ def test_second_block_of_a_key_stays_anonymous():
     """Equal content computed twice is cached once."""
     pool = BlockPool(2)
     first, second = pool.claim((), 2)
-    pool.register(first, 9)
-    pool.register(second, 9)
+    pool.register((first, second), (9, 9))
     assert pool.cached == 1
 
 
@@ -112,8 +108,7 @@ def test_free_and_used_blocks_always_add_up(capacity, actions):
             blocks = pool.claim(keys[:hits], size)
             if blocks is not None:
                 assert len(set(blocks)) == size
-                for block, key in zip(blocks, keys, strict=True):
-                    pool.register(block, key)
+                pool.register(blocks, keys)
                 held.append(blocks)
         elif held:
             pool.release(held.pop(size % len(held)))

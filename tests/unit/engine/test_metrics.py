@@ -25,6 +25,8 @@ def worker(make_timeline):
             while (due_s := self.timeline.next_due_s()) is not None and due_s <= until_s:
                 for outcome in self.timeline.run_until(due_s, max_steps=1):
                     self.metrics.observe_step(outcome)
+                    for state in outcome.finished:
+                        self.metrics.observe_finished(state)
 
         def read(self):
             families = text_string_to_metric_families(self.metrics.render().decode())
