@@ -44,6 +44,9 @@ def serve(port_out: Connection, itl_s: float) -> None:
     """Stream ``max_tokens`` events to each request until killed."""
 
     async def stream(request: Request, responder: Responder) -> None:
+        if request.method != "POST":
+            responder.send(404, b"{}")
+            return
         tokens = json.loads(request.body)["max_tokens"]
         responder.start(200)
         for _ in range(tokens):
