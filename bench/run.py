@@ -1,0 +1,46 @@
+"""Run every benchmark one after the other and print what each prints; the body of `make bench`.
+
+    python bench/run.py [NAME ...]
+
+Each benchmark compares side by side within its own run, because machines drift. Nothing here passes or fails:
+the figures and the goals beside them are in docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BENCHMARKS = {
+    "router": ("router.py",),
+    "relay": ("relay.py",),
+    "engine-core": ("engine_core.py",),
+    "engine-accuracy": ("engine_accuracy.py",),
+    "planner": ("planner_decide.py",),
+    "load": ("load_client.py",),
+}
+
+
+def main(names: list[str]) -> int:
+    """Run the named benchmarks, or all; return 1 if one could not run."""
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(f"unknown: {', '.join(unknown)}; known: {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    failed = []
+    for name in names or BENCHMARKS:
+        print(f"\n== {name}", flush=True)
+        began_s = time.monotonic()
+        command = [sys.executable, str(Path(__file__).with_name(BENCHMARKS[name][0])), *BENCHMARKS[name][1:]]
+        if subprocess.run(command, check=False).returncode != 0:
+            failed.append(name)
+        print(f"({time.monotonic() - began_s:.0f} s)", flush=True)
+    if failed:
+        print(f"\ncould not run: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
