@@ -33,7 +33,7 @@ def requests_of(workload):
     arrival_s, made = 0.0, []
     for number, (prompt, outputs, gap_s, is_remote) in enumerate(workload):
         arrival_s += gap_s
-        keys = [place for place in range(prompt // BLOCK)]
+        keys = list(range(prompt // BLOCK))
         made.append(EngineRequest(f"r{number}", prompt, outputs, arrival_s, keys, load_remote=is_remote))
     return made
 
@@ -46,7 +46,11 @@ def run(engine, requests, *, is_skipping):
             engine.add(waiting.pop(0))
         step = engine.begin_step(now_s)
         if step is None:
-            due = [at for at in (engine.next_event_s(), waiting[0].arrival_s if waiting else None) if at is not None]
+            due = [
+                at
+                for at in (engine.next_event_s(), waiting[0].arrival_s if waiting else None)
+                if at is not None
+            ]
             if not due:
                 break
             now_s = max(now_s, min(due))
