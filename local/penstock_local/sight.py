@@ -96,7 +96,7 @@ class Sight:
             away = view is NoAnswer.AWAY
             progress = replace(
                 known.drain,
-                acknowledged=confirmed is True,
+                acknowledged=confirmed is True or _says_draining(view, name),
                 router_away=away and confirmed is not True,
                 idle=idle,
             )
@@ -120,3 +120,11 @@ class Sight:
         known = self._seen.get(name)
         if known is not None:
             self._seen[name] = replace(known, **fields)  # type: ignore[arg-type]  # names are Seen's own
+
+
+def _says_draining(view: RouterView | NoAnswer, name: str) -> bool:
+    """Return whether the router, which reads the statefile too, has stopped sending there by itself.
+
+    It settles the drain where the router asks for an API key that the supervisor does not hold.
+    """
+    return isinstance(view, RouterView) and name in view.workers and view.workers[name].state == "draining"

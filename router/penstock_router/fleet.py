@@ -102,6 +102,8 @@ class Worker:
 
     def suspect(self, problem: str) -> None:
         """Send nothing new there until a health check succeeds; for a refused connection."""
+        if self.health_problem is None:
+            log.info("worker suspected", worker=self.name, problem=problem)
         self.health_problem = problem
 
     @property

@@ -7,6 +7,7 @@ the only task a request has.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -27,6 +28,8 @@ from penstock_wire.problem import error_body
 from penstock_wire.server import Request, Responder
 
 log = get_logger(__name__)
+_DEBUG_LOGGER = logging.getLogger(__name__)
+"""Asked before a line is built: per-request detail costs nothing when nobody reads it."""
 
 _CLIENT_LEFT = 499
 """nginx's code for it; the client sees none."""
@@ -174,8 +177,11 @@ class RouterApp:
             if status == 200:
                 metrics.prompt_tokens += call.prompt_tokens
                 metrics.cached_tokens += call.cached_tokens or 0
-        if self._access_log is not None:
-            self._access_log.write(_access_line(endpoint, own_id, status, e2e_s, call))
+        if self._access_log is not None or _DEBUG_LOGGER.isEnabledFor(logging.DEBUG):
+            line = _access_line(endpoint, own_id, status, e2e_s, call)
+            log.debug("request answered", **line)
+            if self._access_log is not None:
+                self._access_log.write(line)
 
     # ------------------------------------------------------------------ the rest
 

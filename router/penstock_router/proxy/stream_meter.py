@@ -123,16 +123,19 @@ class StreamMeter:
         return held
 
     def _observe_slowly(self, data: bytes, now_real_s: float) -> bytes:
+        had_tail = bool(self._tail)
         events = self._splitter.feed(data)
         count = 0
+        is_same = not had_tail and not self._tail
         for index, event in enumerate(events):
-            is_token, rewritten = self._look_at(event)
+            is_token, rewritten = self._look_at(event, has_begun=self.tokens + count > 0)
             count += is_token
             if rewritten is not None:
                 events[index] = rewritten
+                is_same = False
         if count:
             self._count_tokens(count, now_real_s)
-        return data if self._correction is None else b"".join(events)
+        return data if is_same or self._correction is None else b"".join(events)
 
     def _count_tokens(self, count: int, now_real_s: float) -> None:
         if self.ttft_s is None:
@@ -145,13 +148,16 @@ class StreamMeter:
         self.tokens += count
         self._inflight.grow(count)
 
-    def _look_at(self, event: bytes) -> tuple[bool, bytes | None]:
-        """Return whether the event carries a token, and what to send in its place (None: as it is)."""
+    def _look_at(self, event: bytes, *, has_begun: bool) -> tuple[bool, bytes | None]:
+        """Return whether the event carries a token, and what to send in its place (None: as it is).
+
+        Only the first token is looked for in the JSON; once the text has begun every chunk is one.
+        """
         data = payload(event)
         if data is None or data == _DONE:
             return False, None
         has_usage = _USAGE in data
-        if self.tokens and not has_usage:
+        if has_begun and not has_usage:
             return True, None
         try:
             chunk = orjson.loads(data)

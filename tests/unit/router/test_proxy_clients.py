@@ -70,7 +70,7 @@ async def test_a_slow_client_pauses_its_worker(harness):
     """The router holds no more than its buffers; what the client reads later is complete."""
     worker = await harness.worker("aggregated")
     sent = 0
-    total = 200
+    total = 500
     chunk = b"data: " + b"x" * 65_536 + b"\n\n"
 
     async def flood(request, responder):
@@ -91,7 +91,8 @@ async def test_a_slow_client_pauses_its_worker(harness):
         seen = sent
         await asyncio.sleep(0.1)
 
-    assert sent < total / 2
+    # The kernel holds some megabytes on each of the two hops; the router adds its own two small buffers.
+    assert sent < total - 100
     stream.resume()
     body = await stream.read(limit_bytes=total * len(chunk))
     assert body == chunk * total
