@@ -110,6 +110,7 @@ async def run_until_stopped(
             audience=Audience(listeners),
         )
         await loop.run(stop)
+        log.info("planner stopped")
     finally:
         ledger.close()
         if dashboard is not None:

@@ -60,7 +60,12 @@ def reading_from(plain: Mapping[str, Any]) -> Reading:
         KeyError, TypeError, ValueError: the data is not a reading.
     """
     return Reading(
-        Quality(plain["quality"]), plain["value"], plain["age_s"], plain["source"], plain.get("why", "")
+        quality=Quality(plain["quality"]),
+        value=plain["value"],
+        age_s=plain["age_s"],
+        source=plain["source"],
+        why=plain.get("why", ""),
+        at_least=plain.get("at_least", False),
     )
 
 

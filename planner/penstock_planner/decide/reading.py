@@ -25,6 +25,8 @@ class Reading:
         age_s: Modelled seconds since it was measured; None when missing.
         source: Who said so: router, scrape, prometheus, or a chain's words about them.
         why: Why it is not fresh; empty when fresh.
+        at_least: The true value may be larger: a backup that cannot see all of it. Good enough to scale up,
+            never to scale down.
     """
 
     quality: Quality
@@ -32,6 +34,7 @@ class Reading:
     age_s: float | None
     source: str
     why: str = ""
+    at_least: bool = False
 
     @property
     def is_known(self) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock_graph.models import Role
 from penstock_planner.decide.observation import Pull, Window
+from penstock_planner.decide.reading import Quality
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ def queue_signal(pulls: Sequence[Pull]) -> Signal:
     """Return the mean over the pulls of queued requests / ready prefill workers; may exceed 1.
 
     A pull without a known queue, or without a ready prefill worker to divide by, is unknown: 0 in the lower
-    bound and left out of the mean.
+    bound and left out of the mean. A queue that is only a lower bound counts with its value and makes the
+    interval incomplete.
     """
     points, gaps = _per_worker(pulls)
     values = [value for _, value in points]
@@ -88,28 +90,33 @@ def queue_trend(window: Window, horizon_s: float) -> tuple[float, float] | None:
     With q = 4 - 0.01 t it ends at 3.7 and predicts 3.7 - 0.9 = 2.8: scale up.
 
     Returns:
-        None when fewer than two pulls at different times are known: no trend.
+        None when fewer than two pulls at different times are known in full: no trend.
     """
-    points, _ = _per_worker(window.pulls)
+    points, _ = _per_worker(pull for pull in window.pulls if pull.queue is None or not pull.queue.at_least)
     if len(points) < 2:
         return None
-    mean_t = sum(t for t, _ in points) / len(points)
-    mean_q = sum(q for _, q in points) / len(points)
-    spread = sum((t - mean_t) ** 2 for t, _ in points)
+    mean_t = sum([t for t, _ in points]) / len(points)
+    mean_q = sum([q for _, q in points]) / len(points)
+    spread = product = 0.0
+    for t, q in points:
+        spread += (t - mean_t) * (t - mean_t)
+        product += (t - mean_t) * (q - mean_q)
     if spread == 0:
         return None
-    slope = sum((t - mean_t) * (q - mean_q) for t, q in points) / spread
+    slope = product / spread
     return slope, mean_q + slope * (window.end_s - mean_t + horizon_s)
 
 
-def _per_worker(pulls: Sequence[Pull]) -> tuple[list[tuple[float, float]], _Gaps]:
+def _per_worker(pulls: Iterable[Pull]) -> tuple[list[tuple[float, float]], _Gaps]:
     points: list[tuple[float, float]] = []
     unknown = 0
     source = why = ""
+    # Looked up once: this loop is most of what a decision costs.
+    prefill, is_fresh = Role.PREFILL, Quality.FRESH
     for pull in pulls:
         queue = pull.queue
-        pool = pull.pools.get(Role.PREFILL)
-        if queue is None or queue.value is None or not queue.is_known:
+        pool = pull.pools.get(prefill)
+        if queue is None or queue.value is None or queue.quality is not is_fresh:
             unknown += 1
             why = queue.why if queue is not None else "not reported"
         elif pool is None or pool.ready == 0:
@@ -118,6 +125,9 @@ def _per_worker(pulls: Sequence[Pull]) -> tuple[list[tuple[float, float]], _Gaps
         else:
             points.append((pull.at_s, queue.value / pool.ready))
             source = queue.source
+            if queue.at_least:
+                unknown += 1
+                why = f"{queue.source} sees only the workers' own queues"
     return points, _Gaps(unknown, source, why)
 
 

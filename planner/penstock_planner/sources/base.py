@@ -50,11 +50,14 @@ class Readings:
     Attributes:
         kv: KV usage fraction by worker name; exactly the query's KV workers.
         queue: Requests waiting for prefill.
+        queue_is_whole: The queue includes what a router holds back; a source that asks only the workers
+            cannot know.
         latency: Histograms since the source's start: ``ttft`` and ``itl``; for the dashboard only.
     """
 
     kv: Mapping[str, Reading]
     queue: Reading
+    queue_is_whole: bool = True
     latency: Mapping[str, Buckets] = field(default_factory=dict)
 
 

@@ -1,6 +1,7 @@
 """Asks sources in order, each only for what those before it could not tell.
 
-A reading that came from a backup says so in its ``source``. When nobody answers, the last fresh value is
+A reading that came from a backup says so in its ``source``; a queue from a backup that sees only the workers'
+own queues is a lower bound. When nobody answers, the last fresh value is
 kept with its growing age until it is too old.
 """
 
@@ -73,14 +74,16 @@ class SourceChain:
             if isinstance(answer, str):
                 readings = dict.fromkeys(keys, missing(answer, source=source.name))
             else:
-                readings = {**answer.kv, _QUEUE: answer.queue}
+                # A router that is too busy to answer may hold a long queue that no worker knows of.
+                is_part = position > 0 and not answer.queue_is_whole
+                readings = {**answer.kv, _QUEUE: replace(answer.queue, at_least=is_part)}
                 latency = latency or answer.latency
             _merge(found, readings, is_backup=position > 0)
         self._remember(found)
         kept = {key: self._kept(key, reading, query.max_age_s) for key, reading in found.items()}
         self._note(kept)
         queue = kept.pop(_QUEUE, None) or missing("not asked", source="none")
-        return Readings(kept, queue, latency)
+        return Readings(kept, queue, latency=latency)
 
     async def _ask(self, source: Source, query: Query) -> Readings | str:
         """Return the source's readings, or why it has none."""

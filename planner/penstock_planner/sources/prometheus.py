@@ -71,6 +71,7 @@ class PrometheusSource:
                 for name, sample in found.items()
             },
             queue,
+            queue_is_whole=bool(waiting),
         )
 
     def close(self) -> None:

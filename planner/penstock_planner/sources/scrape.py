@@ -41,7 +41,7 @@ class ScrapeSource:
         else:
             total = sum(value for value in waiting.values() if not isinstance(value, str))
             queue = judge(total, age_s=0.0, max_age_s=query.max_age_s, source=self.name)
-        return Readings({name: task.result() for name, task in kv.items()}, queue)
+        return Readings({name: task.result() for name, task in kv.items()}, queue, queue_is_whole=False)
 
     async def _kv(self, worker: Endpoint, max_age_s: float) -> Reading:
         try:

@@ -113,6 +113,20 @@ def test_an_unknown_queue_holds_prefill(make):
     assert found.sentence == "prefill 3: queue per worker unknown (value is NaN)"
 
 
+def test_a_queue_that_is_only_a_lower_bound_may_grow_the_pool_but_not_shrink_it(make):
+    """A backup sees the workers' own queues: 9 is enough to grow, 0 says nothing about the router's."""
+
+    def bounded(queue, slope=0.0):
+        pulls = [make.pull(t, queue=queue + slope * t, prefill=_pool(3)) for t in range(1, 31)]
+        return make.window(*(replace(p, queue=replace(p.queue, at_least=True)) for p in pulls))
+
+    config = replace(CONFIG, max_gpu_budget=None)
+    assert _outcome(_run(bounded(0), config=config)[0], Role.PREFILL)[1] is Reason.METRIC_UNKNOWN
+    assert _outcome(_run(bounded(9), config=config)[0], Role.PREFILL)[0] is Action.UP
+    # A falling part is no proof that the whole falls.
+    assert _outcome(_run(bounded(9, slope=-0.2), config=config)[0], Role.PREFILL)[0] is Action.UP
+
+
 def test_a_pool_without_ready_workers_holds(make):
     """All replicas down: the queue has no meaning per worker, and no more are added to it."""
     decision, _ = _run(make.steady(queue=50, prefill=_pool(0, starting=2)))

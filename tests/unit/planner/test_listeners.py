@@ -41,7 +41,7 @@ async def _drawn_run(world, tmp_path):
         answer = await read(query)
         count = world.time.at_s - 1000
         buckets = ((0.1, count), (0.5, 2 * count), (float("inf"), 2 * count))
-        return Readings(answer.kv, answer.queue, {"ttft": buckets, "itl": ()})
+        return Readings(answer.kv, answer.queue, latency={"ttft": buckets, "itl": ()})
 
     world.load.read = with_latency
     world.load.kv = lambda _now, _workers: 0.95

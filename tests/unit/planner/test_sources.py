@@ -168,8 +168,9 @@ async def test_a_negative_queue_is_refused_with_the_workers_name(pool):
 class _Scripted:
     """A source that answers from a list; an exception in it is raised."""
 
-    def __init__(self, name, *answers):
+    def __init__(self, name, *answers, whole=True):
         self.name = name
+        self.whole = whole
         self.answers = list(answers)
         self.calls = 0
 
@@ -180,7 +181,9 @@ class _Scripted:
             raise answer
         kv, queue = answer
         return Readings(
-            {w.name: _reading(kv, self.name, 1.0) for w in query.kv_workers}, _reading(queue, self.name)
+            {w.name: _reading(kv, self.name, 1.0) for w in query.kv_workers},
+            _reading(queue, self.name),
+            queue_is_whole=self.whole,
         )
 
 
@@ -236,6 +239,14 @@ async def test_backup_is_per_signal():
         "scrape (backup of router)",
     )
     assert (readings.queue.value, readings.queue.source) == (3.0, "router")
+
+
+async def test_a_backup_that_cannot_see_the_routers_queue_gives_a_lower_bound():
+    """Behind a silent router may be a long queue; as the chosen source the same answer stands."""
+    backup, _ = _chain(_Scripted("router", GONE), _Scripted("scrape", (0.7, 0), whole=False))
+    chosen, _ = _chain(_Scripted("scrape", (0.7, 0), whole=False), _Scripted("router", GONE))
+    assert (await backup.read(QUERY)).queue.at_least
+    assert not (await chosen.read(QUERY)).queue.at_least
 
 
 async def test_when_nobody_knows_all_reasons_are_kept():
