@@ -264,3 +264,44 @@ def test_an_access_log_that_cannot_be_opened_is_refused(tmp_path):
     """At start, with the path."""
     with pytest.raises(ConfigError, match="--access-log"):
         AccessLog.open(str(tmp_path / "none" / "access.log"))
+
+
+async def test_a_decode_pool_that_leaves_during_the_prefill_is_waited_for(harness, tmp_path):
+    """The prefill is redone once somebody can decode; its first blocks may be gone by then."""
+    path = tmp_path / "llama.json"
+    prefill, decode = await harness.pair()
+    finish = asyncio.Event()
+
+    async def slow_prefill(request, responder):
+        await finish.wait()
+        await prefill.complete(request, responder)
+
+    prefill.script = [slow_prefill]
+    _statefile(path, [prefill, decode])
+    router = await harness.router(statefile=path, disaggregated=True)
+    request = asyncio.create_task(router.post())
+    await router.until(lambda: len(prefill.seen) == 1)
+    _statefile(path, [prefill, decode], **{decode.name: "starting"})
+    await router.until(lambda: not router.server.fleet.routable(Role.DECODE, 0))
+    finish.set()
+    await router.until(lambda: len(router.server.gate.queue) == 1)
+
+    _statefile(path, [prefill, decode])
+
+    assert (await request).status == 200
+    assert (len(prefill.seen), len(decode.seen)) == (2, 1)
+    assert await router.metric("penstock_router_retries_total", reason="no_worker") == 1
+    await router.assert_idle()
+
+
+async def test_several_prompts_without_a_decode_worker_are_refused(harness, tmp_path):
+    """They wait for no prefill, so there is no queue to hold them."""
+    path = tmp_path / "llama.json"
+    prefill, decode = await harness.pair()
+    _statefile(path, [prefill, decode], **{decode.name: "starting"})
+    router = await harness.router(statefile=path, disaggregated=True, ready=False)
+
+    answer = await router.post(prompt=["a", "b"])
+
+    assert (answer.status, orjson.loads(answer.body)["error"]["code"]) == (503, "no_worker")
+    assert int(answer.headers[b"retry-after"]) >= 1

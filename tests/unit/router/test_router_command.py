@@ -1,0 +1,110 @@
+"""`penstock router serve`: what it takes from flags and manifest, and what it refuses."""
+
+import pytest
+from click.testing import CliRunner
+
+from penstock_cli import router as command
+from penstock_core.errors import ConfigError, InvalidSpecError
+from penstock_graph.models import RouterPolicy
+
+MANIFEST = """
+apiVersion: penstock.dev/v1alpha1
+kind: GraphDeployment
+metadata: {name: llama}
+spec:
+  model: {name: meta-llama/Llama-3.1-8B-Instruct, servedName: llama, contextTokens: 16384}
+  runtime: simulated
+  services:
+    frontend: {role: router}
+    prefill: {role: prefill}
+    decode: {role: decode}
+  router: {policy: round-robin, auth: {apiKeysFile: %s}}
+"""
+
+
+@pytest.fixture
+def settings_of(monkeypatch):
+    """Run the command up to the point where it would serve; return its settings."""
+
+    def run(*arguments, environment=None):
+        seen = []
+
+        class Server:
+            def __init__(self, settings):
+                settings.check()
+                seen.append(settings)
+                self.serve = None
+
+        monkeypatch.setattr(command, "RouterServer", Server)
+        monkeypatch.setattr(command.loop, "run", lambda main: None)
+        result = CliRunner().invoke(
+            command.router, ["serve", *map(str, arguments)], env=environment, catch_exceptions=False
+        )
+        assert result.exit_code == 0, result.output
+        return seen[0]
+
+    return run
+
+
+def test_a_manifest_gives_model_roles_and_policy(settings_of, tmp_path):
+    """Flags add where to listen and where to find the workers."""
+    keys = tmp_path / "keys"
+    keys.write_text("alpha\n")
+    manifest = tmp_path / "graph.yaml"
+    manifest.write_text(MANIFEST % keys)
+
+    settings = settings_of(
+        "--graph", manifest, "--discovery", tmp_path / "s.json", "--port", "1234", "--speed", "20"
+    )
+
+    assert (settings.model, settings.context_tokens, settings.disaggregated) == ("llama", 16384, True)
+    assert (settings.config.policy, settings.port, settings.speed) == (RouterPolicy.ROUND_ROBIN, 1234, 20)
+    assert settings.statefile == tmp_path / "s.json"
+    assert settings.api_keys == {b"alpha"}
+
+
+def test_flags_go_before_the_manifest(settings_of, tmp_path):
+    """Policy, model name and keys."""
+    manifest, keys = tmp_path / "graph.yaml", tmp_path / "other"
+    manifest.write_text(MANIFEST % "/nowhere")
+    keys.write_text("beta\n")
+
+    settings = settings_of(
+        *("--graph", manifest, "--discovery", "s.json", "--policy", "least-loaded"),
+        *("--model", "other", "--api-keys-file", keys),
+        environment={command.KEYS_VARIABLE: "gamma"},
+    )
+
+    assert (settings.model, settings.config.policy) == ("other", RouterPolicy.LEAST_LOADED)
+    assert settings.api_keys == {b"beta", b"gamma"}
+
+
+@pytest.mark.parametrize(
+    ("roles", "disaggregated"), [(("prefill", "decode"), True), (("aggregated", "aggregated"), False)]
+)
+def test_a_fixed_fleet_needs_no_manifest(settings_of, roles, disaggregated):
+    """Its roles tell whether there are two stages."""
+    flags = [f"--worker={role}=http://127.0.0.1:{number}" for number, role in enumerate(roles, 1)]
+
+    settings = settings_of("--model", "llama", *flags)
+
+    assert settings.disaggregated is disaggregated
+    assert len(settings.workers) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (["--discovery", "s.json"], ConfigError, "--model: needed"),
+        (["--model", "m"], ConfigError, "--discovery STATEFILE or --worker"),
+        (["--model", "m", "--worker", "decode"], ConfigError, "role=http://host:port"),
+        (["--model", "m", "--worker", "decode=http://a:1"], ConfigError, "needs decode and prefill"),
+        (["--graph", "/nowhere.yaml", "--discovery", "s.json"], ConfigError, "/nowhere.yaml"),
+        (["--model", "m", "--discovery", "s", "--api-keys-file", "/nowhere"], ConfigError, "--api-keys-file"),
+    ],
+)
+def test_what_cannot_work_is_one_clear_error(settings_of, arguments, error, words):
+    """Before anything listens, with the flag and the remedy."""
+    assert issubclass(InvalidSpecError, error)
+    with pytest.raises(error, match=words):
+        settings_of(*arguments)
