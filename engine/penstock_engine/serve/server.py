@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from penstock_core.clock import ModelClock
+from penstock_core.errors import PenstockError
 from penstock_core.logs import get_logger
 from penstock_engine.serve import answers, metrics, protocol
 from penstock_engine.serve.settings import ServeSettings
@@ -191,23 +192,31 @@ async def serve(settings: ServeSettings, stop: asyncio.Event) -> None:
         PortInUseError: the port is taken.
         ConfigError: the address cannot be bound.
     """
-    async with asyncio.TaskGroup() as group:
-        server = EngineServer(settings, group)
-        try:
-            start = asyncio.ensure_future(server.start())
-            stopped = asyncio.ensure_future(stop.wait())
-            await asyncio.wait((start, stopped), return_when=asyncio.FIRST_COMPLETED)
-            if start.done():
-                start.result()
-                log.info("worker ready", url=server.url, **_described(settings))
-            else:
-                start.cancel()
-            await stopped
-            log.info("worker draining", in_flight=server.worker.engine.in_flight)
-            await server.drain()
-        finally:
-            await server.close()
+    try:
+        async with asyncio.TaskGroup() as group:
+            await _serve_until(stop, EngineServer(settings, group))
+    except ExceptionGroup as failures:
+        if len(failures.exceptions) == 1 and isinstance(failures.exceptions[0], PenstockError):
+            raise failures.exceptions[0] from None
+        raise
     log.info("worker stopped")
+
+
+async def _serve_until(stop: asyncio.Event, server: EngineServer) -> None:
+    stopped = asyncio.ensure_future(stop.wait())
+    start = asyncio.ensure_future(server.start())
+    try:
+        await asyncio.wait((start, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if start.done():
+            start.result()
+            log.info("worker ready", url=server.url, **_described(server.settings))
+        await stopped
+        log.info("worker draining", in_flight=server.worker.engine.in_flight)
+        await server.drain()
+    finally:
+        start.cancel()
+        stopped.cancel()
+        await server.close()
 
 
 def _described(settings: ServeSettings) -> dict[str, Any]:

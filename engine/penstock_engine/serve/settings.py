@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from penstock_core.clock import ModelClock
 from penstock_core.errors import ConfigError
 from penstock_core.logs import get_logger
 from penstock_engine import profiles
@@ -127,6 +128,7 @@ def resolve(flags: ServeFlags) -> ServeSettings:
     Raises:
         ConfigError: a value is out of its bounds or contradicts another; flag, value and remedy are named.
     """
+    ModelClock(flags.speed)  # refuses a bad --speed
     _check_numbers(flags)
     profile = profiles.load(flags.profile)
     transfer = _parse_transfer_config(flags)
