@@ -98,9 +98,11 @@ async def run_until_stopped(
     else:
         log.info("no --log-dir: no dashboard", ledger=str(folder / FILE_NAME))
     ledger = Ledger(folder / FILE_NAME)
-    server = await serve(metrics, service.host, service.metrics_port) if service.metrics_port else None
+    server = None
     log.info("planner options", **options.model_dump(mode="json"))
     try:
+        if service.metrics_port:
+            server = await serve(metrics, service.host, service.metrics_port)
         loop = PlannerLoop(
             settings,
             target=target,

@@ -17,7 +17,7 @@ class Request:
     decision_id: str
 
 
-@dataclass(slots=True)
+@dataclass
 class RecordingTarget:
     """Observes through another target and keeps every request to itself.
 

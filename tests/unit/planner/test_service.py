@@ -1,0 +1,164 @@
+"""The planner as a process: options from every layer, and real sources, ledger and dashboard around the loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from penstock_cli.planner import planner
+from penstock_core.errors import ConfigError, InvalidSpecError
+from penstock_graph.models import Role
+from penstock_planner.ledger import read_ledger
+from penstock_planner.options import join
+from penstock_planner.replay import replay
+from penstock_planner.service import Service, run_until_stopped
+from penstock_planner.targets.base import Endpoint, PoolState, TargetState
+from penstock_planner.targets.record import RecordingTarget, Request
+from penstock_wire.server import HttpServer
+
+D, P = Role.DECODE, Role.PREFILL
+SPEED = 200.0
+
+PAGE = """\
+penstock_router_prefill_queue_requests{model_name="llama"} 0.3
+penstock_router_worker_kv_usage_fraction{worker="llama_decode",role="decode"} 0.95
+penstock_router_worker_metrics_age_seconds{worker="llama_decode",role="decode"} 0.5
+"""
+
+
+def _dry_run(*arguments, **keys):
+    answer = CliRunner().invoke(planner, ["run", "--dry-run", *arguments], catch_exceptions=False, **keys)
+    return orjson.loads(answer.stdout)
+
+
+def test_all_fifteen_options_are_flags():
+    """By the document's names."""
+    flags = {
+        "namespace": "llama",
+        "environment": "kubernetes",
+        "served-model-name": "llama",
+        "log-dir": "log/planner",
+        "adjustment-interval": 60.0,
+        "metric-pulling-interval": 2.0,
+        "max-gpu-budget": 16,
+        "min-gpu-budget": 2,
+        "decode-kv-scale-up-threshold": 0.8,
+        "decode-kv-scale-down-threshold": 0.4,
+        "prefill-queue-scale-up-threshold": 1.5,
+        "prefill-queue-scale-down-threshold": 0.1,
+        "decode-engine-num-gpu": 4,
+        "prefill-engine-num-gpu": 2,
+    }
+    arguments = [text for key, value in flags.items() for text in (f"--{key}", str(value))]
+    options = _dry_run("--no-operation", *arguments)
+    assert options["no-operation"] is True
+    assert {key: options[key] for key in flags} == flags
+
+
+def test_a_flag_beats_the_environment_and_that_beats_the_file(tmp_path):
+    """Flag > env > file > default."""
+    file = tmp_path / "planner.yaml"
+    file.write_text(
+        "Planner: {adjustment-interval: 60, min-gpu-budget: 2, no-operation: true, max-gpu-budget: 20}\n"
+    )
+    env = {"PENSTOCK_PLANNER_ADJUSTMENT_INTERVAL": "70", "PENSTOCK_PLANNER_MIN_GPU_BUDGET": "3"}
+    options = _dry_run("--config", str(file), "--adjustment-interval", "80", env=env)
+    chosen = [options[k] for k in ("adjustment-interval", "min-gpu-budget", "no-operation", "namespace")]
+    assert chosen == [80.0, 3, True, "dynamo"]
+    assert _dry_run("--config", str(file), "--operate", env=env)["no-operation"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["--environment", "kubernetes"], ConfigError, "kubernetes is not available in this version"),
+        (["--max-gpu-budget", "1"], InvalidSpecError, "below the floor"),
+        (["--namespace", "Not A Label"], ConfigError, "--namespace"),
+        (["--speed", "0"], ConfigError, "--speed"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_starts(
+    tmp_path, monkeypatch, arguments, error, message
+):
+    """A configuration error, nothing written."""
+    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path))
+    answer = CliRunner().invoke(planner, ["run", *arguments])
+    assert isinstance(answer.exception, error)
+    assert message in str(answer.exception)
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+class _Still:
+    """A backend with one worker of each role that never changes."""
+
+    async def observe(self):
+        pools = {role: PoolState(role, 1, 0, 0, 1, ()) for role in (P, D)}
+        endpoints = (
+            Endpoint("llama_decode", D, "http://127.0.0.1:9"),
+            Endpoint("llama_prefill", P, "http://127.0.0.1:9"),
+        )
+        return TargetState(pools, adjusting=False, endpoints=endpoints)
+
+
+class _StoppingWhenAsked(RecordingTarget):
+    """Ends the planner with its first request."""
+
+    stop: asyncio.Event
+
+    async def scale(self, role, replicas, *, decision_id):
+        await super().scale(role, replicas, decision_id=decision_id)
+        self.stop.set()
+
+
+async def test_a_planner_pulls_decides_records_and_draws_in_real_time(tmp_path):
+    """Against a served router page at speed 200: one decision, asked of the target, replayable."""
+
+    async def handle(_request, responder):
+        responder.send(200, PAGE.encode(), content_type="text/plain")
+
+    router = HttpServer(handle)
+    await router.start("127.0.0.1", 0)
+    target = _StoppingWhenAsked(_Still())
+    target.stop = asyncio.Event()
+    options = join(given={"log-dir": str(tmp_path / "planner"), "namespace": "llama"})
+    service = Service(options, None, speed=SPEED, host="127.0.0.1", metrics_port=0)
+    async with asyncio.timeout(10):
+        await run_until_stopped(service, target, f"http://127.0.0.1:{router.port}", target.stop)
+    await router.close(grace_s=0)
+    assert target.requests[0] == Request(D, 2, "d000001")
+    ledger = read_ledger(tmp_path / "planner")
+    kinds = [r["type"] for r in ledger.records]
+    assert kinds[0] == "header"
+    assert kinds.count("pull") > 2
+    assert replay(ledger).differences == ()
+    assert list((tmp_path / "planner").glob("events.out.tfevents.*"))
+    assert (tmp_path / "planner" / "state.json").exists()
+
+
+async def test_the_metrics_source_named_must_be_reachable_by_name(tmp_path):
+    """Source router without a URL is a configuration error, and the ledger stays free for the next try."""
+    options = join(given={"log-dir": str(tmp_path)})
+    service = Service(options, None, speed=1.0, host="127.0.0.1", metrics_port=0)
+    with pytest.raises(ConfigError, match="--router-url: not given and not in the statefile"):
+        await run_until_stopped(service, RecordingTarget(_Still()), None, asyncio.Event())
+
+
+async def test_a_log_folder_that_cannot_be_made_is_named(tmp_path):
+    """A file in its place."""
+    (tmp_path / "log").write_text("in the way")
+    options = join(given={"log-dir": str(tmp_path / "log" / "planner")})
+    service = Service(options, None, speed=1.0, host="127.0.0.1", metrics_port=0)
+    with pytest.raises(ConfigError, match=r"--log-dir: .* cannot be made: Not a directory"):
+        await run_until_stopped(service, RecordingTarget(_Still()), "http://127.0.0.1:9", asyncio.Event())
+
+
+def test_real_floors_keep_high_speeds_sane():
+    """At speed 200 nothing is stale within one real second or withdrawn within thirty."""
+    settings = Service(join(given={}), None, speed=200.0, host="", metrics_port=0).settings()
+    assert (settings.max_age_s, settings.adjustment_deadline_s) == (200.0, 6000.0)
+    calm = Service(join(given={}), None, speed=1.0, host="", metrics_port=0).settings()
+    assert (calm.max_age_s, calm.adjustment_deadline_s) == (10.0, 600.0)
+    assert settings.timeline != calm.timeline
