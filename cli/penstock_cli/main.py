@@ -72,3 +72,8 @@ def main(argv: list[str] | None = None) -> None:
     except PenstockError as exc:
         click.echo(f"penstock: {exc}", err=True)
         sys.exit(1)
+    except importlib.import_module(
+        "asyncio"
+    ).CancelledError:  # evaluated only then; asyncio is slow to import
+        # A second SIGTERM or SIGINT cut the orderly end short; 130 as after Ctrl-C.
+        sys.exit(130)
