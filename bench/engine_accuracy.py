@@ -34,6 +34,7 @@ from penstock_wire.loop import run
 
 RELATIVE, ABSOLUTE_S = 0.05, 0.002
 MODEL = "bench"
+_CONNECTIONS = 64
 
 
 @dataclass(slots=True)
@@ -72,8 +73,8 @@ async def send(pool: ConnectionPool, url: str, request: Sent) -> None:
 async def send_all(url: str, rows: list[tuple[float, Sent]]) -> None:
     """Send every request at its offset."""
     pool = ConnectionPool()
-    for _ in range(8):  # connections stand before the clock starts
-        await pool.request("GET", url + "/health")
+    warm_up = (pool.request("GET", url + "/health") for _ in range(_CONNECTIONS))
+    await asyncio.gather(*warm_up)  # connections stand before the clock starts
     begin_s = time.monotonic() + 0.1
     async with asyncio.TaskGroup() as group:
         for offset_s, request in rows:
