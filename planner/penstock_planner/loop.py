@@ -97,6 +97,7 @@ class PlannerLoop:
         self._blocked_s: float | None = None
         self._overdue = False
         self._is_blind = False
+        self._withdraw_after_s = now_s
         self._desired: dict[Role, int] = {}
         self._observed: TargetState | None = None
         self._readings: Readings | None = None
@@ -268,16 +269,22 @@ class PlannerLoop:
         return True
 
     async def _withdraw_where(self, observed: TargetState, *, is_gone: bool) -> bool:
-        """Withdraw outstanding scale-ups: those whose replica is gone, or all that are not ready."""
+        """Withdraw outstanding scale-ups: those whose replica is gone, or all that are not ready.
+
+        Returns:
+            True if there are any; one that could not be recorded is tried again an interval later.
+        """
         any_withdrawn = False
         for role, pool in observed.pools.items():
             asked = self._state.of(role).asked
             if asked is None or (pool.ready + pool.starting if is_gone else pool.ready) >= asked:
                 continue
             waited = f"not ready after {self._settings.adjustment_deadline_s:g} s"
+            any_withdrawn = True
+            if self._time.now_s() < self._withdraw_after_s:
+                continue
             why = pool.failed[-1] if pool.failed else "the backend dropped it" if is_gone else waited
             await self._withdraw(role, why, observed)
-            any_withdrawn = True
         return any_withdrawn
 
     async def _withdraw(self, role: Role, why: str, observed: TargetState) -> None:
@@ -289,9 +296,7 @@ class PlannerLoop:
             "withdrawal", self._config, self._state, after, decision, role=role, why=why, pull=pull
         )
         if not self._record(deciding, now_s):
-            # Asked again after one more interval rather than at every tick.
-            waited_s = self._settings.adjustment_deadline_s - self._config.adjustment_interval_s
-            self._blocked_s = now_s - max(0.0, waited_s)
+            self._withdraw_after_s = now_s + self._config.adjustment_interval_s
             return
         await self._carry_out_all(decision)
         self._blocked_s = now_s

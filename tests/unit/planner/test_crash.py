@@ -154,6 +154,20 @@ async def test_an_old_recorded_decision_is_abandoned(world, kill_type):
     assert replay(read_ledger(world.folder)).differences == ()
 
 
+async def test_a_recorded_decision_of_another_clock_is_not_carried_out(world, kill_type):
+    """Its age cannot be told; nothing stays outstanding."""
+    _prepare(world)
+    world.backend.scale, scale = _dying(world, kill_type), world.backend.scale
+    with pytest.raises(kill_type):
+        await world.run_until(HORIZON_S)
+    world.backend.scale = scale
+    world.timeline = "test@20"
+    await world.run_until(45)
+    assert world.backend.calls == []
+    header = [r for r in read_ledger(world.folder).records if r["type"] == "header"][-1]
+    assert (header["resumed"], header["state"]["roles"]["decode"]["asked"]) == (False, None)
+
+
 async def test_a_recorded_scale_up_is_abandoned_if_the_budget_is_gone(world, kill_type):
     """Somebody took the GPUs while the planner was dead."""
     _prepare(world)

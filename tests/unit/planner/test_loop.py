@@ -198,6 +198,29 @@ async def test_a_full_disk_costs_decisions_and_nothing_else(world, monkeypatch, 
     assert world.backend.calls == [(D, 2, "d000001")]
 
 
+async def test_a_withdrawal_that_cannot_be_recorded_is_tried_again_an_interval_later(
+    world, monkeypatch, caplog
+):
+    """Unrecorded means not taken, here too, with one error per try."""
+    world.backend.never_ready = frozenset({D})
+    world.backend.gives_up_s = 20.0
+    world.load.kv = lambda _now, _workers: 0.95
+    real = os.pwrite
+    full_until_s = 1100.0
+
+    def pwrite(*args):
+        if 1040 < world.time.at_s < full_until_s:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*args)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    await world.run_until(130)
+    lines = [r for r in caplog.records if r.getMessage() == "decision not recorded, so not taken"]
+    assert len(lines) == 2
+    assert [(d.id, d.at_s) for d in world.watcher.decisions] == [("d000001", 1030.0), ("d000002", 1110.0)]
+    assert world.watcher.decisions[1].roles[0].reason is Reason.NEVER_READY
+
+
 async def test_slow_pulls_are_skipped_not_made_up_for(world):
     """A pull that takes 3.5 s leaves out the slots it overran; the lag says so."""
     read = world.load.read
