@@ -195,21 +195,20 @@ def test_blocks_under_transfer_are_kept_until_it_ends(make_engine, request_of):
 
 
 def test_abort_of_a_fetched_request_that_waits_for_a_place(make_engine, request_of):
-    """KV that has arrived is freed at once."""
+    """KV that has arrived is freed at once, and the next fetched request takes its turn."""
     engine = make_engine(role="decode", seqs=1)
-    engine.add(request_of("busy", outputs=20))
-    engine.add(request_of("a", prompt=8, load_remote=True))
-    step = engine.begin_step(0.0)
-    now_s = engine.finish_step(step).end_s
-    engine.add(request_of("b", prompt=8, load_remote=True))
-    engine.begin_step(now_s)
-    engine.advance(10.0)
-    used = engine.kv_used_blocks
-    engine.abort("a", 10.0)
-    assert engine.kv_used_blocks <= used
-    engine.abort("busy", 10.0)
-    engine.abort("b", 10.0)
-    assert engine.kv_used_blocks == 0
+    engine.add(request_of("a", prompt=8, outputs=9, load_remote=True))
+    gone = engine.add(request_of("gone", prompt=8, outputs=9, load_remote=True))
+    stays = engine.add(request_of("stays", prompt=8, outputs=9, load_remote=True))
+    engine.begin_step(0.0)
+    step = engine.begin_step(5.0)
+    assert (gone.status, stays.status) == (Status.LOADED, Status.LOADED)
+    assert (engine.waiting_for_capacity, engine.kv_used_blocks) == (2, 6)
+    engine.abort("gone", 5.0)
+    assert (engine.waiting_for_capacity, engine.kv_used_blocks) == (1, 4)
+    engine.abort("a", 5.0)
+    engine.finish_step(step)
+    assert engine.begin_step(step.end_s).batch.joined == [stays]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""Messages to prefill workers: what travels together, and what becomes of failures."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import orjson
+import pytest
+
+from penstock_engine.serve.notifier import Notifier
+from penstock_wire.server import HttpServer
+
+
+@pytest.fixture
+def notifying():
+    """Run a notifier against a prefill worker that gives one answer; yields both sides' logs."""
+
+    @asynccontextmanager
+    async def run(status=200, answer=b'{"unknown": []}'):
+        received, results = [], asyncio.Queue()
+
+        async def handle(request, responder):
+            received.append(orjson.loads(request.body))
+            responder.send(status, answer)
+
+        server = HttpServer(handle)
+        await server.start("127.0.0.1", 0)
+        async with asyncio.TaskGroup() as group:
+            notifier = Notifier(group, results.put_nowait)
+            try:
+                yield notifier, f"http://127.0.0.1:{server.port}/kv/notify", received, results
+            finally:
+                await notifier.close()
+                await server.close(grace_s=0.0)
+
+    return run
+
+
+async def test_one_turn_of_the_loop_is_one_message(notifying):
+    """Reads and heartbeats queued together travel together; the unknown ids come back."""
+    async with notifying(answer=b'{"unknown": ["b"]}') as (notifier, url, received, results):
+        notifier.send(url, reads=["a"])
+        notifier.send(url, reads=["b"], heartbeats=["c"])
+        assert not notifier.is_idle
+        result = await asyncio.wait_for(results.get(), 5)
+        assert notifier.is_idle
+    assert received == [{"read": ["a", "b"], "heartbeat": ["c"]}]
+    assert (result.reads, result.heartbeats, result.unknown, result.failed) == (
+        ["a", "b"],
+        ["c"],
+        {"b"},
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "why"),
+    [
+        (500, b"{}", "answered 500"),
+        (200, b"<html>", "something else than JSON"),
+        (200, b"{}", "without the list"),
+        (200, b"[]", "without the list"),
+    ],
+)
+async def test_a_bad_answer_is_a_failure_with_a_reason(notifying, status, answer, why):
+    """What cannot be understood confirms nothing."""
+    async with notifying(status, answer) as (notifier, url, _, results):
+        notifier.send(url, reads=["a"])
+        result = await asyncio.wait_for(results.get(), 5)
+    assert why in result.failed
+    assert result.reads == ["a"]
+
+
+async def test_messages_not_sent_yet_are_dropped_at_the_end(notifying):
+    """Closing right after queueing sends nothing."""
+    async with notifying() as (notifier, url, received, _):
+        notifier.send(url, reads=["a"])
+        await notifier.close()
+    assert received == []
