@@ -53,6 +53,7 @@ class Worker:
         self._port = 0
         self._timer: asyncio.Handle | None = None
         self._timer_due_s = math.inf
+        self._early_for_s = -math.inf
 
     @property
     def is_idle(self) -> bool:
@@ -132,15 +133,18 @@ class Worker:
         if due_s == math.inf:
             return
         delay_s = self.clock.to_real_s(due_s - self.clock.now_s())
-        if delay_s <= 0:
+        # A timer that fired a little early is followed by busy turns of the loop, never a fresh short step:
+        # at high speeds that would keep the processor busy without end.
+        if delay_s <= 0 or (due_s == self._early_for_s and delay_s < _TIMER_S / 2):
             self._timer = self._loop.call_soon(self._wake)
         else:
-            self._timer = self._loop.call_later(math.ceil(delay_s / _TIMER_S) * _TIMER_S, self._wake)
+            self._timer = self._loop.call_later(max(1, round(delay_s / _TIMER_S)) * _TIMER_S, self._wake)
 
     def _wake(self) -> None:
+        now_s = self.clock.now_s()
+        self._early_for_s = self._timer_due_s if now_s < self._timer_due_s else -math.inf
         self._timer = None
         self._timer_due_s = math.inf
-        now_s = self.clock.now_s()
         self._catch_up(now_s)
         for engine_id, request_ids in self._heartbeats.due(now_s).items():
             self._notifier.send(self._notify_urls[engine_id], heartbeats=request_ids)
