@@ -1,30 +1,34 @@
-"""Draws the report's five pictures with matplotlib (the extra ``plots``); nothing is computed here.
-
-Colours are Okabe and Ito's, which stay apart for the colour-blind; roles keep theirs in every picture.
-"""
+"""Draws the report's five pictures with matplotlib (the extra ``plots``); nothing is computed here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from penstock_graph.models import Role
 from penstock_report import series
 from penstock_report.analysis import floor_gpus, gpu_steps
+from penstock_report.drawing import (
+    BLACK,
+    DPI,
+    GREY,
+    PURPLE,
+    ROLE_COLOURS,
+    SKY,
+    YELLOW,
+    legend_above,
+    legend_beside,
+    seconds_axis,
+)
 from penstock_report.ledger_view import PlannerRun
 from penstock_workload.record import RequestResult, Status
 
-ROLE_COLOURS: Final = {Role.PREFILL: "#0072B2", Role.DECODE: "#D55E00", Role.AGGREGATED: "#009E73"}
-_BLACK, _GREY, _SKY, _PURPLE, _YELLOW = "#000000", "#7F7F7F", "#56B4E9", "#CC79A7", "#E69F00"
-_SIZE_INCHES = (10.0, 5.6)
-_DPI = 120
 _MARGIN = 0.015
 """Chosen: room for a marker at the right edge."""
 
@@ -64,49 +68,25 @@ def draw_all(scene: Scene, directory: Path) -> list[Path]:
     paths = []
     for name, draw in pictures:
         path = directory / name
-        draw(scene).savefig(path, dpi=_DPI)
+        draw(scene).savefig(path, dpi=DPI)
         paths.append(path)
     return paths
 
 
 def _figure(scene: Scene, title: str, *, is_imprecise: bool = False) -> Figure:
-    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     mark = ""
     if scene.is_distorted:
         mark = "  (DISTORTED: a process lagged behind its schedule)"
     elif is_imprecise:
         mark = "  (DISTORTED: lag or timers are too coarse for single gaps)"
-    figure.suptitle(title + mark, fontsize=12, color="#A00000" if mark else _BLACK)
-    return figure
-
-
-def _legend(axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        axes.legend(handles, labels, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
-
-
-def _legend_above(axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        axes.legend(
-            handles,
-            labels,
-            loc="lower left",
-            bbox_to_anchor=(-0.01, 1.0),
-            ncols=5,
-            fontsize=8,
-            frameon=False,
-            columnspacing=1.2,
-            handlelength=1.6,
-        )
+    return blank_figure(title + mark, colour="#A00000" if mark else BLACK)
 
 
 def _shade(axes: Axes, run: PlannerRun, span: tuple[float, float]) -> None:
     label: str | None = "adjusting"
     for begin_s, end_s in run.adjusting:
         if end_s >= span[0] and begin_s <= span[1]:
-            axes.axvspan(begin_s, end_s, color=_YELLOW, alpha=0.15, linewidth=0, label=label)
+            axes.axvspan(begin_s, end_s, color=YELLOW, alpha=0.15, linewidth=0, label=label)
             label = None
 
 
@@ -125,7 +105,7 @@ def replicas(scene: Scene) -> Figure:
         axes.set_xlim(span[0], span[1] + _MARGIN * (span[1] - span[0]))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.25)
-        _legend(axes)
+        legend_beside(axes)
     panels[-1].set_xlabel("time (modelled s)")
     return figure
 
@@ -150,7 +130,7 @@ def _draw_role(axes: Axes, run: PlannerRun, role: Role) -> None:
             [at_s for at_s, _ in wanted],
             [count for _, count in wanted],
             where="post",
-            color=_BLACK,
+            color=BLACK,
             linestyle="--",
             linewidth=1.1,
             label="desired",
@@ -163,13 +143,13 @@ def _draw_gpus(axes: Axes, run: PlannerRun) -> None:
     steps = gpu_steps(run)
     steps.append((max(run.end_s, steps[-1][0]), steps[-1][1]))
     times, gpus = [at_s for at_s, _ in steps], [count for _, count in steps]
-    axes.fill_between(times, gpus, step="post", color=_SKY, alpha=0.35, linewidth=0)
+    axes.fill_between(times, gpus, step="post", color=SKY, alpha=0.35, linewidth=0)
     axes.step(times, gpus, where="post", color=ROLE_COLOURS[Role.PREFILL], linewidth=1.5, label="held")
     budget = run.config.max_gpu_budget
     if budget is not None:
-        axes.axhline(budget, color=_BLACK, linestyle="--", linewidth=1.1, label=f"budget {budget}")
+        axes.axhline(budget, color=BLACK, linestyle="--", linewidth=1.1, label=f"budget {budget}")
     floor = floor_gpus(run)
-    axes.axhline(floor, color=_GREY, linestyle=":", linewidth=1.1, label=f"floor {floor}")
+    axes.axhline(floor, color=GREY, linestyle=":", linewidth=1.1, label=f"floor {floor}")
     axes.set_ylabel("GPUs")
     axes.set_ylim(0, max([budget or 0, floor, *gpus]) * 1.15)
 
@@ -197,7 +177,7 @@ def signals(scene: Scene) -> Figure:
         _shade(axes, run, span)
         axes.set_xlim(span[0], span[1] + _MARGIN * (span[1] - span[0]))
         axes.grid(alpha=0.25)
-        _legend(axes)
+        legend_beside(axes)
     panels[-1].set_xlabel("time (modelled s)")
     return figure
 
@@ -227,10 +207,10 @@ def _draw_signal(
     axes.plot(
         shown, heights, color=ROLE_COLOURS[role], linewidth=1.0, marker=".", markersize=2.5, label="signal"
     )
-    axes.axhline(up, color=_BLACK, linestyle="--", linewidth=1.0, label=f"up above {up:g}")
-    axes.axhline(down, color=_BLACK, linestyle=":", linewidth=1.2, label=f"down below {down:g}")
+    axes.axhline(up, color=BLACK, linestyle="--", linewidth=1.0, label=f"up above {up:g}")
+    axes.axhline(down, color=BLACK, linestyle=":", linewidth=1.2, label=f"down below {down:g}")
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
-    for action, marker, colour in (("up", "^", "#009E73"), ("down", "v", _PURPLE)):
+    for action, marker, colour in (("up", "^", "#009E73"), ("down", "v", PURPLE)):
         marks = _changes(run, role, action)
         axes.plot(
             [at_s for at_s, _, _ in marks],
@@ -239,7 +219,7 @@ def _draw_signal(
             marker=marker,
             markersize=9,
             color=colour,
-            markeredgecolor=_BLACK,
+            markeredgecolor=BLACK,
             label=f"scale {action} ({len(marks)})",
             zorder=5,
         )
@@ -271,7 +251,7 @@ def ttft(scene: Scene) -> Figure:
     values = np.array([result.ttft_s for result in ok], dtype=np.float64)
     figure = _figure(scene, "Time to first token")
     over_time, spread = figure.subplots(1, 2, width_ratios=(2, 1))
-    over_time.scatter(times, values, s=8, color=_SKY, alpha=0.6, linewidths=0, label="request")
+    over_time.scatter(times, values, s=8, color=SKY, alpha=0.6, linewidths=0, label="request")
     window_s = series.window_for(scene.duration_s)
     _draw_running(over_time, times, values, window_s)
     bad = [result.arrival_s for result in scene.results if result.status is not Status.OK]
@@ -288,10 +268,10 @@ def ttft(scene: Scene) -> Figure:
     _target(over_time, spread, scene.ttft_target_s)
     over_time.set_xlabel("arrival (modelled s)")
     over_time.set_ylabel("TTFT (modelled s)")
-    _seconds_axis(over_time, "y", values)
+    seconds_axis(over_time, "y", values)
     over_time.set_xlim(0, max(scene.duration_s, 1.0))
     over_time.grid(alpha=0.25)
-    _legend_above(over_time)
+    legend_above(over_time)
     _draw_cdf(spread, values, "TTFT (modelled s)", ROLE_COLOURS[Role.PREFILL], "requests")
     return figure
 
@@ -306,18 +286,18 @@ def itl(scene: Scene) -> Figure:
     _target(over_time, spread, scene.itl_target_s)
     over_time.set_xlabel("time of the token (modelled s)")
     over_time.set_ylabel("ITL (modelled s)")
-    _seconds_axis(over_time, "y", gaps)
+    seconds_axis(over_time, "y", gaps)
     over_time.set_xlim(0, max(scene.duration_s, 1.0))
     over_time.grid(alpha=0.25)
-    _legend_above(over_time)
+    legend_above(over_time)
     if not gaps.size:
         over_time.text(
             0.5, 0.5, "the run kept no inter-token gaps", ha="center", transform=over_time.transAxes
         )
     _draw_cdf(spread, gaps, "latency (modelled s)", ROLE_COLOURS[Role.DECODE], "gaps (ITL)")
     shown, share = series.cdf(tpot)
-    spread.plot(shown, share, color=_BLACK, linestyle="--", linewidth=1.2, label="requests (TPOT)")
-    _legend_above(spread)
+    spread.plot(shown, share, color=BLACK, linestyle="--", linewidth=1.2, label="requests (TPOT)")
+    legend_above(spread)
     return figure
 
 
@@ -326,18 +306,18 @@ def requests(scene: Scene) -> Figure:
     figure = _figure(scene, "Arrivals and requests in flight")
     arrivals, flight = figure.subplots(2, 1, sharex=True)
     edges, rate = series.arrivals_per_s(scene.results)
-    arrivals.stairs(rate, edges, fill=True, color=_SKY, label=f"arrivals, bins of {_width(edges):g} s")
+    arrivals.stairs(rate, edges, fill=True, color=SKY, label=f"arrivals, bins of {_width(edges):g} s")
     arrivals.set_ylabel("arrivals\n(requests / modelled s)")
     edges, mean, peak = series.in_flight(scene.results)
-    flight.stairs(peak, edges, fill=True, color=_YELLOW, alpha=0.45, label="in flight, peak")
-    flight.stairs(mean, edges, color=_BLACK, linewidth=1.4, baseline=None, label="in flight, mean")
+    flight.stairs(peak, edges, fill=True, color=YELLOW, alpha=0.45, label="in flight, peak")
+    flight.stairs(mean, edges, color=BLACK, linewidth=1.4, baseline=None, label="in flight, mean")
     flight.set_ylabel("requests in flight")
     flight.set_xlabel("time (modelled s)")
     for axes in (arrivals, flight):
         axes.set_ylim(bottom=0)
         axes.set_xlim(0, max(scene.duration_s, 1.0))
         axes.grid(alpha=0.25)
-        _legend_above(axes)
+        legend_above(axes)
     return figure
 
 
@@ -358,39 +338,23 @@ def _draw_cdf(axes: Axes, values: series.Floats, x_label: str, colour: str, labe
     axes.plot(shown, share, color=colour, linewidth=1.8, label=label)
     if values.size:
         found = np.percentile(values, (50, 90, 99), method="inverted_cdf")
-        axes.plot(found, (0.5, 0.9, 0.99), linestyle="none", marker="o", markersize=4, color=_BLACK, zorder=4)
+        axes.plot(found, (0.5, 0.9, 0.99), linestyle="none", marker="o", markersize=4, color=BLACK, zorder=4)
         text = "\n".join(f"p{rank}  {at:.3g} s" for rank, at in zip((50, 90, 99), found, strict=True))
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 2}
         axes.text(0.97, 0.05, text, ha="right", fontsize=9, transform=axes.transAxes, bbox=box)
-        _seconds_axis(axes, "x", values)
+        seconds_axis(axes, "x", values)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel(x_label)
     axes.set_ylabel("share at or below")
     axes.grid(alpha=0.25)
 
 
-def _seconds_axis(axes: Axes, which: Literal["x", "y"], values: series.Floats) -> None:
-    """Scale an axis logarithmically, with ticks that read as seconds and do not touch."""
-    if not values.size or values.min() <= 0:
-        return
-    decades = float(np.log10(values.max() / values.min()))
-    steps = (1.0, 2.0, 5.0) if decades < 1.3 else (1.0, 3.0) if decades < 3 else (1.0,)
-    if which == "x":
-        axes.set_xscale("log")
-    else:
-        axes.set_yscale("log")
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=steps))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
 def _target(over_time: Axes, spread: Axes, target_s: float | None) -> None:
     if target_s is not None:
         over_time.axhline(
-            target_s, color=_PURPLE, linestyle="--", linewidth=1.4, label=f"target {target_s:g} s"
+            target_s, color=PURPLE, linestyle="--", linewidth=1.4, label=f"target {target_s:g} s"
         )
-        spread.axvline(target_s, color=_PURPLE, linestyle="--", linewidth=1.4)
+        spread.axvline(target_s, color=PURPLE, linestyle="--", linewidth=1.4)
 
 
 def _planner(scene: Scene) -> PlannerRun:

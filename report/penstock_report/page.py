@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
-from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from penstock_report.build import Report
+from penstock_report.html_parts import figure, page, pairs, text
 from penstock_report.ledger_view import DecisionMark
 from penstock_report.text import gpu_line, notes, percent, seconds, violation_lines
 
@@ -23,57 +22,37 @@ _CAPTIONS = {
     "requests.png": "Arrivals as sent, and requests in flight.",
 }
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1b1b1b; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
-table { border-collapse: collapse; margin: .5rem 0; }
-th, td { border-bottom: 1px solid #ddd; padding: .25rem .7rem; text-align: left; vertical-align: top; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-.mark { background: #fff4d6; border-left: .4rem solid #e69f00; padding: .5rem 1rem; margin: .5rem 0; }
-.mark.bad { background: #fde4e4; border-color: #a00000; font-weight: 600; }
-figure { margin: 1rem 0; } img { max-width: 100%; } figcaption { color: #555; font-size: .9rem; }
-.wide { overflow-x: auto; } code { font-size: .9em; word-break: break-all; } tr.held td { color: #777; }
-"""
-
 
 def render_page(report: Report, pictures: Sequence[Path]) -> str:
     """Return the page; the pictures are read and put into it."""
     summary = report.load.summary
     name = f"{summary['trace']['name']} against {summary['settings']['model']}"
     parts = [
-        f"<h1>Penstock report: {_text(name)}</h1>",
+        f"<h1>Penstock report: {text(name)}</h1>",
         *_marks(report),
         "<h2>Summary</h2>",
         _counts(report),
         _latencies(summary["latency"]),
-        *(_figure(path) for path in pictures),
+        *(figure(path, _CAPTIONS) for path in pictures),
         *_decisions(report),
         "<h2>Lag of each process</h2>",
         _lags(summary["lag"]),
         "<h2>Settings</h2>",
         "<h3>Load</h3>",
-        _pairs(summary["settings"].items()),
+        pairs(summary["settings"].items()),
         "<h3>Trace</h3>",
-        _pairs(summary["trace"].items()),
+        pairs(summary["trace"].items()),
     ]
     if report.planner is not None:
-        parts += ["<h3>Planner</h3>", _pairs(asdict(report.planner.config).items())]
-    body = "\n".join(parts)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Penstock report</title>'
-        f"<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
-    )
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
+        parts += ["<h3>Planner</h3>", pairs(asdict(report.planner.config).items())]
+    return page("Penstock report", parts)
 
 
 def _marks(report: Report) -> list[str]:
     marks = []
     for note in (*notes(report.load.summary), *report.notes):
         kind = "mark bad" if note.startswith(("DISTORTED", "PARTIAL", "ITL ")) else "mark"
-        marks.append(f'<p class="{kind}">{_text(note)}</p>')
+        marks.append(f'<p class="{kind}">{text(note)}</p>')
     return marks
 
 
@@ -96,7 +75,7 @@ def _counts(report: Report) -> str:
     rows += [("target", line) for line in violation_lines(report.violations)]
     if report.use is not None:
         rows.append(("GPU-hours", gpu_line(report.use).removeprefix("GPU-hours: ")))
-    return _pairs(rows)
+    return pairs(rows)
 
 
 def _number(value: float | None) -> str:
@@ -112,14 +91,8 @@ def _latencies(latency: Mapping[str, Any]) -> str:
         rows.append(f'<tr><th>{name}</th>{cells}<td class="n">{latency[key]["count"]}</td></tr>')
     return (
         f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
-        f"<p>Modelled time; percentiles by {_text(latency['percentile_method'])}.</p>"
+        f"<p>Modelled time; percentiles by {text(latency['percentile_method'])}.</p>"
     )
-
-
-def _figure(path: Path) -> str:
-    data = b64encode(path.read_bytes()).decode()
-    caption = _text(_CAPTIONS.get(path.name, path.stem))
-    return f'<figure><img alt="{caption}" src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
 
 
 def _decisions(report: Report) -> list[str]:
@@ -141,8 +114,8 @@ def _decisions(report: Report) -> list[str]:
 def _decision_table(marks: Iterable[DecisionMark], *, with_holds: bool) -> str:
     rows = [
         f'<tr{" class=held" if role.action == "hold" else ""}><td class="n">{mark.at_s:.0f} s</td>'
-        f"<td>{_text(mark.id)}</td><td>{_text(role.role)}</td><td>{_text(role.action)}</td>"
-        f"<td>{_text(role.reason)}</td><td>{_text(role.sentence)}</td><td>{_text(role.outcome)}</td></tr>"
+        f"<td>{text(mark.id)}</td><td>{text(role.role)}</td><td>{text(role.action)}</td>"
+        f"<td>{text(role.reason)}</td><td>{text(role.sentence)}</td><td>{text(role.outcome)}</td></tr>"
         for mark in marks
         for role in mark.roles
         if with_holds or role.action != "hold"
@@ -161,13 +134,13 @@ def _lags(lag: Mapping[str, Any]) -> str:
         *((server["name"], server["p99_s"]) for server in lag["servers"]),
     ]
     cells = "".join(
-        f'<tr><th>{_text(name)}</th><td class="n">{seconds(value)}</td><td>{_past(name, lag)}</td></tr>'
+        f'<tr><th>{text(name)}</th><td class="n">{seconds(value)}</td><td>{_past(name, lag)}</td></tr>'
         for name, value in rows
     )
     return (
         f'<table><tr><th>process</th><th class="n">p99 lag</th><th></th></tr>{cells}</table>'
-        f"<p>Bound of the whole run: {seconds(lag['bound_s'])}, {_text(lag['bound_rule'])}. Bound of single gaps:"
-        f" {seconds(lag['itl_bound_s'])}, {_text(lag['itl_bound_rule'])}. All modelled time.</p>"
+        f"<p>Bound of the whole run: {seconds(lag['bound_s'])}, {text(lag['bound_rule'])}. Bound of single gaps:"
+        f" {seconds(lag['itl_bound_s'])}, {text(lag['itl_bound_rule'])}. All modelled time.</p>"
     )
 
 
@@ -175,18 +148,3 @@ def _past(name: str, lag: Mapping[str, Any]) -> str:
     if name in lag["late"]:
         return "past the bound"
     return "past the bound of single gaps" if name in lag["late_for_itl"] else ""
-
-
-def _pairs(pairs: Iterable[tuple[str, object]]) -> str:
-    rows = "".join(f"<tr><th>{_text(key)}</th><td>{_value(value)}</td></tr>" for key, value in pairs)
-    return f"<table>{rows}</table>"
-
-
-def _value(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, list | tuple):
-        return "<br>".join(_text(item) for item in value) or "none"
-    if isinstance(value, dict):
-        return _text(", ".join(f"{key} {item}" for key, item in value.items()) or "none")
-    return _text(value)

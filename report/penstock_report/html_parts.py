@@ -1,0 +1,72 @@
+"""Pieces of a self-contained HTML page: no script, nothing from a network; the report and the simulator use them."""
+
+from __future__ import annotations
+
+import html
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1b1b1b; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+table { border-collapse: collapse; margin: .5rem 0; }
+th, td { border-bottom: 1px solid #ddd; padding: .25rem .7rem; text-align: left; vertical-align: top; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+.mark { background: #fff4d6; border-left: .4rem solid #e69f00; padding: .5rem 1rem; margin: .5rem 0; }
+.mark.bad { background: #fde4e4; border-color: #a00000; font-weight: 600; }
+figure { margin: 1rem 0; } img { max-width: 100%; } figcaption { color: #555; font-size: .9rem; }
+.wide { overflow-x: auto; } code { font-size: .9em; word-break: break-all; } tr.held td { color: #777; }
+"""
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    """Return a whole document."""
+    body = "\n".join(parts)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
+        f"<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+    )
+
+
+def text(value: object) -> str:
+    """Return a value as text that HTML cannot mistake."""
+    return html.escape(str(value))
+
+
+def figure(path: Path, captions: Mapping[str, str]) -> str:
+    """Return a picture, read and put inline, with its caption by file name."""
+    data = b64encode(path.read_bytes()).decode()
+    caption = text(captions.get(path.name, path.stem))
+    return f'<figure><img alt="{caption}" src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
+
+
+def pairs(rows: Iterable[tuple[str, object]]) -> str:
+    """Return a table of two columns."""
+    cells = "".join(f"<tr><th>{text(key)}</th><td>{_value(value)}</td></tr>" for key, value in rows)
+    return f"<table>{cells}</table>"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table whose first column is text and whose others are numbers."""
+    head = "".join(f"<th{' class=n' if place else ''}>{text(name)}</th>" for place, name in enumerate(heads))
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<th>{text(cell)}</th>" if not place else f'<td class="n">{text(cell)}</td>'
+            for place, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple):
+        return "<br>".join(text(item) for item in value) or "none"
+    if isinstance(value, dict):
+        return text(", ".join(f"{key} {item}" for key, item in value.items()) or "none")
+    return text(value)
