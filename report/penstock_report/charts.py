@@ -22,6 +22,7 @@ from penstock_report.drawing import (
     ROLE_COLOURS,
     SKY,
     YELLOW,
+    blank_figure,
     legend_above,
     legend_beside,
     seconds_axis,
