@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import signal
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -12,9 +13,15 @@ import uvloop
 
 T = TypeVar("T")
 
+ECHO_REAL_S = 1.0
+"""SIGTERMs this close together are one request to stop: a parent with several threads that is killed makes the
+kernel send its children's PR_SET_PDEATHSIG once per thread. Real seconds. Chosen: those come within milliseconds."""
+
 
 def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
     """Run ``main(stop)`` to its end; the first SIGTERM or SIGINT sets ``stop``, the second cancels ``main``.
+
+    A SIGTERM within `ECHO_REAL_S` of the first is no second one; a SIGINT, somebody's second Ctrl-C, always is.
 
     The limit of open files is raised to the hard limit: each stream takes two sockets.
 
@@ -31,13 +38,18 @@ async def _with_signals(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]])
     stop = asyncio.Event()
     task = asyncio.current_task()
 
-    def on_signal() -> None:
-        if stop.is_set() and task is not None:
+    first_s = 0.0
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal first_s
+        if not stop.is_set():
+            first_s = time.monotonic()
+            stop.set()
+        elif task is not None and (number is signal.SIGINT or time.monotonic() - first_s > ECHO_REAL_S):
             task.cancel()
-        stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, on_signal, number)
     try:
         return await main(stop)
     finally:

@@ -7,6 +7,7 @@ import signal
 import pytest
 import uvloop
 
+from penstock_wire import loop
 from penstock_wire.loop import raise_file_limit, run
 from penstock_wire.problem import error_body
 
@@ -32,17 +33,32 @@ def test_a_signal_sets_the_event(number):
     assert run(main) == "stopped"
 
 
-def test_a_second_signal_cancels_main():
+@pytest.mark.parametrize(("number", "echo_real_s"), [(signal.SIGINT, 1.0), (signal.SIGTERM, 0.0)])
+def test_a_second_signal_cancels_main(number, echo_real_s, monkeypatch):
     """Somebody who asks twice does not want to wait."""
+    monkeypatch.setattr(loop, "ECHO_REAL_S", echo_real_s)
 
     async def main(stop):
         os.kill(os.getpid(), signal.SIGTERM)
         await stop.wait()
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         await asyncio.sleep(5)
 
     with pytest.raises(asyncio.CancelledError):
         run(main)
+
+
+def test_sigterms_in_a_burst_are_one():
+    """The kernel repeats a parent's death signal once per thread of the parent; streams still finish."""
+
+    async def main(stop):
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await stop.wait()
+            await asyncio.sleep(0.02)
+        return "finished"
+
+    assert run(main) == "finished"
 
 
 def test_signals_are_given_back():
