@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import click
 import orjson
 
-from penstock_core.errors import ConfigError
+from penstock_core.clock import ModelClock
+from penstock_core.errors import ConfigError, NotFoundError
 from penstock_graph.loading import load_graph
 from penstock_graph.models import Environment
 from penstock_planner import explain as explaining
@@ -96,6 +97,7 @@ def run(
     **given: Any,
 ) -> None:
     """Plan until SIGTERM. Options: flag > environment variable > --config > --graph > default."""
+    ModelClock(speed)  # refuses a speed that is none
     graph = load_graph(graph_file) if graph_file is not None else None
     named = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
     options = join(given=named, file=config_file, graph=graph)
@@ -121,6 +123,11 @@ def _on_backend(service: Service) -> Callable[[asyncio.Event], Coroutine[Any, An
     store = StateStore.of(options.namespace)
     state = store.read()
     router_url = options.router_url or (state.arbiter.router_url if state is not None else None)
+    if state is None and not router_url:
+        raise ConfigError(
+            f"--namespace: {options.namespace!r} has no graph on this machine ({store.path} is not there); "
+            "start it with `penstock up FILE`, or give the name that `penstock status` shows"
+        )
 
     async def main(stop: asyncio.Event) -> None:
         target = LocalTarget(store)
@@ -134,14 +141,21 @@ def _on_backend(service: Service) -> Callable[[asyncio.Event], Coroutine[Any, An
 
 @planner.command()
 @click.option(
-    "--log-dir", type=click.Path(path_type=Path), required=True, help="The planner's folder, or a ledger."
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    help="The planner's folder, or a ledger.  [default: the running graph's]",
+)
+@click.option(
+    "--namespace", help="Graph on this machine, without --log-dir.  [default: the only one there is]"
 )
 @click.option("--last", type=click.IntRange(min=1), default=1, show_default=True, help="How many decisions.")
 @click.option("--id", "decision_id", help="One decision, such as d000012.")
 @click.option("--json", "as_json", is_flag=True, help="The ledger's records as a JSON array.")
-def explain(log_dir: Path, last: int, decision_id: str | None, as_json: bool) -> None:
+def explain(
+    log_dir: Path | None, namespace: str | None, last: int, decision_id: str | None, as_json: bool
+) -> None:
     """Say why the last decisions were made, rule by rule with its numbers."""
-    ledger = read_ledger(log_dir)
+    ledger = read_ledger(log_dir if log_dir is not None else _log_dir_of(namespace))
     _notes(ledger.notes)
     records = explaining.select(ledger, last=last, decision_id=decision_id)
     if as_json:
@@ -150,6 +164,25 @@ def explain(log_dir: Path, last: int, decision_id: str | None, as_json: bool) ->
         click.echo(explaining.all_in_words(records))
     else:
         click.echo("no decision yet", err=True)
+
+
+def _log_dir_of(namespace: str | None) -> Path:
+    """Return the folder of a running graph's planner.
+
+    Raises:
+        ConfigError: there is no such graph, or it has no planner.
+    """
+    from penstock_local.down import choose_namespace  # noqa: PLC0415 - only where it is used
+    from penstock_local.store import StateStore  # noqa: PLC0415 - only where it is used
+
+    try:
+        chosen = choose_namespace(namespace)
+    except NotFoundError as exc:
+        raise ConfigError("--log-dir: needed, because no graph is running on this machine") from exc
+    state = StateStore.of(chosen).read()
+    if state is None or state.arbiter.planner_log_dir is None:
+        raise ConfigError(f"--namespace: {chosen!r} has no planner on this machine; give --log-dir")
+    return Path(state.arbiter.planner_log_dir)
 
 
 @planner.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -112,8 +113,8 @@ def _local_options(
 ) -> LocalOptions:
     if options.gpus is not None and options.gpus < 0:
         raise ConfigError(f"--gpus: {options.gpus} must be 0 or more")
-    if not options.speed > 0:
-        raise ConfigError(f"--speed: {options.speed:g} must be above 0; 1 is real time")
+    if not (math.isfinite(options.speed) and options.speed > 0):
+        raise ConfigError(f"--speed: {options.speed:g} must be a finite number above 0; 1 is real time")
     log_dir = (options.log_dir or log_root() / namespace).expanduser().absolute()
     planner_dir = graph.spec.planner.log_dir
     return LocalOptions(
