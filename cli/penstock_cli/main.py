@@ -17,6 +17,7 @@ _SUBCOMMANDS = {
     "status": ("penstock_cli.local:status", "Show workers, GPUs, queues and the last decisions."),
     "down": ("penstock_cli.local:down", "Drain and stop a graph started by `up`."),
     "demo": ("penstock_cli.demo:demo", "Run the whole main job on a real trace slice and report."),
+    "simulate": ("penstock_cli.simulate:simulate", "Score router policies and the planner in virtual time."),
     "report": ("penstock_cli.report:report", "Draw a report from a load run and a planner ledger."),
     "validate": ("penstock_cli.graph:validate", "Check manifests; print every problem at once."),
     "render": ("penstock_cli.graph:render", "Print the processes that a graph becomes."),

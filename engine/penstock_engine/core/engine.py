@@ -206,6 +206,10 @@ class Engine:
         """Return when a pinned prompt is reclaimed, modelled seconds, or None if it is not pinned."""
         return self._leases.expiry_s(request_id)
 
+    def cached_blocks(self, keys: Sequence[int]) -> int:
+        """Return how many leading blocks of a prompt with these keys are cached now."""
+        return self._pool.count_hits(keys, len(keys))
+
     def pinned_blocks(self, request_id: str) -> list[int]:
         """Return the block numbers kept for another worker; empty if none."""
         return self._pinned.get(request_id, [])

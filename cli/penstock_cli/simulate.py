@@ -1,0 +1,247 @@
+"""`penstock simulate`: any policy, any trace, any number of workers, in virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from penstock_core.errors import ConfigError
+from penstock_graph.models import Role
+from penstock_simulator.output import open_directory, to_json, write
+from penstock_simulator.plan import Plan, SimulateOptions, make_plan, record, run_plan
+from penstock_simulator.scenario import Failure, QueueOrder, Resize
+from penstock_simulator.text import scoreboard
+from penstock_workload.arrivals import Spread
+from penstock_workload.selection import OnLong
+
+
+def _choice(values: Any) -> click.Choice[str]:
+    return click.Choice([value.value for value in values])
+
+
+def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
+    if not value:
+        return ()
+    try:
+        return tuple(float(part) for part in value.split(","))
+    except ValueError as exc:
+        raise click.BadParameter(f"{value!r}: numbers with commas between them are wanted") from exc
+
+
+def _resize(text: str) -> Resize:
+    try:
+        at_s, _, change = text.partition(":")
+        role, _, replicas = change.partition("=")
+        return Resize(float(at_s), Role(role), int(replicas))
+    except ValueError as exc:
+        raise ConfigError(f"--resize {text}: SECONDS:ROLE=REPLICAS is wanted, as 74:prefill=8") from exc
+
+
+def _failure(text: str) -> Failure:
+    try:
+        times, _, worker = text.partition(":")
+        at_s, _, back_s = times.partition("-")
+        return Failure(float(at_s), worker, float(back_s) if back_s else None)
+    except ValueError as exc:
+        raise ConfigError(f"--fail {text}: SECONDS[-BACK]:WORKER is wanted, as 60-120:prefill-0") from exc
+
+
+@click.command()
+@click.option(
+    "--trace",
+    default="mooncake",
+    show_default=True,
+    help="A trace file (Mooncake JSONL or Azure CSV), the packaged `mooncake`, or a synthetic process: "
+    "poisson|gamma|sine|step with :KEY=VALUE,… as poisson:rate=4,count=2000,input_tokens=2048,share=0.5.",
+)
+@click.option(
+    "--policy",
+    default="all",
+    show_default=True,
+    metavar="all|NAME[,NAME…]",
+    help="Router policies to compare, by their names in a manifest.",
+)
+@click.option(
+    "--qps",
+    callback=_numbers,
+    metavar="RPS[,RPS…]",
+    help="Mean rates to try, requests/s.  [default: the trace's]",
+)
+@click.option(
+    "--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each, with seeds 0, 1, …"
+)
+@click.option(
+    "--prefill", type=click.IntRange(1), help="Prefill workers at time 0.  [default: 4, or the manifest's]"
+)
+@click.option(
+    "--decode", type=click.IntRange(1), help="Decode workers at time 0.  [default: 4, or the manifest's]"
+)
+@click.option(
+    "--aggregated", type=click.IntRange(1), help="Aggregated workers instead of prefill and decode."
+)
+@click.option(
+    "--profile",
+    help="Latency profile, or dualmap-7b|dualmap-14b: the artefact's prefill-only server, aggregated."
+    "  [default: a100-llama-8b-bf16-tp1, or the manifest's]",
+)
+@click.option(
+    "--kv-tokens", type=click.IntRange(1), help="KV capacity of one worker, tokens.  [default: the profile's]"
+)
+@click.option(
+    "--block-size",
+    type=click.IntRange(1, 512),
+    default=16,
+    show_default=True,
+    help="Tokens per KV block; divides 512.",
+)
+@click.option(
+    "--manifest",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Take workers, profile, router and planner from a graph.",
+)
+@click.option(
+    "--planner/--no-planner",
+    "with_planner",
+    default=False,
+    show_default=True,
+    help="Let the planner scale, with the manifest's rules or the defaults.",
+)
+@click.option(
+    "--max-gpus",
+    type=click.IntRange(1),
+    help="GPU budget, never exceeded.  [default: the planner's, else none]",
+)
+@click.option(
+    "--cold-start-s",
+    type=float,
+    default=30.0,
+    show_default=True,
+    help="From asking for a replica until it serves, virtual seconds.",
+)
+@click.option(
+    "--resize", "resizes", multiple=True, metavar="S:ROLE=N", help="Set a pool's size at a time; repeatable."
+)
+@click.option(
+    "--fail",
+    "failures",
+    multiple=True,
+    metavar="S[-BACK]:WORKER",
+    help="Kill a worker, and bring it back; repeatable.",
+)
+@click.option(
+    "--slo-s",
+    type=float,
+    default=5.0,
+    show_default=True,
+    help="TTFT that counts as in time, virtual seconds.",
+)
+@click.option(
+    "--news-delay-s",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Age of what routers know beyond what they sent themselves, virtual seconds.",
+)
+@click.option(
+    "--routers",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Routers side by side; each knows of the others' requests by news only.",
+)
+@click.option(
+    "--queue-order",
+    type=_choice(QueueOrder),
+    default="arrival",
+    show_default=True,
+    help="Of each worker's queue in the router.",
+)
+@click.option("--no-rebalance", is_flag=True, help="Turn off moving queued requests (dualmap).")
+@click.option(
+    "--slot-tokens",
+    type=click.IntRange(1),
+    default=8192,
+    show_default=True,
+    help="Prompt tokens handed to one worker at a time; a longer prompt goes alone.",
+)
+@click.option(
+    "--max-waiting",
+    type=click.IntRange(1),
+    help="Requests that may wait in the router; more are rejected.  [default: no bound]",
+)
+@click.option(
+    "--max-wait-s", type=float, help="Longest wait in the router, virtual seconds.  [default: no bound]"
+)
+@click.option("--limit", type=click.IntRange(1), help="Most requests.  [default: all]")
+@click.option(
+    "--warmup",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Requests at the beginning that are served but not judged.",
+)
+@click.option(
+    "--max-input-tokens", type=click.IntRange(1), help="Longest prompt, tokens.  [default: no limit]"
+)
+@click.option(
+    "--on-long",
+    type=_choice(OnLong),
+    default="truncate",
+    show_default=True,
+    help="Cut longer prompts, or leave their requests out.",
+)
+@click.option(
+    "--spread",
+    type=_choice(Spread),
+    help="How a batch of equal arrival times is placed in its 3 s.  [default: poisson for Mooncake, none for others]",
+)
+@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one per core]")
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for JSON, pictures and page.  [default: nothing is written]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, without progress.")
+def simulate(**options: Any) -> None:
+    """Replay a workload in virtual time and score router policies and the planner.
+
+    The engines, policies and planner rules are those that run live. Same options, same output, byte for byte.
+    """
+    output_dir, as_json, jobs = options.pop("output_dir"), options.pop("as_json"), options.pop("jobs")
+    options["resizes"] = tuple(map(_resize, options["resizes"]))
+    options["failures"] = tuple(map(_failure, options["failures"]))
+    options["queue_order"] = QueueOrder(options["queue_order"])
+    options["on_long"] = OnLong(options["on_long"])
+    options["spread"] = None if options["spread"] is None else Spread(options["spread"])
+    plan = make_plan(SimulateOptions(**options))
+    if output_dir is not None:
+        open_directory(output_dir)
+    result = _run(plan, jobs, is_quiet=as_json)
+    files: list[Path] = []
+    if output_dir is not None:
+        files = write(result, record(plan), output_dir)
+    if as_json:
+        click.echo(to_json(result), nl=False)
+        return
+    Console().print(scoreboard(result))
+    for path in files:
+        click.echo(f"wrote {path}")
+
+
+def _run(plan: Plan, jobs: int | None, *, is_quiet: bool) -> dict[str, Any]:
+    console = Console(stderr=True)
+    if is_quiet or not console.is_terminal:
+        return run_plan(plan, processes=jobs)
+    with Progress(
+        TextColumn("runs"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    ) as progress:
+        task = progress.add_task("runs", total=len(plan.runs))
+        return run_plan(plan, processes=jobs, on_done=lambda done: progress.update(task, completed=done))

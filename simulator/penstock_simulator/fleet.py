@@ -1,0 +1,176 @@
+"""The world's workers: joining, draining, dying, coming back; and the GPUs that they hold.
+
+A worker holds its GPUs from being asked for until it is gone; `Fleet.check_budget` is called after every event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+
+from penstock_core.errors import PenstockError
+from penstock_graph.models import Role
+from penstock_planner.decide.observation import PoolCounts
+from penstock_simulator.jobs import Job
+from penstock_simulator.scenario import PoolSpec, Scenario
+from penstock_simulator.servers import Server
+
+
+class BudgetExceededError(PenstockError):
+    """Existing workers hold more GPUs than allowed: a bug, whoever asked for them."""
+
+
+class State(StrEnum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DOWN = "down"
+    GONE = "gone"
+
+
+class Worker:
+    """One worker.
+
+    Attributes:
+        name: ``role-number``, never used twice.
+        spec: Of its pool.
+        number: Of its pool, in order of joining.
+        state: See `State`.
+        server: Its inside; another one after each death.
+        incarnation: Raised with each death.
+        version: Of its wake-up event; older ones are void.
+        jobs: In flight there, by index.
+        pending_tokens: Prompt tokens that it has yet to compute.
+        prompt_tokens: Of the jobs in flight.
+        ended_outputs: Tokens generated for jobs that have left.
+        busy_tokens: Prompt tokens computed so far.
+        kv_usage_fraction: As last scraped; None before the first scrape.
+        scraped_tokens: In flight at that scrape.
+    """
+
+    __slots__ = (
+        "busy_tokens",
+        "ended_outputs",
+        "incarnation",
+        "jobs",
+        "kv_usage_fraction",
+        "name",
+        "number",
+        "pending_tokens",
+        "prompt_tokens",
+        "scraped_tokens",
+        "server",
+        "spec",
+        "state",
+        "version",
+    )
+
+    def __init__(self, spec: PoolSpec, number: int, server: Server) -> None:
+        self.spec = spec
+        self.number = number
+        self.name = f"{spec.role.value}-{number}"
+        self.state = State.STARTING
+        self.incarnation = 0
+        self.version = 0
+        self.busy_tokens = 0
+        self.renew(server)
+
+    def renew(self, server: Server) -> None:
+        """Begin with nothing: a new process."""
+        self.server = server
+        self.jobs: dict[int, Job] = {}
+        self.pending_tokens = 0
+        self.prompt_tokens = 0
+        self.ended_outputs = 0
+        self.kv_usage_fraction: float | None = None
+        self.scraped_tokens = 0
+
+    @property
+    def role(self) -> Role:
+        """Its pool's role."""
+        return self.spec.role
+
+
+class Fleet:
+    """Every worker that ever joined, by name.
+
+    Attributes:
+        gpus: Held by existing workers.
+        refused: Joins that the budget did not allow.
+    """
+
+    def __init__(self, scenario: Scenario, make_server: Callable[[Role], Server]) -> None:
+        self._scenario = scenario
+        self._make_server = make_server
+        self._workers: dict[str, Worker] = {}
+        self._numbers = dict.fromkeys((pool.role for pool in scenario.pools), 0)
+        self.gpus = 0
+        self.refused = 0
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def __getitem__(self, name: str) -> Worker:
+        return self._workers[name]
+
+    def get(self, name: str) -> Worker | None:
+        """Return a worker that exists, by name."""
+        return self._workers.get(name)
+
+    def of(self, role: Role, *states: State) -> list[Worker]:
+        """Return the workers of a role that are in one of the states, in order of joining."""
+        return [each for each in self._workers.values() if each.spec.role is role and each.state in states]
+
+    def counts(self, role: Role) -> PoolCounts:
+        """Return a pool's replicas as the planner sees them; a dead worker that comes back is starting."""
+        spec = self._scenario.pool(role)
+        return PoolCounts(
+            ready=len(self.of(role, State.READY)),
+            starting=len(self.of(role, State.STARTING, State.DOWN)),
+            draining=len(self.of(role, State.DRAINING)),
+            gpus=spec.gpus,
+        )
+
+    def join(self, role: Role) -> Worker | None:
+        """Add a worker, or return None where the budget does not allow it."""
+        spec = self._scenario.pool(role)
+        limit = self._scenario.max_gpus
+        if limit is not None and self.gpus + spec.gpus > limit:
+            self.refused += 1
+            return None
+        worker = Worker(spec, self._numbers[role], self._make_server(role))
+        self._numbers[role] += 1
+        self._workers[worker.name] = worker
+        self.gpus += spec.gpus
+        return worker
+
+    def victim(self, role: Role) -> Worker | None:
+        """Return who is to leave: one that does not serve yet, else the one with the fewest jobs, newest first."""
+        unready = self.of(role, State.STARTING, State.DOWN)
+        if unready:
+            return unready[-1]
+        ready = self.of(role, State.READY)
+        return min(ready, key=lambda each: (len(each.jobs), -each.number), default=None)
+
+    def remove(self, worker: Worker) -> None:
+        """Let a worker go; its GPUs are free."""
+        worker.state = State.GONE
+        del self._workers[worker.name]
+        self.gpus -= worker.spec.gpus
+
+    def renew(self, worker: Worker) -> None:
+        """Give a worker that died a new, empty inside."""
+        worker.incarnation += 1
+        worker.renew(self._make_server(worker.role))
+
+    def check_budget(self) -> None:
+        """Assert the one rule that nobody may break.
+
+        Raises:
+            BudgetExceededError: existing workers hold more GPUs than allowed.
+        """
+        limit = self._scenario.max_gpus
+        if limit is not None and self.gpus > limit:
+            raise BudgetExceededError(f"{self.gpus} GPUs are held, {limit} are allowed")

@@ -1,0 +1,89 @@
+"""Writes what a sweep found: JSON, a line of JSON per run, pictures and one self-contained page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from penstock_core.errors import ConfigError, PenstockError
+from penstock_report.build import require_plots
+from penstock_report.html_parts import figure, page, pairs, table, text
+from penstock_simulator.observer import Recording
+from penstock_simulator.text import COLUMNS, cells, goodput_text
+
+SCHEMA: Final = "penstock-simulate/1"
+RESULT_FILE: Final = "simulate.json"
+PAGE_FILE: Final = "simulate.html"
+
+
+def to_json(value: Mapping[str, Any]) -> bytes:
+    """Return JSON with keys in the order of the mapping; the same value gives the same bytes."""
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def open_directory(directory: Path) -> None:
+    """Make the folder, before anything is computed.
+
+    Raises:
+        ConfigError: it cannot be made, or matplotlib is missing.
+    """
+    require_plots()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(f"--output-dir {directory}: cannot be created: {exc.strerror}") from exc
+
+
+def write(result: Mapping[str, Any], recordings: Mapping[str, Recording], directory: Path) -> list[Path]:
+    """Write everything and return the files.
+
+    Raises:
+        PenstockError: the disk is full or gone.
+    """
+    from penstock_simulator.charts import CAPTIONS, draw_all  # noqa: PLC0415 - matplotlib is an extra
+
+    try:
+        pictures = draw_all(result, recordings, directory)
+        (directory / RESULT_FILE).write_bytes(to_json(result))
+        document = _page(result, pictures, CAPTIONS)
+        (directory / PAGE_FILE).write_text(document, encoding="utf-8")
+    except OSError as exc:
+        raise PenstockError(
+            f"--output-dir {directory}: cannot be written to: {exc.strerror}; free some space"
+        ) from exc
+    return [directory / RESULT_FILE, *pictures, directory / PAGE_FILE]
+
+
+def _page(result: Mapping[str, Any], pictures: list[Path], captions: Mapping[str, str]) -> str:
+    rows = sorted(result["summary"], key=lambda row: (row["qps"] or 0.0, -row["capacity"]))
+    parts = [
+        f"<h1>Penstock simulation: {text(result['workload']['name'])}</h1>",
+        *(f'<p class="mark">{text(note)}</p>' for note in result["notes"]),
+        "<h2>Scoreboard</h2>",
+        table(COLUMNS, [cells(row) for row in rows]),
+        "<h2>Goodput at 90%</h2>",
+        table(("policy", "requests/s"), [(row["policy"], goodput_text(row)) for row in result["goodput"]]),
+        *(figure(path, captions) for path in pictures),
+        "<h2>Planner</h2>",
+        _changes(result),
+        "<h2>Settings</h2>",
+        "<h3>Workload</h3>",
+        pairs(result["workload"].items()),
+        "<h3>World</h3>",
+        pairs(result["settings"].items()),
+    ]
+    return page("Penstock simulation", parts)
+
+
+def _changes(result: Mapping[str, Any]) -> str:
+    rows = [
+        (run["policy"], run["seed"], f"{change['at_s']:.0f} s", change["sentence"])
+        for run in result["runs"]
+        for change in run["planner"]["changes"]
+    ]
+    if not rows:
+        return "<p>No changes.</p>"
+    return table(("policy", "seed", "time", "decision"), rows)

@@ -1,0 +1,239 @@
+"""Turns the command line's options, and a manifest, into runs; runs them; gathers the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock_core.errors import ConfigError
+from penstock_graph.loading import load_graph
+from penstock_graph.models import GraphDeployment, Role
+from penstock_planner.decide.codec import to_plain
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.options import join
+from penstock_simulator.observer import Recording
+from penstock_simulator.output import SCHEMA
+from penstock_simulator.routing import policy_names
+from penstock_simulator.scenario import (
+    DUALMAP_7B,
+    DUALMAP_14B,
+    Failure,
+    Model,
+    PoolSpec,
+    ProfiledModel,
+    QueueOrder,
+    Resize,
+    RouterSpec,
+    Scenario,
+)
+from penstock_simulator.sweep import RunSpec, goodputs, run_all, simulate, summarise
+from penstock_simulator.workload import WorkloadSpec, prepare
+from penstock_workload.arrivals import Spread
+from penstock_workload.selection import OnLong
+
+DEFAULT_PROFILE = "a100-llama-8b-bf16-tp1"
+DEFAULT_REPLICAS = 4
+_SIMPLE = {model.name: model for model in (DUALMAP_7B, DUALMAP_14B)}
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """The command line's options, by their names; None where not given."""
+
+    trace: str
+    policy: str
+    qps: tuple[float, ...]
+    seeds: int
+    prefill: int | None
+    decode: int | None
+    aggregated: int | None
+    profile: str | None
+    kv_tokens: int | None
+    block_size: int
+    manifest: Path | None
+    with_planner: bool
+    max_gpus: int | None
+    cold_start_s: float
+    resizes: tuple[Resize, ...]
+    failures: tuple[Failure, ...]
+    slo_s: float
+    news_delay_s: float
+    routers: int
+    queue_order: QueueOrder
+    no_rebalance: bool
+    slot_tokens: int
+    max_waiting: int | None
+    max_wait_s: float | None
+    limit: int | None
+    warmup: int
+    max_input_tokens: int | None
+    on_long: OnLong
+    spread: Spread | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be run.
+
+    Attributes:
+        runs: Every run; of one policy the seeds lie beside each other.
+        shown: One run of each policy that is recorded in full for the pictures.
+        notes: What a reader of the result must know.
+    """
+
+    runs: tuple[RunSpec, ...]
+    shown: tuple[RunSpec, ...]
+    notes: tuple[str, ...]
+
+
+def make_plan(options: SimulateOptions) -> Plan:
+    """Return the runs that the options ask for.
+
+    Raises:
+        ConfigError: options contradict each other or the manifest, or name something unknown.
+        InvalidSpecError: the manifest is wrong.
+    """
+    graph = load_graph(options.manifest) if options.manifest is not None else None
+    pools = _pools(options, graph)
+    planner = _planner(options, graph, pools)
+    max_gpus = planner.max_gpu_budget if planner is not None else options.max_gpus
+    names = policy_names() if options.policy == "all" else tuple(filter(None, options.policy.split(",")))
+    unknown = [name for name in names if name not in policy_names()]
+    if unknown or not names:
+        known = ", ".join(policy_names())
+        raise ConfigError(f"--policy {options.policy}: choose from {known}, or all")
+    workload = WorkloadSpec(
+        options.trace,
+        options.spread,
+        options.max_input_tokens,
+        options.on_long,
+        options.limit,
+        options.warmup,
+    )
+    rates: tuple[float | None, ...] = options.qps or (None,)
+    worlds = {
+        name: Scenario(
+            pools=pools,
+            router=_router(options, name),
+            planner=planner,
+            resizes=options.resizes,
+            failures=options.failures,
+            cold_start_s=options.cold_start_s,
+            max_gpus=max_gpus,
+            slo_s=options.slo_s,
+        )
+        for name in names
+    }
+    runs = tuple(
+        RunSpec(name, scenario, workload, rate, seed)
+        for name, scenario in worlds.items()
+        for rate in rates
+        for seed in range(options.seeds)
+    )
+    shown = tuple(RunSpec(name, scenario, workload, rates[-1], 0) for name, scenario in worlds.items())
+    return Plan(runs, shown, _notes(workload, pools))
+
+
+def run_plan(
+    plan: Plan, *, processes: int | None = None, on_done: Callable[[int], None] | None = None
+) -> dict[str, Any]:
+    """Run everything and return the result as plain data, the same for the same plan."""
+    first = plan.runs[0]
+    workload = prepare(first.workload, seed=first.seed, qps=first.qps)
+    runs = run_all(plan.runs, processes=processes, on_done=on_done)
+    scenario = replace(first.scenario, router=replace(first.scenario.router, policy="(each)"))
+    return {
+        "schema": SCHEMA,
+        "notes": list(plan.notes),
+        "slo_s": first.scenario.slo_s,
+        "workload": {
+            "name": workload.name,
+            "requests": len(workload.requests),
+            "warmup": workload.warmup,
+            "rate_rps": workload.rate_rps,
+            "truncated": workload.truncated,
+            "dropped": workload.dropped,
+            "spread": workload.spread.value,
+        },
+        "settings": to_plain(scenario),
+        "summary": summarise(runs),
+        "goodput": goodputs(runs),
+        "runs": runs,
+    }
+
+
+def record(plan: Plan) -> dict[str, Recording]:
+    """Return one recorded run of each policy, for pictures: the first seed at the last rate."""
+    return {spec.label: simulate(spec)[0] for spec in plan.shown}
+
+
+def _notes(workload: WorkloadSpec, pools: tuple[PoolSpec, ...]) -> tuple[str, ...]:
+    prepared = prepare(workload, seed=0)
+    notes = [f"{prepared.name}: {len(prepared.requests)} requests"]
+    if prepared.truncated or prepared.dropped:
+        notes.append(
+            f"prompts above {workload.max_input_tokens} tokens: {prepared.truncated} cut,"
+            f" {prepared.dropped} requests left out"
+        )
+    if not isinstance(pools[0].model, ProfiledModel):
+        notes.append(
+            f"{pools[0].model.name}: prefill only, decode is not modelled; TTFT is the prefill's end"
+        )
+    return tuple(notes)
+
+
+def _router(options: SimulateOptions, policy: str) -> RouterSpec:
+    is_simple = options.profile in _SIMPLE
+    return RouterSpec(
+        policy=policy,
+        settings={"rebalance": False} if options.no_rebalance else {},
+        queue_order=options.queue_order,
+        slot_requests=1 if is_simple else None,
+        slot_tokens=None if is_simple else options.slot_tokens,
+        news_delay_s=options.news_delay_s,
+        routers=options.routers,
+        max_waiting=options.max_waiting,
+        max_wait_s=options.max_wait_s,
+    )
+
+
+def _pools(options: SimulateOptions, graph: GraphDeployment | None) -> tuple[PoolSpec, ...]:
+    if options.aggregated is not None and (options.prefill is not None or options.decode is not None):
+        raise ConfigError("--aggregated: excludes --prefill and --decode; give one kind")
+    given = {Role.PREFILL: options.prefill, Role.DECODE: options.decode, Role.AGGREGATED: options.aggregated}
+    simple = _SIMPLE.get(options.profile or "")
+    if simple is not None:
+        if options.prefill is not None or options.decode is not None or graph is not None:
+            raise ConfigError(
+                f"--profile {simple.name}: it only prefills; give --aggregated N and no manifest"
+            )
+        return (PoolSpec(Role.AGGREGATED, options.aggregated or 8, simple),)
+    profile = options.profile or (graph.spec.engine.profile if graph is not None else None) or DEFAULT_PROFILE
+    model: Model = ProfiledModel(profile, kv_tokens=options.kv_tokens, block_size=options.block_size)
+    if graph is not None:
+        services = list(graph.spec.workers.values())
+        return tuple(
+            PoolSpec(service.role, given[service.role] or service.replicas, model, service.gpus)
+            for service in services
+        )
+    if options.aggregated is not None:
+        return (PoolSpec(Role.AGGREGATED, options.aggregated, model),)
+    return tuple(
+        PoolSpec(role, given[role] or DEFAULT_REPLICAS, model) for role in (Role.PREFILL, Role.DECODE)
+    )
+
+
+def _planner(
+    options: SimulateOptions, graph: GraphDeployment | None, pools: tuple[PoolSpec, ...]
+) -> DecideConfig | None:
+    if not options.with_planner:
+        return None
+    given: dict[str, Any] = {} if options.max_gpus is None else {"max-gpu-budget": options.max_gpus}
+    if graph is None:
+        for pool in pools:
+            given["prefill-engine-num-gpu" if pool.role is Role.PREFILL else "decode-engine-num-gpu"] = (
+                pool.gpus
+            )
+    return join(given=given, graph=graph).decide_config(graph)

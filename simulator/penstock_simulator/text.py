@@ -1,0 +1,100 @@
+"""The scoreboard as a table for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from penstock_report.text import percent, seconds
+
+COLUMNS = (
+    "policy",
+    "QPS",
+    "in time",
+    "seeds' range",
+    "TTFT p50",
+    "p90",
+    "p99",
+    "hits",
+    "of bound",
+    "imbalance",
+    "busiest",
+    "GPU-h",
+    "lost",
+)
+
+_PAGE_ONLY = frozenset(("seeds' range", "busiest", "GPU-h"))
+"""Columns that a terminal of 80 letters has no room for."""
+
+
+def number(value: float | None, decimals: int = 2) -> str:
+    """Return a plain number, ``-`` when unknown."""
+    return "-" if value is None else f"{value:.{decimals}f}"
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return one summary row as `COLUMNS`."""
+    ttft = row["ttft_s"]
+    return (
+        row["policy"],
+        number(row["qps"] if row["qps"] is not None else row["rate_rps"]),
+        percent(row["capacity"]),
+        f"{percent(row['capacity_min'])} to {percent(row['capacity_max'])}",
+        seconds(ttft["p50"]),
+        seconds(ttft["p90"]),
+        seconds(ttft["p99"]),
+        percent(row["hit_rate"]),
+        percent(row["hit_share_of_bound"]),
+        number(row["imbalance_cv"]),
+        percent(row["busiest_share"]),
+        number(row["gpu_hours"], 3),
+        str(row["lost"]),
+    )
+
+
+def goodput_text(row: dict[str, Any]) -> str:
+    """Return a goodput with its range over the seeds; ``>=`` where no rate missed the share."""
+    if row["goodput_rps"] is None:
+        return "below the lowest rate"
+    sign = ">= " if row["is_lower_bound"] else ""
+    spread = f"{number(row['min_rps'])} to {number(row['max_rps'])}"
+    missing = f", {row['seeds_missing']} seeds below the lowest rate" if row["seeds_missing"] else ""
+    return f"{sign}{number(row['goodput_rps'])} ({spread}{missing})"
+
+
+def scoreboard(result: dict[str, Any]) -> RenderableType:
+    """Return the summary, sorted by rate and capacity, and every policy's goodput where rates were swept."""
+    table = Table(
+        caption=f"in time: TTFT below {result['slo_s']:g} s; virtual time, means over the seeds",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    shown = [place for place, name in enumerate(COLUMNS) if name not in _PAGE_ONLY]
+    for place in shown:
+        table.add_column(COLUMNS[place], justify="right" if place else "left", no_wrap=True)
+    for row in sorted(result["summary"], key=_rank):
+        written = cells(row)
+        table.add_row(*(written[place] for place in shown))
+    parts: list[RenderableType] = [Text(line) for line in result["notes"]]
+    parts.append(table)
+    if len({row["qps"] for row in result["summary"]}) > 1:
+        parts.append(_goodputs(result["goodput"]))
+    return Group(*parts)
+
+
+def _rank(row: dict[str, Any]) -> tuple[float, float]:
+    return (row["qps"] or 0.0, -row["capacity"])
+
+
+def _goodputs(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="goodput: requests/s at which 90% are in time (range over the seeds)")
+    table.add_column("policy")
+    table.add_column("requests/s", justify="right")
+    for row in sorted(rows, key=lambda row: -(row["goodput_rps"] or 0.0)):
+        table.add_row(row["policy"], goodput_text(row))
+    return table
