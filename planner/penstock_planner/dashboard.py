@@ -163,11 +163,48 @@ class Dashboard:
         """Run the thread: make the writer, then one call after another until None."""
         try:
             self._writer = SummaryWriter(str(self._folder), flush_secs=2)
+            _guard(self._writer)
             while (call := self._waiting.get()) is not None:
                 call()
             self._writer.close()
         except Exception as exc:  # noqa: BLE001 - root of the thread; the planner must outlive the dashboard
             log.warning("dashboard stopped", error=repr(exc))
+
+
+class _File:
+    """Stands between tensorboardX and its file: the first error ends the writing, with one warning.
+
+    Left to itself, the library's thread would die of a full disk with a traceback, and the queue that nobody
+    empties any more would keep the process from ending.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._is_given_up = False
+
+    def write_event(self, event: Any) -> None:
+        self._try(lambda: self._inner.write_event(event))
+
+    def flush(self) -> None:
+        self._try(self._inner.flush)
+
+    def close(self) -> None:
+        self._try(self._inner.close)
+
+    def _try(self, call: _Call) -> None:
+        if self._is_given_up:
+            return
+        try:
+            call()
+        except OSError as exc:
+            self._is_given_up = True
+            log.warning("dashboard not written any more; planning goes on", error=str(exc))
+
+
+def _guard(writer: Any) -> None:
+    """Put a `_File` before the file of a SummaryWriter; the library has no public place for one."""
+    events = writer.file_writer.event_writer
+    events._ev_writer = events._worker._record_writer = _File(events._ev_writer)  # noqa: SLF001
 
 
 def layout_of(roles: set[Role]) -> dict[str, dict[str, list[Any]]]:
