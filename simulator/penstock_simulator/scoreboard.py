@@ -72,7 +72,7 @@ def attainment_over_time(
     arrivals, ttft = recording.requests.arrival_s, recording.requests.ttft_s
     times, shares = [], []
     end_s = window_s
-    while arrivals.size and end_s < arrivals[-1] + window_s:
+    while arrivals.size and end_s <= arrivals[-1] + window_s:
         inside = (arrivals >= end_s - window_s) & (arrivals < end_s)
         if inside.any():
             with np.errstate(invalid="ignore"):
@@ -85,7 +85,8 @@ def attainment_over_time(
 def goodput(points: Sequence[tuple[float, float]], *, share: float = 0.9) -> tuple[float | None, bool]:
     """Return the largest rate at which ``share`` of the requests are in time, and whether it is only a lower bound.
 
-    Between the last rate that holds the share and the next one the line is interpolated.
+    Up to the first rate that misses the share; between it and the one before, the line is interpolated.
+    A higher rate that holds it again by chance does not count.
 
     Args:
         points: (requests/s, capacity), by strictly increasing rate.

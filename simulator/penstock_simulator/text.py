@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -17,12 +16,12 @@ COLUMNS = (
     "QPS",
     "in time",
     "seeds' range",
-    "TTFT p50",
+    "p50",
     "p90",
     "p99",
     "hits",
-    "of bound",
-    "imbalance",
+    "bound",
+    "CV",
     "busiest",
     "GPU-h",
     "lost",
@@ -70,9 +69,11 @@ def goodput_text(row: dict[str, Any]) -> str:
 def scoreboard(result: dict[str, Any]) -> RenderableType:
     """Return the summary, sorted by rate and capacity, and every policy's goodput where rates were swept."""
     table = Table(
-        caption=f"in time: TTFT below {result['slo_s']:g} s; virtual time, means over the seeds",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
+        caption=f"in time: TTFT below {result['slo_s']:g} s; bound: hits by the ideal cache's; CV: of pending"
+        " tokens over workers; virtual time, means over the seeds",
+        box=None,
+        padding=(0, 2, 0, 0),
+        caption_justify="left",
     )
     shown = [place for place, name in enumerate(COLUMNS) if name not in _PAGE_ONLY]
     for place in shown:

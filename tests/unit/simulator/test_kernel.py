@@ -1,0 +1,62 @@
+"""Virtual time: a total order, and no way back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_simulator.kernel import Kernel, Order
+
+
+def drain(kernel):
+    """Run everything."""
+    while kernel.step():
+        pass
+
+
+def test_two_events_of_one_time_run_by_priority_then_by_order_of_scheduling():
+    """An arrival precedes the end of a step at its time; equals keep the order in which they were made."""
+    kernel, seen = Kernel(), []
+    kernel.at(1.0, Order.ENGINE, seen.append, "engine 1")
+    kernel.at(1.0, Order.ENGINE, seen.append, "engine 2")
+    kernel.at(1.0, Order.ARRIVAL, seen.append, "arrival")
+    kernel.at(0.5, Order.SAMPLE, seen.append, "earlier")
+
+    drain(kernel)
+
+    assert seen == ["earlier", "arrival", "engine 1", "engine 2"]
+
+
+def test_an_event_may_schedule_another_at_its_own_time():
+    """It runs after those of that time and rank that were there before it."""
+    kernel, seen = Kernel(), []
+    kernel.at(1.0, Order.NEWS, lambda: kernel.at(1.0, Order.NEWS, seen.append, "made last"))
+    kernel.at(1.0, Order.NEWS, seen.append, "there before")
+
+    drain(kernel)
+
+    assert seen == ["there before", "made last"]
+    assert (kernel.now_s, kernel.events) == (1.0, 3)
+
+
+@pytest.mark.parametrize("time_s", [0.9, float("nan")])
+def test_the_past_is_refused(time_s):
+    """Neither a past time nor a number that is none can be scheduled."""
+    kernel = Kernel()
+    kernel.at(1.0, Order.NEWS, lambda: None)
+    kernel.step()
+
+    with pytest.raises(ValueError, match="cannot schedule"):
+        kernel.at(time_s, Order.NEWS, lambda: None)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 2.0]), st.sampled_from(list(Order))), max_size=30))
+def test_events_run_in_a_total_order(wanted):
+    """Sorted by time, rank and sequence, whatever the order of scheduling."""
+    kernel, seen = Kernel(), []
+    for sequence, (time_s, order) in enumerate(wanted):
+        kernel.at(time_s, order, seen.append, (time_s, order, sequence))
+
+    drain(kernel)
+
+    assert seen == sorted(seen)
+    assert len(seen) == len(wanted)

@@ -1,0 +1,166 @@
+"""Figures of a run, worked out by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_core.errors import ConfigError
+from penstock_simulator.gaps import GapHistogram
+from penstock_simulator.scoreboard import attainment_over_time, goodput, score
+from penstock_simulator.sweep import goodputs, summarise
+from penstock_simulator.workload import Workload, WorkloadSpec, ideal_hits, prepare
+from penstock_simulator.world import World
+from penstock_workload.arrivals import Spread
+
+
+def workload_of(requests, warmup=0):
+    """Wrap requests."""
+    return Workload("test", tuple(requests), warmup, 1.0, 0, 0, Spread.NONE)
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([(1, 1.0), (2, 0.95), (3, 0.85)], (2.5, False)),
+        ([(1, 0.8), (2, 0.7)], (None, False)),
+        ([(1, 1.0), (2, 0.9)], (2, True)),
+        ([(1, 1.0), (2, 0.8), (3, 0.95), (4, 0.85)], (1.5, False)),
+        ([], (None, False)),
+    ],
+)
+def test_goodput_is_where_the_curve_leaves_the_share(points, expected):
+    """Interpolated before the first rate that misses 90%; a bound where none misses it."""
+    found, is_bound = goodput(points)
+
+    assert (None if found is None else pytest.approx(found), is_bound) == expected
+
+
+def test_capacity_counts_what_is_in_time_after_the_warm_up(simple_world, request_at):
+    """One server, 1 s each, all at once, SLO 3.5 s: of requests 2 to 6 two are in time."""
+    requests = [request_at(0.0, 1000, line=line) for line in range(1, 7)]
+    scenario = simple_world(slo_s=3.5)
+
+    figures = score(World(scenario, requests).run(), workload_of(requests, warmup=1), scenario)
+
+    assert (figures["judged"], figures["ok"], figures["capacity"]) == (5, 6, 0.4)
+    assert figures["ttft_s"]["p50"] == pytest.approx(4.0)
+    assert figures["busiest_share"] == 1.0
+
+
+def test_hits_are_weighed_by_tokens_beside_their_bound(simple_world, request_at):
+    """Two workers in turn: the second round hits, at half the bound's rate per shared prefix."""
+    requests = [request_at(i * 10.0, 1024, ids=(1, 100 + i)) for i in range(4)]
+    scenario = simple_world(2, policy="round-robin")
+
+    figures = score(World(scenario, requests).run(), workload_of(requests), scenario)
+
+    assert figures["hit_rate"] == pytest.approx(2 * 512 / 4096)
+    assert figures["hit_bound"] == pytest.approx(3 * 512 / 4096)
+    assert figures["hit_share_of_bound"] == pytest.approx(2 / 3, abs=1e-6)
+
+
+def test_rejected_requests_have_missed_the_slo(simple_world, request_at):
+    """A router that refuses everything it cannot serve at once gains nothing."""
+    from penstock_simulator.scenario import RouterSpec
+
+    router = RouterSpec(slot_requests=1, slot_tokens=None, max_waiting=1)
+    requests = [request_at(0.0, 1000, line=line) for line in range(1, 5)]
+    scenario = simple_world(router=router)
+
+    figures = score(World(scenario, requests).run(), workload_of(requests), scenario)
+
+    assert (figures["ok"], figures["rejected"], figures["failed"]) == (2, 2, 0)
+    assert figures["capacity"] == 0.5
+
+
+def test_attainment_is_counted_by_arrival(simple_world, request_at):
+    """Ten requests in the first 10 s overload the server; one after 60 s is in time."""
+    requests = [request_at(float(i), 3000) for i in range(10)] + [request_at(60.0, 1000)]
+    recording = World(simple_world(slo_s=5.0), requests).run()
+
+    times, shares = attainment_over_time(recording, 5.0, window_s=10.0)
+
+    assert times == [10.0, 70.0]
+    assert shares == [pytest.approx(0.1), 1.0]
+
+
+def test_the_bound_is_one_endless_cache(request_at):
+    """Prefixes count up to the first new block; a repeated prompt computes one token."""
+    requests = [
+        request_at(0, 1024, ids=(1, 2)),
+        request_at(1, 1536, ids=(1, 2, 3)),
+        request_at(2, 1024, ids=(9, 2)),
+        request_at(3, 1000, ids=(1, 2)),
+    ]
+
+    assert ideal_hits(requests) == [0, 1024, 0, 999]
+
+
+def test_the_packaged_slice_has_its_documented_bound():
+    """17.4% of its prompt tokens lie in an earlier prefix."""
+    requests = prepare(WorkloadSpec("mooncake"), seed=0).requests
+
+    assert sum(ideal_hits(requests)) / sum(r.input_tokens for r in requests) == pytest.approx(
+        0.174, abs=0.001
+    )
+
+
+def test_a_warm_up_must_leave_something():
+    """500 of 400 is refused, by limit and by length."""
+    with pytest.raises(ConfigError, match="warmup"):
+        WorkloadSpec("mooncake", limit=400, warmup=500)
+    with pytest.raises(ConfigError, match="leaves nothing of 608"):
+        prepare(WorkloadSpec("mooncake", warmup=608), seed=0)
+
+
+def test_a_rate_is_reached_by_stretching_time():
+    """The mean rate is what was asked for, the order is the trace's."""
+    workload = prepare(WorkloadSpec("mooncake", max_input_tokens=20_480), seed=3, qps=7.5)
+
+    assert workload.rate_rps == pytest.approx(7.5)
+    assert workload.truncated > 0
+    assert [r.line for r in workload.requests] == list(range(1, 609))
+
+
+def test_summaries_are_means_over_seeds():
+    """One row per policy and rate, with the seeds' range; goodput per seed, then averaged."""
+    ranks = {"p50": 1.0, "p90": 2.0, "p99": 3.0}
+
+    def run(seed, qps, capacity):
+        named = {"policy": "p", "qps": qps, "seed": seed, "rate_rps": qps, "capacity": capacity}
+        rest = dict.fromkeys(
+            ("hit_rate", "hit_bound", "hit_share_of_bound", "hit_rate_per_request", "imbalance_cv"), 0.5
+        )
+        rest |= dict.fromkeys(("busiest_share", "pending_tokens_mean", "gpu_hours"), 1.0)
+        return {**named, **rest, "ttft_s": ranks, "e2e_s": ranks, "failed": 0, "rejected": 1}
+
+    runs = [run(0, 1.0, 1.0), run(1, 1.0, 0.96), run(0, 2.0, 0.8), run(1, 2.0, 0.84)]
+
+    rows = summarise(runs)
+    (found,) = goodputs(runs)
+
+    assert [(row["qps"], row["capacity"], row["capacity_min"], row["lost"]) for row in rows] == [
+        (1.0, 0.98, 0.96, 2),
+        (2.0, pytest.approx(0.82), 0.8, 2),
+    ]
+    assert found["goodput_rps"] == pytest.approx(1.5)
+    assert (found["min_rps"], found["max_rps"]) == (pytest.approx(1.5), pytest.approx(1.5))
+
+
+@given(st.lists(st.tuples(st.floats(1e-4, 10.0), st.integers(1, 50)), min_size=1, max_size=40))
+def test_gap_percentiles_are_exact_to_a_bin(pairs):
+    """Within 1% of the nearest rank of the expanded list."""
+    gaps = GapHistogram()
+    for gap_s, count in pairs:
+        gaps.add(gap_s, count)
+    expanded = np.sort(np.repeat([gap for gap, _ in pairs], [count for _, count in pairs]))
+
+    for share in (0.5, 0.9, 0.99):
+        exact = expanded[int(np.ceil(share * expanded.size)) - 1]
+        assert gaps.percentile(share) == pytest.approx(exact, rel=0.0051)
+
+
+def test_no_gaps_have_no_percentile():
+    """Unknown, not zero."""
+    assert GapHistogram().percentile(0.5) is None

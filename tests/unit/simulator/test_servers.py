@@ -1,0 +1,91 @@
+"""The simple server: constants, its queue and its cache."""
+
+from penstock_simulator.jobs import Job, PrefixChains
+from penstock_simulator.scenario import SimpleModel
+from penstock_simulator.servers import SimpleServer, Stage, TokenCache
+
+
+def job_of(request, index=0, chains=None):
+    """Make a job with its keys."""
+    return Job(index, request, (chains or PrefixChains(0)).chain(request))
+
+
+def test_a_prompt_takes_its_tokens_times_the_constant(request_at):
+    """1,000 tokens at 1 ms each are done after a second."""
+    server = SimpleServer(SimpleModel("t", 0.001, 10_000))
+    job = job_of(request_at(2.0))
+
+    server.add(job, 2.0)
+    assert server.next_s() == 2.0
+    assert server.run(2.0) == []
+
+    assert server.next_s() == 3.0
+    assert [report.stage for report in server.run(3.0)] == [Stage.PREFILLED, Stage.FIRST_TOKEN, Stage.ENDED]
+    assert server.is_idle(3.0)
+
+
+def test_a_cached_prefix_is_not_computed_again(request_at):
+    """The second prompt shares one of two blocks; a repeated one still computes its last token."""
+    server, chains = SimpleServer(SimpleModel("t", 0.001, 10_000)), PrefixChains(0)
+    first = job_of(request_at(0.0, 1024, ids=(1, 2)), 0, chains)
+    second = job_of(request_at(0.0, 1024, ids=(1, 3)), 1, chains)
+    third = job_of(request_at(0.0, 1024, ids=(1, 2)), 2, chains)
+    for job in (first, second, third):
+        server.add(job, 0.0)
+
+    ends = []
+    while (due_s := server.next_s()) is not None:
+        if server.run(due_s):
+            ends.append(due_s)
+
+    assert [job.cached_tokens for job in (first, second, third)] == [0, 512, 1023]
+    assert [round(end_s, 6) for end_s in ends] == [1.024, 1.536, 1.537]
+
+
+def test_equal_ids_after_different_beginnings_are_no_prefix(request_at):
+    """Keys are chained: id 2 after 1 is not id 2 after 9."""
+    chains = PrefixChains(0)
+    cache = TokenCache(10_000)
+    cache.keep(job_of(request_at(0.0, 1024, ids=(1, 2)), 0, chains))
+
+    assert cache.hit_tokens(job_of(request_at(0.0, 1024, ids=(9, 2)), 1, chains)) == 0
+    assert cache.hit_tokens(job_of(request_at(0.0, 1024, ids=(1, 9)), 2, chains)) == 512
+
+
+def test_the_cache_drops_the_oldest_prompt_from_its_end(request_at):
+    """With room for three blocks a second prompt of two drops the last block of the first."""
+    chains = PrefixChains(0)
+    cache = TokenCache(3 * 512)
+    old = job_of(request_at(0.0, 1024, ids=(1, 2)), 0, chains)
+    new = job_of(request_at(0.0, 1024, ids=(3, 4)), 1, chains)
+
+    cache.keep(old)
+    cache.keep(new)
+
+    assert (cache.hit_tokens(old), cache.hit_tokens(new), cache.tokens) == (512, 1024, 1536)
+
+
+def test_engine_keys_follow_the_text_of_partial_blocks(request_at):
+    """600 tokens are 37 full blocks of 16; a prompt that goes on shares exactly those it has in common."""
+    chains = PrefixChains(0)
+    short = job_of(request_at(0.0, 600, ids=(1, 2)), 0, chains)
+    long = job_of(request_at(0.0, 1024, ids=(1, 2)), 1, chains)
+    other = job_of(request_at(0.0, 1024, ids=(1, 3)), 2, chains)
+
+    keys = chains.block_keys(short, 16)
+
+    assert len(keys) == 37
+    assert chains.block_keys(long, 16)[:37] == keys
+    assert len(set(keys) & set(chains.block_keys(other, 16))) == 32
+
+
+def test_requests_without_ids_share_nothing(request_at):
+    """Azure's rows have no prefixes: each gets keys of its own."""
+    from dataclasses import replace
+
+    chains = PrefixChains(0)
+    first = chains.chain(replace(request_at(0.0, 2000, line=1), block_ids=None))
+    second = chains.chain(replace(request_at(0.0, 2000, line=2), block_ids=None))
+
+    assert len(first) == 4
+    assert set(first).isdisjoint(second)

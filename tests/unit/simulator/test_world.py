@@ -1,0 +1,303 @@
+"""Whole worlds: every request ends once, the same way each time, and never above the GPU budget."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock_graph.models import Role
+from penstock_simulator.jobs import Fate
+from penstock_simulator.output import to_json
+from penstock_simulator.scenario import Failure, PoolSpec, ProfiledModel, Resize, RouterSpec, Scenario
+from penstock_simulator.sweep import RunSpec, run_all
+from penstock_simulator.workload import WorkloadSpec
+from penstock_simulator.world import World
+
+
+def fates(world):
+    """Count how the jobs ended."""
+    return {
+        fate: sum(job.fate is fate for job in world.jobs)
+        for fate in Fate
+        if any(j.fate is fate for j in world.jobs)
+    }
+
+
+def test_one_request_takes_prefill_transfer_and_decode(split_world, request_at):
+    """TTFT = prefill step + transfer + one decode step, as profile and link say."""
+    world = World(split_world(1, 1), [request_at(0.0, 1000, 10)])
+
+    recording = world.run()
+
+    prefill_s = (6.1 + 15 + 0.0504 * 1000 + 1.69e-6 * 1000**2) / 1e3
+    transfer_s = 0.005 + 1000 * 131072 / 25e9
+    decode_s = 1.08 * (10.9 + 0.0245 + 7.88e-5 * 1000) / 1e3
+    assert recording.requests.ttft_s[0] == pytest.approx(prefill_s + transfer_s + decode_s, rel=0.002)
+    assert fates(world) == {Fate.OK: 1}
+
+
+def test_the_prompt_is_freed_once_it_was_read(split_world, request_at):
+    """After the run no worker pins anything, and no lease had expired."""
+    world = World(split_world(2, 2), [request_at(i * 0.05, 3000, 40) for i in range(40)])
+
+    world.run()
+
+    for worker in world.fleet:
+        assert worker.server.engine.pinned_requests == 0
+        assert worker.server.engine.counters.expired_requests == 0
+        assert worker.jobs == {}
+        assert worker.pending_tokens == 0
+        assert worker.prompt_tokens == 0
+
+
+def test_leases_are_renewed_while_a_decode_waits_for_room(split_world, request_at):
+    """A decode worker too small for everybody keeps prompts waiting past their 30 s lease; none is lost."""
+    model = ProfiledModel("a100-llama-8b-bf16-tp1", kv_tokens=9000)
+    pools = (
+        PoolSpec(Role.PREFILL, 2, ProfiledModel("a100-llama-8b-bf16-tp1")),
+        PoolSpec(Role.DECODE, 1, model),
+    )
+    world = World(Scenario(pools=pools), [request_at(i * 0.1, 4000, 1500) for i in range(6)])
+
+    world.run()
+
+    assert fates(world) == {Fate.OK: 6}
+    assert sum(job.retries for job in world.jobs) == 0
+    waited = [job.first_token_s - job.prefilled_s for job in world.jobs]
+    assert max(waited) > 30
+
+
+def test_a_request_that_can_never_fit_is_rejected_at_once(split_world, request_at):
+    """Its prompt and output exceed the cache of a worker."""
+    model = ProfiledModel("a100-llama-8b-bf16-tp1", kv_tokens=2048)
+    world = World(split_world(1, 1, model=model), [request_at(0.0, 2040, 100), request_at(0.1, 1000, 5)])
+
+    world.run()
+
+    assert [job.fate for job in world.jobs] == [Fate.REJECTED, Fate.OK]
+
+
+def test_a_full_router_rejects_and_a_long_wait_ends(simple_world, request_at):
+    """One runs, two may wait; who has waited 1.5 s leaves."""
+    router = RouterSpec(slot_requests=1, slot_tokens=None, max_waiting=2, max_wait_s=1.5)
+    world = World(simple_world(router=router), [request_at(0.0 + i * 0.001) for i in range(5)])
+
+    world.run()
+
+    assert [job.fate for job in world.jobs] == [Fate.OK, Fate.OK, Fate.REJECTED, Fate.REJECTED, Fate.REJECTED]
+
+
+def test_equal_arrivals_keep_their_order(simple_world, request_at):
+    """Two requests of one time are served in the workload's order."""
+    world = World(simple_world(), [request_at(1.0, line=1), request_at(1.0, line=2)])
+
+    recording = world.run()
+
+    assert list(recording.requests.ttft_s) == pytest.approx([1.0, 2.0])
+
+
+# -- determinism
+
+
+@pytest.mark.parametrize("policy", ["least-loaded", "round-robin"])
+def test_same_seed_same_bytes(split_world, policy):
+    """Two runs give the same JSON, in one process or in another."""
+    scenario = split_world(router=RouterSpec(policy=policy))
+    spec = RunSpec(policy, scenario, WorkloadSpec("mooncake", limit=60), 4.0, 7)
+
+    once = to_json({"runs": run_all([spec], processes=1)})
+
+    assert to_json({"runs": run_all([spec], processes=1)}) == once
+
+
+@pytest.mark.slow
+def test_another_process_gives_the_same_bytes(simple_world):
+    """Spawned workers change nothing: no hash seed, no clock."""
+    specs = [
+        RunSpec("least-loaded", simple_world(2), WorkloadSpec("mooncake", limit=60), 1.0, seed)
+        for seed in (0, 1)
+    ]
+
+    assert run_all(specs, processes=2) == run_all(specs, processes=1)
+
+
+def test_another_seed_gives_other_arrivals(simple_world):
+    """Batches are spread anew."""
+    specs = [RunSpec("x", simple_world(2), WorkloadSpec("mooncake", limit=60), 1.0, seed) for seed in (0, 1)]
+
+    first, second = run_all(specs, processes=1)
+
+    assert first["ttft_s"] != second["ttft_s"]
+
+
+# -- joins, leaves, deaths
+
+
+def test_a_join_serves_after_its_cold_start(simple_world, request_at):
+    """Asked for at 1 s and 2 s cold, the second server takes its first request at 3 s."""
+    requests = [request_at(i * 0.1, 1000) for i in range(10)]
+    world = World(simple_world(1, resizes=(Resize(1.0, Role.AGGREGATED, 2),), cold_start_s=2.0), requests)
+
+    world.run()
+
+    first = min(job.handed_s for job in world.jobs if job.worker == "aggregated-1")
+    assert first == 3.0
+    assert {job.worker for job in world.jobs} == {"aggregated-0", "aggregated-1"}
+
+
+def test_a_leave_loses_nothing(split_world):
+    """4 to 1 prefill and 4 to 1 decode in mid-flight: everybody is served, and the GPUs come free."""
+    from penstock_simulator.workload import prepare
+
+    resizes = (Resize(20.0, Role.PREFILL, 1), Resize(25.0, Role.DECODE, 1))
+    workload = prepare(WorkloadSpec("mooncake", limit=120), seed=0)
+    world = World(split_world(4, 4, resizes=resizes), workload.requests)
+
+    recording = world.run()
+
+    assert fates(world) == {Fate.OK: 120}
+    assert sum(job.retries for job in world.jobs) == 0
+    assert recording.samples[-1].gpus == 2
+
+
+def test_a_death_before_the_first_token_is_retried(simple_world, request_at):
+    """The job starts over on the other server, from its arrival."""
+    failures = (Failure(0.5, "aggregated-0", 5.0),)
+    world = World(simple_world(2, failures=failures), [request_at(0.0, 1000)])
+
+    recording = world.run()
+
+    assert fates(world) == {Fate.OK: 1}
+    assert world.jobs[0].retries == 1
+    assert world.jobs[0].worker == "aggregated-1"
+    assert recording.requests.ttft_s[0] == pytest.approx(1.5)
+
+
+def test_a_death_after_the_first_token_fails_the_request(split_world, request_at):
+    """A stream is never tried again."""
+    failures = (Failure(1.0, "decode-0", 5.0),)
+    world = World(split_world(1, 1, failures=failures), [request_at(0.0, 1000, 500)])
+
+    world.run()
+
+    assert fates(world) == {Fate.FAILED: 1}
+    assert world.jobs[0].first_token_s is not None
+
+
+def test_a_prefill_that_dies_with_its_blocks_makes_the_decode_start_over(split_world, request_at):
+    """The KV was never read: the router tries again on the other prefill worker."""
+    probe = World(split_world(2, 1), [request_at(0.0, 60_000, 50)])
+    probe.run()
+    prefilled_s, first_s = probe.jobs[0].prefilled_s, probe.jobs[0].first_token_s
+    failure = Failure((prefilled_s + first_s) / 2, "prefill-0", 1000.0)
+
+    world = World(split_world(2, 1, failures=(failure,)), [request_at(0.0, 60_000, 50)])
+    world.run()
+
+    assert probe.jobs[0].worker == "prefill-0"
+    assert fates(world) == {Fate.OK: 1}
+    assert (world.jobs[0].retries, world.jobs[0].worker) == (1, "prefill-1")
+
+
+def test_a_worker_that_comes_back_serves_with_an_empty_cache(simple_world, request_at):
+    """The same prompt is computed in full again."""
+    requests = [request_at(0.0, 1024, ids=(1, 2)), request_at(10.0, 1024, ids=(1, 2))]
+    world = World(simple_world(1, failures=(Failure(3.0, "aggregated-0", 4.0),)), requests)
+
+    world.run()
+
+    assert [job.cached_tokens for job in world.jobs] == [0, 0]
+
+
+def test_without_any_worker_left_the_run_still_ends(simple_world, request_at):
+    """The only server never comes back: its requests fail when patience is over."""
+    failures = (Failure(0.5, "aggregated-0"),)
+    world = World(simple_world(1, failures=failures), [request_at(0.0), request_at(0.2)])
+
+    recording = world.run()
+
+    assert fates(world) == {Fate.FAILED: 2}
+    assert np.isnan(recording.requests.ttft_s).all()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    gaps=st.lists(st.floats(0, 0.4), min_size=1, max_size=25),
+    resizes=st.lists(
+        st.tuples(st.floats(0, 4), st.sampled_from([Role.PREFILL, Role.DECODE]), st.integers(1, 4)),
+        max_size=4,
+    ),
+    failures=st.lists(
+        st.tuples(
+            st.floats(0, 4), st.sampled_from(["prefill-0", "prefill-1", "decode-0"]), st.floats(0.1, 3)
+        ),
+        max_size=3,
+    ),
+)
+def test_whatever_happens_every_request_ends_once_and_the_budget_holds(
+    split_world, request_at, gaps, resizes, failures
+):
+    """Under any joins, leaves and deaths; the world itself asserts the budget after every event."""
+    at_s, requests = 0.0, []
+    for number, gap_s in enumerate(gaps):
+        at_s += gap_s
+        requests.append(request_at(at_s, 500 + 700 * (number % 5), 1 + 30 * (number % 3), line=number))
+    world = World(
+        split_world(
+            2,
+            2,
+            cold_start_s=0.5,
+            max_gpus=6,
+            resizes=tuple(Resize(*each) for each in resizes),
+            failures=tuple(Failure(at, name, at + down) for at, name, down in failures),
+        ),
+        requests,
+    )
+
+    recording = world.run()
+
+    assert all(job.fate is not None for job in world.jobs)
+    assert max(sample.gpus for sample in recording.samples) <= 6
+    for worker in world.fleet:
+        assert not worker.jobs
+        assert (worker.pending_tokens, worker.prompt_tokens) == (0, 0)
+
+
+def test_joins_beyond_the_budget_are_refused(simple_world, request_at):
+    """Three are allowed: of five asked for, two are refused and counted."""
+    resizes = (Resize(0.1, Role.AGGREGATED, 5),)
+    world = World(simple_world(1, resizes=resizes, max_gpus=3), [request_at(0.0), request_at(100.0)])
+
+    recording = world.run()
+
+    assert recording.refused_joins == 2
+    assert recording.samples[-1].gpus == 3
+
+
+def test_scenarios_say_what_is_wrong_with_them(simple_world):
+    """Key, value and bound are in the message."""
+    from penstock_core.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="max_gpus: 1 must be at least the 2 at time 0"):
+        simple_world(2, max_gpus=1)
+    with pytest.raises(ConfigError, match="pools"):
+        Scenario(pools=(PoolSpec(Role.PREFILL, 1, ProfiledModel("a100-llama-8b-bf16-tp1")),))
+    with pytest.raises(ConfigError, match="back_s"):
+        Failure(5.0, "x", 4.0)
+    with pytest.raises(ConfigError, match="resize.role"):
+        simple_world(2, resizes=(Resize(1.0, Role.DECODE, 1),))
+    with pytest.raises(ConfigError, match="block_size"):
+        ProfiledModel("a100-llama-8b-bf16-tp1", block_size=48)
+
+
+def test_metrics_age_only_by_the_delay(split_world, request_at):
+    """With 3 s of delay the decode workers' usage is unknown until the first news."""
+    scenario = split_world(1, 2)
+    scenario = dataclasses.replace(scenario, router=RouterSpec(news_delay_s=3.0))
+    world = World(scenario, [request_at(i * 0.5, 2000, 200) for i in range(12)])
+    world.run()
+
+    assert fates(world) == {Fate.OK: 12}
+    assert {job.decoder for job in world.jobs} == {"decode-0", "decode-1"}

@@ -1,0 +1,116 @@
+"""Made-up workloads: their moments, their rates over time, their prefixes, and that they say what they are."""
+
+import numpy as np
+import pytest
+
+from penstock_core.errors import ConfigError
+from penstock_workload.synthetic import Process, SyntheticSpec, arrival_times, parse_synthetic, synthesise
+
+
+def rng():
+    """A generator of one seed."""
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "cv"),
+    [
+        (SyntheticSpec(Process.POISSON, rate=4.0, count=20_000), 1.0),
+        (SyntheticSpec(Process.GAMMA, rate=4.0, count=20_000, cv=3.0), 3.0),
+        (SyntheticSpec(Process.GAMMA, rate=4.0, count=20_000, cv=0.5), 0.5),
+    ],
+)
+def test_gaps_have_the_mean_and_variation_asked_for(spec, cv):
+    """Gamma at a CV of 1 would be Poisson."""
+    gaps = np.diff(arrival_times(spec, rng()))
+
+    assert gaps.mean() == pytest.approx(0.25, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
+    assert (gaps >= 0).all()
+
+
+def test_a_sine_swings_about_its_mean():
+    """Amplitude 0.8: the quarter at the crest has far more arrivals than the one in the trough."""
+    spec = SyntheticSpec(Process.SINE, rate=10.0, count=20_000, amplitude=0.8, period_s=100.0)
+
+    phase = np.array(arrival_times(spec, rng())) % 100.0
+    crest, trough = ((phase > a) & (phase < a + 25) for a in (12.5, 62.5))
+
+    assert crest.sum() / trough.sum() == pytest.approx((1 + 0.8 * 0.9) / (1 - 0.8 * 0.9), rel=0.15)
+
+
+def test_a_step_jumps_up_and_back():
+    """5/s, 15/s between 100 and 200 s, 5/s again."""
+    spec = SyntheticSpec(Process.STEP, rate=5.0, count=4000, peak=3.0, step_s=100.0, step_length_s=100.0)
+
+    times = np.array(arrival_times(spec, rng()))
+    counts = [((times >= a) & (times < a + 100)).sum() / 100 for a in (0, 100, 200)]
+
+    assert counts == [pytest.approx(5, rel=0.15), pytest.approx(15, rel=0.1), pytest.approx(5, rel=0.15)]
+
+
+def test_lengths_are_cut_and_have_their_mean():
+    """Log-normal with a mean of 2,000; none above the longest, none below one token."""
+    spec = SyntheticSpec(count=20_000, input_tokens=2000, max_tokens=30_000, length_cv=1.5, output_tokens=100)
+
+    made = synthesise(spec, rng())
+
+    assert np.mean([r.input_tokens for r in made]) == pytest.approx(2000, rel=0.06)
+    assert max(r.input_tokens for r in made) <= 30_000
+    assert min(r.output_tokens for r in made) >= 1
+
+
+def test_constant_lengths_are_constant():
+    """A CV of 0 draws nothing."""
+    made = synthesise(SyntheticSpec(count=50, input_tokens=700, length_cv=0.0, output_tokens=9), rng())
+
+    assert {(r.input_tokens, r.output_tokens, len(r.block_ids)) for r in made} == {(700, 9, 2)}
+
+
+def test_shared_prefixes_are_as_popular_as_asked():
+    """Half the requests begin with one of four prefixes of two blocks, the first the most popular."""
+    spec = SyntheticSpec(
+        count=8000, share=0.5, prefixes=4, prefix_tokens=1024, input_tokens=4096, length_cv=0.0
+    )
+
+    firsts = [r.block_ids[0] for r in synthesise(spec, rng())]
+    shared = [first for first in firsts if first < 8]
+
+    assert len(shared) / len(firsts) == pytest.approx(0.5, abs=0.02)
+    assert sorted(set(shared)) == [0, 2, 4, 6]
+    assert shared.count(0) / len(shared) == pytest.approx(1 / (1 + 1 / 2 + 1 / 3 + 1 / 4), abs=0.03)
+    assert len(set(firsts) - {0, 2, 4, 6}) == len(firsts) - len(shared)
+
+
+def test_the_name_says_synthetic():
+    """And what differs from the default."""
+    spec = parse_synthetic("gamma:rate=4,cv=2.5,count=100")
+
+    assert spec == SyntheticSpec(Process.GAMMA, rate=4.0, cv=2.5, count=100)
+    assert spec.name == "synthetic gamma rate=4 count=100 cv=2.5"
+    assert parse_synthetic("mooncake") is None
+    assert parse_synthetic("poisson") == SyntheticSpec()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("poisson:speed=3", "unknown key 'speed'"),
+        ("poisson:count=1.5", "count='1.5' is not a number of its kind"),
+        ("poisson:rate=0", "rate=0.0 must be above 0"),
+        ("sine:amplitude=2", "amplitude=2.0 must be between 0 and 1"),
+        ("poisson:rate=inf", "rate=inf"),
+        ("poisson:rate", "rate=''"),
+    ],
+)
+def test_bad_specs_are_refused_with_their_key(text, told):
+    """Key, value and bound."""
+    with pytest.raises(ConfigError, match=told):
+        parse_synthetic(text)
+
+
+def test_same_seed_same_requests():
+    """The generator is the only source of chance."""
+    spec = SyntheticSpec(count=100, share=0.5)
+
+    assert synthesise(spec, rng()) == synthesise(spec, rng())
