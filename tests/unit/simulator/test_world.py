@@ -286,7 +286,7 @@ def test_scenarios_say_what_is_wrong_with_them(simple_world):
         Scenario(pools=(PoolSpec(Role.PREFILL, 1, ProfiledModel("a100-llama-8b-bf16-tp1")),))
     with pytest.raises(ConfigError, match="back_s"):
         Failure(5.0, "x", 4.0)
-    with pytest.raises(ConfigError, match="resize.role"):
+    with pytest.raises(ConfigError, match=r"resize\.role"):
         simple_world(2, resizes=(Resize(1.0, Role.DECODE, 1),))
     with pytest.raises(ConfigError, match="block_size"):
         ProfiledModel("a100-llama-8b-bf16-tp1", block_size=48)
