@@ -58,7 +58,7 @@ class RouterServer:
             self.fleet,
             self.gate,
             self.metrics,
-            now_s=self._clock.now_s,
+            clock=self._clock,
             discovery_problem=lambda: self._discovery.problem if self._discovery else None,
         )
         self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None

@@ -11,6 +11,24 @@ _TIMEOUTS = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0, total_s=15.0
 """Chosen: real seconds; a server that lists its models slower than this serves nothing."""
 
 
+async def check_speed(pool: ConnectionPool, url: str, *, speed: float) -> None:
+    """Refuse to measure a Penstock graph by another time than its own; other servers do not tell theirs.
+
+    Raises:
+        ConfigError: the router's speed is not ``speed``.
+    """
+    try:
+        answer = await pool.request("GET", f"{url.rstrip('/')}/workers", timeouts=_TIMEOUTS)
+        served = orjson.loads(answer.body)["speed"] if answer.status == 200 else speed
+    except (UpstreamError, orjson.JSONDecodeError, KeyError, TypeError):
+        return
+    if served != speed:
+        raise ConfigError(
+            f"--speed: {speed:g}, but the graph at {url} runs at {served:g}, so every time measured would be"
+            f" wrong; give --speed {served:g}"
+        )
+
+
 async def find_model(
     pool: ConnectionPool, url: str, *, wanted: str | None = None, api_key: str | None = None
 ) -> str:

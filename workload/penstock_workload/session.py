@@ -20,7 +20,7 @@ from penstock_core.errors import ConfigError
 from penstock_wire.client import ConnectionPool
 from penstock_workload.arrivals import Spread, mean_rate, rescale, spread
 from penstock_workload.exchange import Endpoint, SendSettings
-from penstock_workload.probe import find_model
+from penstock_workload.probe import check_speed, find_model
 from penstock_workload.prompts import PromptMaker
 from penstock_workload.record import RequestResult
 from penstock_workload.replay import Replayer
@@ -131,7 +131,7 @@ async def run_load(
 
     Raises:
         UpstreamError, NoEndpointsError: the server does not serve; nothing was sent.
-        ConfigError: the model is not served, or the output directory cannot be written to.
+        ConfigError: the model is not served, the server's speed is another, or the output directory cannot be written to.
     """
     config = plan.config
     clock = ModelClock(config.speed)
@@ -139,6 +139,7 @@ async def run_load(
     results: list[RequestResult] = []
     try:
         model = await find_model(pool, config.url, wanted=config.model, api_key=config.api_key)
+        await check_speed(pool, config.url, speed=config.speed)
         sending = SendSettings(config.url, model, config.endpoint, config.timeout_s, config.api_key)
         with _Sink(config, results) as sink:
             replayer = Replayer(

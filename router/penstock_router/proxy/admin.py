@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from penstock_core.clock import ModelClock
 from penstock_router.fleet import Fleet, Worker
 from penstock_router.gate import Gate
 from penstock_router.metrics import QueueView, RouterMetrics
@@ -21,13 +22,14 @@ class Admin:
         gate: Gate,
         metrics: RouterMetrics,
         *,
-        now_s: Callable[[], float],
+        clock: ModelClock,
         discovery_problem: Callable[[], str | None],
     ) -> None:
         self._fleet = fleet
         self._gate = gate
         self._metrics = metrics
-        self._now_s = now_s
+        self._clock = clock
+        self._now_s = clock.now_s
         self._discovery_problem = discovery_problem
         self.stopping = False
 
@@ -48,7 +50,7 @@ class Admin:
         return 200, b'{"status":"ready","reasons":[]}'
 
     def workers(self) -> bytes:
-        """Return ``{"workers", "prefill_queue", "lag_p99_s"}``."""
+        """Return ``{"workers", "prefill_queue", "lag_p99_s", "speed"}``."""
         now_s = self._now_s()
         queue = self.queue_view()
         return orjson.dumps(
@@ -60,6 +62,7 @@ class Admin:
                     "oldest_s": round(queue.oldest_s, 6),
                 },
                 "lag_p99_s": self._metrics.lag.p99_s(),
+                "speed": self._clock.speed,
             }
         )
 

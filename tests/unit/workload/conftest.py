@@ -55,6 +55,7 @@ class FakeServer:
         self.models = ["llama"]
         self.ready = 404
         self.lags = {}
+        self.speed = None
         self.url = ""
 
     async def handle(self, request, responder):
@@ -63,6 +64,8 @@ class FakeServer:
             responder.send(404, b"<html>")
         elif request.path == "/v1/models":
             responder.send(200, orjson.dumps({"data": [{"id": name} for name in self.models]}))
+        elif request.path == "/workers" and self.speed is not None:
+            responder.send(200, orjson.dumps({"workers": [], "speed": self.speed}))
         elif request.path == "/workers" and self.lags:
             workers = [{"name": n, "role": "decode", "url": f"{self.url}/{n}"} for n in self.lags if n]
             responder.send(200, orjson.dumps({"workers": workers}))

@@ -49,6 +49,16 @@ def test_the_summary_is_printed_as_text_or_json(served, mooncake_file, tmp_path)
     assert orjson.loads(as_json.stdout) == orjson.loads((tmp_path / "summary.json").read_bytes())
 
 
+def test_a_graph_of_another_speed_is_not_measured(served, mooncake_file):
+    """A forgotten --speed would make every figure wrong; nothing is sent, and the message has the right one."""
+    served.speed = 20.0
+    answer = CliRunner().invoke(load, ["--trace", str(mooncake_file), "--url", served.url])
+    assert isinstance(answer.exception, ConfigError)
+    assert "--speed: 1, but the graph" in str(answer.exception)
+    assert "give --speed 20" in str(answer.exception)
+    assert served.bodies == []
+
+
 def test_a_dry_run_sends_nothing(mooncake_file):
     """It needs no server and says what would be sent."""
     arguments = [
