@@ -34,7 +34,7 @@ from penstock_report.build import require_plots
     "--rate",
     "rate_rps",
     type=click.FloatRange(min=0, min_open=True),
-    default=0.9,
+    default=0.7,
     show_default=True,
     help="Mean arrivals per modelled second; the trace is stretched to it.",
 )
