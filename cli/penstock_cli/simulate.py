@@ -94,7 +94,7 @@ def _failure(text: str) -> Failure:
 @click.option(
     "--block-size",
     type=click.IntRange(1, 512),
-    default=16,
+    default=128,
     show_default=True,
     help="Tokens per KV block; divides 512.",
 )

@@ -1,0 +1,54 @@
+"""Prints what simulating costs: a trace on 8 prefill and 8 decode workers, one core, CPU and wall seconds.
+
+Run: python bench/simulator.py [--trace FILE] [--policy NAME ...] [--block-size 128 16]
+The budget of 20 s is for Mooncake's whole Conversation trace (12,031 requests), which is not in the
+repository: give its path. Without one the packaged 608 rows are run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from penstock_graph.models import Role
+from penstock_simulator.plan import DEFAULT_PROFILE
+from penstock_simulator.routing import policy_names
+from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock_simulator.workload import WorkloadSpec, prepare
+from penstock_simulator.world import World
+
+BUDGET_S = 20.0
+WORKERS = 8
+WHOLE_TRACE = 12_031
+
+
+def main() -> None:
+    """Print one line per block size and policy."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trace", default="mooncake")
+    parser.add_argument("--policy", nargs="*", default=[policy_names()[0]], choices=policy_names())
+    parser.add_argument("--block-size", nargs="*", type=int, default=[128, 16])
+    arguments = parser.parse_args()
+    workload = prepare(WorkloadSpec(arguments.trace), seed=0)
+    count = len(workload.requests)
+    budget = f"budget {BUDGET_S:g} s" if count == WHOLE_TRACE else "no budget: not the whole trace"
+    print(f"{workload.name}: {count} requests, {WORKERS}+{WORKERS} workers ({budget})")
+    print(f"{'policy':<16}{'block':>6}{'cpu s':>8}{'wall s':>8}{'events':>9}{'req/s':>8}{'hit':>7}{'p50 ms':>8}")
+    for policy in arguments.policy:
+        for block_size in arguments.block_size:
+            model = ProfiledModel(DEFAULT_PROFILE, block_size=block_size)
+            pools = (PoolSpec(Role.PREFILL, WORKERS, model), PoolSpec(Role.DECODE, WORKERS, model))
+            wall, cpu = time.perf_counter(), time.process_time()
+            recording = World(Scenario(pools=pools, router=RouterSpec(policy)), workload.requests).run()
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            requests = recording.requests
+            hit = requests.cached_tokens.sum() / requests.prompt_tokens.sum()
+            p50_ms = 1e3 * sorted(requests.ttft_s)[count // 2]
+            print(
+                f"{policy:<16}{block_size:>6}{cpu:>8.2f}{wall:>8.2f}{recording.events:>9}{count / wall:>8.0f}"
+                f"{hit:>7.3f}{p50_ms:>8.0f}"
+            )
+
+
+if __name__ == "__main__":
+    main()
