@@ -1,0 +1,148 @@
+"""`penstock simulate` end to end, and what it refuses."""
+
+from pathlib import Path
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from penstock_cli.main import cli
+from penstock_core.errors import ConfigError
+from penstock_simulator.routing import policy_names
+
+SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "disaggregated.yaml"
+FAST = ("--limit", "60", "--jobs", "1")
+
+
+def run(*arguments):
+    """Run the command; errors surface as they are."""
+    return CliRunner().invoke(cli, ["simulate", *arguments], catch_exceptions=False)
+
+
+def test_the_result_is_the_same_byte_for_byte():
+    """Two runs of the same options print the same JSON."""
+    options = (*FAST, "--policy", "least-loaded", "--qps", "2,4", "--seeds", "2", "--json")
+
+    first = run(*options)
+
+    assert first.exit_code == 0
+    assert run(*options).stdout == first.stdout
+    result = orjson.loads(first.stdout)
+    assert result["schema"] == "penstock-simulate/1"
+    assert [(row["policy"], row["qps"], row["seeds"]) for row in result["summary"]] == [
+        ("least-loaded", 2.0, 2),
+        ("least-loaded", 4.0, 2),
+    ]
+    assert len(result["runs"]) == 4
+
+
+def test_all_policies_are_compared_in_one_table():
+    """Every name the router knows is a row."""
+    result = run(*FAST, "--profile", "dualmap-7b", "--json")
+
+    assert {row["policy"] for row in orjson.loads(result.stdout)["summary"]} == set(policy_names())
+
+
+def test_a_synthetic_workload_is_called_synthetic():
+    """In the result and on the terminal."""
+    printed = run("--trace", "gamma:rate=2,count=40,cv=3", "--policy", "round-robin", "--jobs", "1").stdout
+
+    assert "synthetic gamma rate=2 count=40: 40 requests" in printed
+    assert "round-robin" in printed
+
+
+def test_a_manifest_brings_workers_profile_and_planner():
+    """One worker of each, as in the sample; the planner's budget is the manifest's."""
+    result = run(
+        *FAST,
+        "--manifest",
+        str(SAMPLE),
+        "--planner",
+        "--policy",
+        "least-loaded",
+        "--prefill",
+        "2",
+        "--json",
+    )
+
+    settings = orjson.loads(result.stdout)["settings"]
+    assert [(pool["role"], pool["replicas"]) for pool in settings["pools"]] == [("prefill", 2), ("decode", 1)]
+    assert settings["pools"][0]["model"]["profile"] == "a100-llama-8b-bf16-tp1"
+    assert settings["max_gpus"] == 8
+    assert settings["planner"]["max_gpu_budget"] == 8
+
+
+@pytest.mark.slow
+def test_pictures_and_a_page_that_stands_alone_are_written(tmp_path):
+    """JSON, five pictures, and one HTML file without anything to fetch."""
+    folder = tmp_path / "out"
+    result = run(
+        *FAST,
+        "--policy",
+        "least-loaded,round-robin",
+        "--qps",
+        "2,4",
+        "--planner",
+        "--output-dir",
+        str(folder),
+    )
+
+    assert result.exit_code == 0
+    assert {path.name for path in folder.iterdir()} == {
+        "simulate.json",
+        "simulate.html",
+        "capacity.png",
+        "hits.png",
+        "ttft_cdf.png",
+        "imbalance.png",
+        "replicas.png",
+    }
+    page = (folder / "simulate.html").read_text()
+    assert page.count("data:image/png;base64,") == 5
+    assert "http" not in page
+
+
+def test_joins_and_deaths_are_told_by_their_options():
+    """A pool grows at 5 s; a worker dies at 3 s and is back at 8 s."""
+    result = run(
+        *FAST,
+        "--policy",
+        "least-loaded",
+        "--resize",
+        "5:prefill=5",
+        "--fail",
+        "3-8:decode-0",
+        "--json",
+    )
+
+    settings = orjson.loads(result.stdout)["settings"]
+    assert settings["resizes"] == [{"at_s": 5.0, "role": "prefill", "replicas": 5}]
+    assert settings["failures"] == [{"at_s": 3.0, "worker": "decode-0", "back_s": 8.0}]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--policy", "fastest"), "--policy fastest: choose from"),
+        (("--aggregated", "2", "--prefill", "1"), "--aggregated: excludes"),
+        (("--profile", "dualmap-7b", "--decode", "1"), "only prefills"),
+        (("--resize", "soon"), "--resize soon: SECONDS:ROLE=REPLICAS"),
+        (("--fail", "x:y"), r"--fail x:y: SECONDS\[-BACK\]:WORKER"),
+        (("--trace", "nowhere.jsonl"), "no such file"),
+        (("--block-size", "48"), "block_size: 48"),
+        (("--planner", "--max-gpus", "4"), "max_gpus: 4 must be at least the 8"),
+        (("--warmup", "60"), "--warmup: 60 leaves nothing"),
+    ],
+)
+def test_wrong_options_are_refused_with_their_remedy(options, told):
+    """Before anything runs."""
+    with pytest.raises(ConfigError, match=told):
+        run(*FAST, *options)
+
+
+def test_rates_must_be_numbers():
+    """Usage error, exit 2."""
+    result = run("--qps", "fast")
+
+    assert result.exit_code == 2
+    assert "numbers with commas" in result.output
