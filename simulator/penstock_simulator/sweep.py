@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock_simulator.observer import Recording
-from penstock_simulator.scenario import RouterSpec, Scenario
+from penstock_simulator.scenario import Scenario
 from penstock_simulator.scoreboard import goodput, score
 from penstock_simulator.workload import Workload, WorkloadSpec, prepare
 from penstock_simulator.world import World
@@ -55,12 +55,17 @@ def simulate(
     return recording, workload, {**named, **figures}
 
 
-def _figures(spec: RunSpec) -> dict[str, Any]:
+def figures_of(spec: RunSpec) -> dict[str, Any]:
+    """Return a run's figures alone."""
     return simulate(spec)[2]
 
 
 def run_all(
-    specs: Sequence[RunSpec], *, processes: int | None = None, on_done: Callable[[int], None] | None = None
+    specs: Sequence[RunSpec],
+    *,
+    processes: int | None = None,
+    on_done: Callable[[int], None] | None = None,
+    work: Callable[[RunSpec], dict[str, Any]] = figures_of,
 ) -> list[dict[str, Any]]:
     """Return the figures of every run, in the order of ``specs``.
 
@@ -68,12 +73,13 @@ def run_all(
         specs: What to run.
         processes: Cores to use, >= 1; None: all. One runs in this process.
         on_done: Called with how many runs have ended.
+        work: What is done for each; a function at the top of its module, so that other processes find it.
     """
     cores = min(processes or os.cpu_count() or 1, max(1, len(specs)))
     if cores == 1:
-        return list(_counted(map(_figures, specs), on_done))
+        return list(_counted(map(work, specs), on_done))
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-        return list(_counted(pool.map(_figures, specs), on_done))
+        return list(_counted(pool.map(work, specs), on_done))
 
 
 def _counted(
@@ -145,11 +151,6 @@ def goodputs(runs: Sequence[dict[str, Any]], *, share: float = GOODPUT_SHARE) ->
             }
         )
     return rows
-
-
-def with_router(scenario: Scenario, router: RouterSpec) -> Scenario:
-    """Return the scenario with another router."""
-    return replace(scenario, router=router)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -6,7 +6,7 @@ Every choice that changes the workload is a field of `WorkloadSpec`, and the res
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -16,6 +16,10 @@ from penstock_workload.arrivals import Spread, mean_rate, rescale, spread
 from penstock_workload.selection import OnLong, Selection, select
 from penstock_workload.synthetic import parse_synthetic, synthesise
 from penstock_workload.traces import BLOCK_TOKENS, TraceFormat, TraceRequest, load_trace
+
+_IDS_APART = 1 << 48
+_LINES_APART = 10_000_000
+"""Far more than any trace has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class WorkloadSpec:
         on_long: What happens to longer ones.
         limit: Most requests; None: all.
         warmup: Requests at the beginning that are served but not judged.
+        copies: Populations side by side: the same requests that many times, each with prefixes and a
+            spreading of its own; limit and warm-up count for each. For clusters too large for one trace.
     """
 
     source: str
@@ -38,11 +44,14 @@ class WorkloadSpec:
     on_long: OnLong = OnLong.TRUNCATE
     limit: int | None = None
     warmup: int = 0
+    copies: int = 1
 
     def __post_init__(self) -> None:
         """Check the bounds."""
         if self.warmup < 0:
             raise ConfigError(f"--warmup: {self.warmup} must be at least 0")
+        if self.copies < 1:
+            raise ConfigError(f"copies: {self.copies} must be at least 1")
         if self.limit is not None and self.warmup >= self.limit:
             raise ConfigError(f"--warmup: {self.warmup} leaves nothing of --limit {self.limit}")
 
@@ -87,29 +96,52 @@ def prepare(spec: WorkloadSpec, *, seed: int, qps: float | None = None) -> Workl
         ConfigError: no such source, or nothing is left of it.
     """
     rng = np.random.default_rng([seed, 1])
-    synthetic = parse_synthetic(spec.source)
-    requests: Sequence[TraceRequest]
-    if synthetic is not None:
-        name, how = synthetic.name, Spread.NONE
-        requests = synthesise(synthetic, rng)
-    else:
-        name, trace_format, requests = _read(spec.source)
-        default = Spread.POISSON if trace_format is TraceFormat.MOONCAKE else Spread.NONE
-        how = default if spec.spread is None else spec.spread
-        requests = spread(requests, how, rng=rng)
     has_limit = spec.max_input_tokens is not None
     chosen = Selection(
         max_input_tokens=spec.max_input_tokens, on_long=spec.on_long if has_limit else None, limit=spec.limit
     )
-    selected = select(requests, chosen)
-    kept: Sequence[TraceRequest] = selected.requests
+    populations = []
+    for copy in range(spec.copies):
+        name, how, requests = _draw(spec, rng)
+        selected = select(requests, chosen)
+        populations.append(_apart(selected.requests, copy))
+    kept: Sequence[TraceRequest] = [request for population in populations for request in population]
+    if spec.copies > 1:
+        kept = sorted(kept, key=lambda request: (request.arrival_s, request.line))
+        name = f"{name}, {spec.copies} copies side by side"
     if qps is not None:
         kept, _ = rescale(kept, rate_rps=qps)
-    if spec.warmup >= len(kept):
-        raise ConfigError(f"--warmup: {spec.warmup} leaves nothing of {len(kept)} requests")
-    return Workload(
-        name, tuple(kept), spec.warmup, mean_rate(kept), selected.truncated, selected.dropped, how
-    )
+    warmup = spec.warmup * spec.copies
+    if warmup >= len(kept):
+        raise ConfigError(f"--warmup: {warmup} leaves nothing of {len(kept)} requests")
+    truncated, dropped = selected.truncated * spec.copies, selected.dropped * spec.copies
+    return Workload(name, tuple(kept), warmup, mean_rate(kept), truncated, dropped, how)
+
+
+def _draw(spec: WorkloadSpec, rng: np.random.Generator) -> tuple[str, Spread, Sequence[TraceRequest]]:
+    synthetic = parse_synthetic(spec.source)
+    if synthetic is not None:
+        return synthetic.name, Spread.NONE, synthesise(synthetic, rng)
+    name, trace_format, requests = _read(spec.source)
+    default = Spread.POISSON if trace_format is TraceFormat.MOONCAKE else Spread.NONE
+    how = default if spec.spread is None else spec.spread
+    return name, how, spread(requests, how, rng=rng)
+
+
+def _apart(requests: Sequence[TraceRequest], copy: int) -> list[TraceRequest]:
+    """Return the requests with ids and lines that no other copy has."""
+    if copy == 0:
+        return list(requests)
+    return [
+        replace(
+            request,
+            line=request.line + copy * _LINES_APART,
+            block_ids=None
+            if request.block_ids is None
+            else tuple(block_id + copy * _IDS_APART for block_id in request.block_ids),
+        )
+        for request in requests
+    ]
 
 
 def ideal_hits(requests: Sequence[TraceRequest]) -> list[int]:

@@ -1,5 +1,7 @@
 """Figures of a run, worked out by hand."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -164,3 +166,15 @@ def test_gap_percentiles_are_exact_to_a_bin(pairs):
 def test_no_gaps_have_no_percentile():
     """Unknown, not zero."""
     assert GapHistogram().percentile(0.5) is None
+
+
+def test_copies_share_nothing_but_their_times():
+    """Three populations: thrice the requests and the rate, the same bound on hits."""
+    one = prepare(WorkloadSpec("mooncake", limit=200, warmup=10), seed=0)
+    three = prepare(WorkloadSpec("mooncake", limit=200, warmup=10, copies=3), seed=0)
+
+    assert (len(three.requests), three.warmup) == (600, 30)
+    assert len({request.line for request in three.requests}) == 600
+    assert sum(ideal_hits(three.requests)) == 3 * sum(ideal_hits(one.requests))
+    assert all(a.arrival_s <= b.arrival_s for a, b in pairwise(three.requests))
+    assert three.name.endswith("3 copies side by side")
