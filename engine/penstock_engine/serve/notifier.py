@@ -84,6 +84,9 @@ class Notifier:
             self._group.create_task(self._post(url, outbox))
 
     async def _post(self, url: str, outbox: Outbox) -> None:
+        # A read ends the lease that its heartbeat would renew; naming both would make the id look unknown.
+        read = frozenset(outbox.reads)
+        outbox.heartbeats = [request_id for request_id in outbox.heartbeats if request_id not in read]
         body = orjson.dumps({"read": outbox.reads, "heartbeat": outbox.heartbeats})
         try:
             result = await self._exchange(url, body, outbox)

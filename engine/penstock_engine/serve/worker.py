@@ -97,7 +97,8 @@ class Worker:
         """Take a decode worker's message; return the ids without a lease."""
         now_s = self.clock.now_s()
         self._catch_up(now_s)
-        unknown = self.engine.end_leases(reads) + self.engine.extend_leases(heartbeats, now_s)
+        # Heartbeats first: one message may hold a heartbeat and, queued a moment later, the read of the same id.
+        unknown = self.engine.extend_leases(heartbeats, now_s) + self.engine.end_leases(reads)
         self.timeline.retry(now_s)
         self._arm()
         return unknown

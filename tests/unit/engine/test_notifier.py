@@ -52,6 +52,15 @@ async def test_one_turn_of_the_loop_is_one_message(notifying):
     )
 
 
+async def test_a_read_takes_the_place_of_its_heartbeat(notifying):
+    """An id whose heartbeat waits to be sent when its read comes is named once, so it is not answered as unknown."""
+    async with notifying(answer=b'{"unknown": []}') as (notifier, url, received, results):
+        notifier.send(url, heartbeats=["a", "b"])
+        notifier.send(url, reads=["a"])
+        await results.get()
+    assert received == [{"read": ["a"], "heartbeat": ["b"]}]
+
+
 @pytest.mark.parametrize(
     ("status", "answer", "why"),
     [
