@@ -115,7 +115,7 @@ def _print_started(started: Started, *, as_json: bool) -> None:
     body = json.dumps({"model": arbiter.model, "prompt": "Hello", "max_tokens": 8})
     click.echo(f"  curl {arbiter.router_url}/v1/completions -H 'content-type: application/json' -d '{body}'")
     click.echo(
-        f"  penstock load --trace mooncake --duration-s 300 --speed {arbiter.speed:g} --url {arbiter.router_url}"
+        f"  penstock load --trace mooncake --rate 1 --limit 300 --speed {arbiter.speed:g} --url {arbiter.router_url}"
     )
     click.echo("  penstock status --watch")
     if arbiter.planner_log_dir is not None:
