@@ -9,7 +9,13 @@ from penstock_core.clock import ModelClock
 from penstock_core.errors import StreamBroken, UpstreamConnectError, UpstreamError
 from penstock_router.fleet import InFlight
 from penstock_router.proxy.call import Call
-from penstock_router.proxy.failures import RETRIED_STATUSES, StageFailed, WorkerAnswer, failed_stage
+from penstock_router.proxy.failures import (
+    KV_LOST,
+    RETRIED_STATUSES,
+    StageFailed,
+    WorkerAnswer,
+    failed_stage,
+)
 from penstock_router.settings import RouterSettings
 from penstock_wire.client import ConnectionPool, StreamingResponse
 
@@ -65,7 +71,8 @@ class Exchanger:
         """Return the failure for an answer other than 200."""
         status, headers = response.status, response.headers
         content = await response.read(limit_bytes=_MAX_ERROR_BYTES)
-        if status >= 500:
+        kv_lost = status == 500 and KV_LOST in content
+        if status >= 500 and not kv_lost:
             inflight.failed(self._clock.now_s())
         else:
             inflight.succeeded()
@@ -79,6 +86,8 @@ class Exchanger:
             content,
             headers.get(b"retry-after"),
         )
+        if kv_lost:
+            return StageFailed("kv_lost", worker="", may_retry=True, answer=answer)
         reason = "upstream_5xx" if status >= 500 else "upstream_4xx"
         return StageFailed(reason, worker=worker, may_retry=status in RETRIED_STATUSES, answer=answer)
 

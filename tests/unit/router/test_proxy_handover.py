@@ -179,3 +179,19 @@ async def test_loads_are_spread(harness):
     for stream in streams:
         await stream.read(limit_bytes=1000)
     await router.assert_idle()
+
+
+async def test_a_lost_hand_over_is_prefilled_again(harness):
+    """KV that is gone before the first byte costs a prefill, not the request, and is not held against decode."""
+    prefill, decode = await harness.pair()
+    lost = b'{"error":{"message":"gone","type":"KVLoadError","param":null,"code":500}}'
+    decode.script = [harness.answers.status(500, lost)]
+    router = await harness.router(prefill, decode, config={"breaker": {"consecutiveFailures": 1}})
+
+    answer = await router.post(stream=True, max_tokens=2)
+
+    assert answer.status == 200
+    assert (len(prefill.seen), len(decode.seen)) == (2, 2)
+    assert await router.metric("penstock_router_retries_total", reason="kv_lost") == 1
+    assert (await router.workers())["decode-0"]["state"] == "ready"
+    await router.assert_idle()
