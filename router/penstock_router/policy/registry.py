@@ -1,4 +1,8 @@
-"""Policies by the name that a manifest gives them."""
+"""Policies by the name that a manifest gives them.
+
+Policies that choose when a worker has room (`POLICIES`) leave requests in one queue; placing policies
+(`PLACERS`) give each request an instance when it arrives, because they look at prompts.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,25 @@ from penstock_core.errors import ConfigError
 from penstock_graph.models import RouterPolicy
 from penstock_router.policy.baselines import LeastLoaded, RoundRobin
 from penstock_router.policy.candidate import Policy
+from penstock_router.policy.dualmap import DualMap, DualMapSettings
+from penstock_router.policy.placer import Placer
+from penstock_router.policy.rivals import CacheAffinity, KvCost, LeastPending, MinTtft, Preble
 
 POLICIES: Final[Mapping[RouterPolicy, Callable[[], Policy]]] = {
     RouterPolicy.LEAST_LOADED: LeastLoaded,
     RouterPolicy.ROUND_ROBIN: RoundRobin,
+}
+
+LEAST_PENDING = "least-pending"
+"""The DualMap paper's Least Loaded, placed at arrival; for comparisons in the simulator, not in manifests."""
+
+PLACERS: Final[Mapping[str, Callable[[DualMapSettings], Placer]]] = {
+    RouterPolicy.DUALMAP.value: DualMap,
+    RouterPolicy.CACHE_AFFINITY.value: lambda _: CacheAffinity(),
+    RouterPolicy.MIN_TTFT.value: lambda _: MinTtft(),
+    RouterPolicy.PREBLE.value: lambda _: Preble(),
+    RouterPolicy.KV_COST.value: lambda _: KvCost(),
+    LEAST_PENDING: lambda _: LeastPending(),
 }
 
 

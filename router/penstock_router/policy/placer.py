@@ -1,0 +1,91 @@
+"""What a placing policy sees and answers: instances with their queues, a request, and its place with the reason.
+
+A placing policy puts each request into one instance's queue when it arrives. To write one, give a class a
+``place`` method, and name it in `registry`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock_router.policy.instance import Instance, Pace
+
+Instances = Mapping[str, Instance[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request to place.
+
+    Attributes:
+        chain: Chained prefix keys, one per begun block.
+        tokens: Prompt tokens, known or estimated.
+        avoid: Instances that have failed it; taken only if there is no other.
+    """
+
+    chain: tuple[int, ...]
+    tokens: int
+    avoid: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request goes.
+
+    Attributes:
+        name: The instance.
+        reason: One short phrase for logs.
+        other: The other candidate to which it may be moved while it waits; empty if there is none.
+        is_hot: Both candidates are overloaded: their queues should be rebalanced.
+    """
+
+    name: str
+    reason: str
+    other: str = ""
+    is_hot: bool = False
+
+
+class Placer(Protocol):
+    """Chooses an instance for each request when it arrives."""
+
+    def joined(self, name: str) -> None:
+        """Take note of a new instance."""
+
+    def left(self, name: str) -> None:
+        """Take note that an instance is gone."""
+
+    def place(self, arrival: Arrival, instances: Instances, view: View) -> Place:
+        """Return the place of a request; ``instances`` is not empty."""
+
+
+class View:
+    """Estimates over all instances, the same for every policy.
+
+    Attributes:
+        pace: Of all instances together; stands in for one that has computed nothing yet.
+    """
+
+    __slots__ = ("pace",)
+
+    def __init__(self, tokens_per_s: float | None = None) -> None:
+        """Start with a pace, tokens/s, or without one."""
+        self.pace = Pace(tokens_per_s)
+
+    def seconds(self, instance: Instance[Any], tokens: int) -> float | None:
+        """Return how long an instance computes ``tokens``; None while no pace is known."""
+        pace = instance.pace.tokens_per_s or self.pace.tokens_per_s
+        return None if pace is None else tokens / pace
+
+    def ttft_s(self, instance: Instance[Any], uncached: int) -> float | None:
+        """Return the estimated TTFT of a request that comes now: pending and own tokens over the pace."""
+        return self.seconds(instance, instance.pending_tokens + uncached)
+
+
+def eligible(instances: Instances, avoid: Collection[str]) -> list[Instance[Any]]:
+    """Return the instances besides ``avoid``, or all when that leaves none."""
+    if not avoid:
+        return list(instances.values())
+    rest = [each for name, each in instances.items() if name not in avoid]
+    return rest or list(instances.values())
