@@ -94,7 +94,8 @@ class Placement(Generic[T]):
                 self._leaving[name] = instance
         for name in wanted:
             if name not in self._instances:
-                self._instances[name] = self._leaving.pop(name, None) or Instance(
+                known = self._leaving.pop(name) if name in self._leaving else None
+                self._instances[name] = known or Instance(
                     name, cache_blocks=self._settings.cache_blocks, now_s=now_s
                 )
                 self._placer.joined(name)
