@@ -49,6 +49,7 @@ class Placed(Generic[T]):
         other: The pair's other instance, empty without one.
         other_uncached: Tokens expected to be computed there.
         started_s: When it was handed over; None while it waits.
+        reason: Why it stands there, one short phrase.
     """
 
     item: T
@@ -60,6 +61,7 @@ class Placed(Generic[T]):
     other: str = ""
     other_uncached: int = 0
     started_s: float | None = None
+    reason: str = ""
 
 
 class Instance(Generic[T]):

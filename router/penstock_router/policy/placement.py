@@ -72,7 +72,6 @@ class Placement(Generic[T]):
         self._instances: dict[str, Instance[T]] = {}
         self._homeless: dict[T, tuple[Placed[T], frozenset[str]]] = {}
         self._placed: dict[T, Placed[T]] = {}
-        self._reasons: dict[T, str] = {}
         self._leaving: dict[str, Instance[T]] = {}
         self.moved = 0
 
@@ -148,7 +147,7 @@ class Placement(Generic[T]):
                 if not self._has_room(instance):
                     break
                 instance.start(placed, now_s)
-                taken.append(Handed(placed.item, instance.name, self._reasons.pop(placed.item, "")))
+                taken.append(Handed(placed.item, instance.name, placed.reason))
         return taken
 
     def computed(self, item: T, now_s: float) -> None:
@@ -208,7 +207,7 @@ class Placement(Generic[T]):
                     placed.uncached,
                 )
                 self._instances[move.to].put(placed)
-                self._reasons[placed.item] = f"moved from {name}: {move.benefit_s:.2f} s sooner"
+                placed.reason = f"moved from {name}: {move.benefit_s:.2f} s sooner"
             count += len(moves)
         self.moved += count
         return count
@@ -234,6 +233,11 @@ class Placement(Generic[T]):
         instance = self._instances.get(name)
         return 0 if instance is None else instance.queued_tokens
 
+    def pending_tokens(self, name: str) -> int:
+        """Return the uncached tokens that wait for one instance or were handed to it by this router."""
+        instance = self._instances.get(name)
+        return 0 if instance is None else instance.queued_tokens + instance.running_tokens
+
     # ------------------------------------------------------------------ within
 
     def _waiting_ones(self) -> list[Placed[T]]:
@@ -253,7 +257,7 @@ class Placement(Generic[T]):
         if place.other:
             placed.other_uncached = self._instances[place.other].uncached(placed.chain, placed.tokens)
         self._placed[placed.item] = placed
-        self._reasons[placed.item] = place.reason
+        placed.reason = place.reason
         target.put(placed)
         if place.is_hot:
             self.rebalance(now_s, (place.name, place.other))
@@ -269,7 +273,6 @@ class Placement(Generic[T]):
         placed = self._placed.pop(item, None)
         if placed is None:
             return
-        self._reasons.pop(item, None)
         instance = self._instances.get(placed.instance)
         if instance is None or item not in instance.running:
             instance = self._leaving.get(placed.instance)
@@ -284,4 +287,3 @@ class Placement(Generic[T]):
     def _drop(self, placed: Placed[T]) -> None:
         self._instances[placed.instance].pull(placed)
         del self._placed[placed.item]
-        self._reasons.pop(placed.item, None)

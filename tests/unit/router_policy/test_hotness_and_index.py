@@ -1,0 +1,124 @@
+"""The hotness tree and the prefix index."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_router.policy.hotness import HotnessTree
+from penstock_router.policy.prefix_index import PrefixIndex
+
+
+def test_a_prefix_that_everybody_shares_makes_keys_longer():
+    """A system prompt before all requests is hot, so the second block tells them apart."""
+    tree = HotnessTree(window=100)
+    keys = [tree.key((1, 100 + i, 5), instances=8) for i in range(60)]
+
+    assert keys[-1] == 159
+
+
+def test_traffic_spread_evenly_keeps_keys_short():
+    """No prefix above 2/n: one block is the key."""
+    tree = HotnessTree(window=100)
+    keys = [tree.key((i % 20, 7, 8), instances=4) for i in range(200)]
+
+    assert all(key == i % 20 for i, key in list(enumerate(keys))[100:])
+
+
+def test_a_hot_prefix_stays_hot_until_below_one_nth():
+    """Hysteresis: between 1/n and 2/n the key keeps the length it had."""
+    tree = HotnessTree(window=100)
+    for _ in range(100):
+        tree.key((1, 2), instances=8)
+    for i in range(85):
+        tree.key((1000 + i,), instances=8)
+
+    still_long = tree.key((1, 2), instances=8)
+    for i in range(100):
+        tree.key((2000 + i,), instances=8)
+    short_again = tree.key((1, 2), instances=8)
+
+    assert still_long == 2
+    assert short_again == 1
+
+
+def test_two_instances_never_make_a_prefix_hot():
+    """2/n is 1 then: every pair holds all instances anyway."""
+    tree = HotnessTree(window=50)
+
+    assert all(tree.key((1, 2, 3), instances=2) == 1 for _ in range(100))
+
+
+def test_an_empty_prompt_has_a_key_and_leaves_no_trace():
+    """It goes somewhere, always the same."""
+    assert HotnessTree().key((), instances=8) == 0
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), max_size=300), st.integers(1, 16))
+def test_the_tree_is_bounded_by_its_window(chains, instances):
+    """However prompts look, no more nodes than blocks of the requests in the window."""
+    tree = HotnessTree(window=20)
+    for chain in chains:
+        tree.key(tuple(chain), instances=instances)
+
+    def nodes(node):
+        return sum(1 + nodes(child) for child in node.children.values())
+
+    assert nodes(tree._root) <= 20 * 6
+
+
+def test_what_was_used_is_held_from_the_front():
+    """A longer prompt with the same beginning hits as far as they agree."""
+    index = PrefixIndex(capacity=100)
+    index.use((1, 2, 3))
+
+    assert index.held((1, 2, 3, 4)) == 3
+    assert index.held((1, 2, 9)) == 2
+    assert index.held(()) == 0
+
+
+def test_the_least_recently_used_go_first():
+    """After a capacity of newer blocks, old ones are forgotten, and what was used meanwhile is not."""
+    index = PrefixIndex(capacity=100)
+    index.use((1, 2))
+    index.use((3, 4))
+    for block in range(1000, 1160):
+        index.use((block,))
+        index.use((1, 2))
+
+    assert index.held((1, 2)) == 2
+    assert index.held((3, 4)) == 0
+
+
+def test_a_restart_forgets_everything():
+    """A new process has an empty cache."""
+    index = PrefixIndex(capacity=100)
+    index.use((1, 2, 3))
+    index.clear()
+
+    assert index.held((1, 2, 3)) == 0
+
+
+def test_memory_per_block_is_small():
+    """At most 64 bytes a block at capacity, tables and all."""
+    index = PrefixIndex(capacity=20_000)
+    rng = random.Random(1)
+    for _ in range(40_000):
+        index.use((rng.getrandbits(64),))
+
+    assert index.size_bytes() / len(index) <= 64
+
+
+@given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=8), max_size=60))
+def test_a_large_index_agrees_with_a_plain_set(chains):
+    """While nothing is forgotten, held is the longest remembered prefix (chained keys)."""
+    index = PrefixIndex(capacity=100_000)
+    known: set[tuple[int, ...]] = set()
+    for chain in chains:
+        chained = tuple(hash(tuple(chain[: i + 1])) % 2**64 for i in range(len(chain)))
+        expected = next((i for i in range(len(chained)) if chained[i] not in known), len(chained))
+
+        assert expected == index.held(chained)
+
+        index.use(chained)
+        known.update(chained)

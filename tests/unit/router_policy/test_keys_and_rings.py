@@ -1,0 +1,126 @@
+"""Prefix keys and hash rings."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_router.policy.keys import MAX_BLOCKS, prompt_keys, token_keys
+from penstock_router.policy.rings import DualRing, HashRing
+
+NAMES = [f"w{i}" for i in range(8)]
+KEYS = [key * 0x9E3779B97F4A7C15 % 2**64 for key in range(2000)]
+
+
+@given(st.binary(max_size=600), st.binary(max_size=600), st.integers(1, 64))
+def test_a_longer_prompt_keeps_the_keys_of_its_whole_blocks(start, more, block_bytes):
+    """What a conversation adds changes no key before it."""
+    whole = len(start) // block_bytes
+
+    shorter = prompt_keys(start, block_bytes=block_bytes)
+    longer = prompt_keys(start + more, block_bytes=block_bytes)
+
+    assert shorter[:whole] == longer[:whole]
+
+
+@given(st.binary(min_size=1, max_size=200), st.integers(0, 199))
+def test_a_changed_byte_changes_every_key_from_its_block_on(prompt, position):
+    """Chaining: equal keys mean equal prefixes."""
+    position %= len(prompt)
+    changed = prompt[:position] + bytes([prompt[position] ^ 1]) + prompt[position + 1 :]
+
+    before, after = prompt_keys(prompt, block_bytes=16), prompt_keys(changed, block_bytes=16)
+
+    block = position // 16
+    assert before[:block] == after[:block]
+    assert all(old != new for old, new in zip(before[block:], after[block:], strict=True))
+
+
+def test_an_empty_prompt_has_no_keys():
+    """Nothing to share."""
+    assert prompt_keys(b"") == ()
+
+
+def test_a_huge_prompt_is_bounded():
+    """A million tokens cost as many keys as the longest useful prefix."""
+    assert len(prompt_keys(bytes(4_000_000))) == MAX_BLOCKS
+
+
+def test_token_ids_give_one_key_per_block_of_512():
+    """The exact mode counts tokens, not bytes."""
+    assert len(token_keys(list(range(1025)))) == 3
+    assert token_keys(list(range(1024))) == token_keys(list(range(1025)))[:2]
+
+
+def test_pairs_are_distinct():
+    """Two candidates are two instances, for every key."""
+    ring = DualRing()
+    for name in NAMES:
+        ring.add(name)
+
+    pairs = [ring.pair(key) for key in KEYS]
+
+    assert all(len(pair) == 2 and pair[0] != pair[1] for pair in pairs)
+
+
+@pytest.mark.parametrize(("names", "expected"), [([], ()), (["only"], ("only",))])
+def test_a_pair_is_as_large_as_the_fleet_allows(names, expected):
+    """No instance, no candidate; one instance, one."""
+    ring = DualRing()
+    for name in names:
+        ring.add(name)
+
+    assert expected == ring.pair(7)
+
+
+def test_a_joining_instance_takes_only_its_share():
+    """Keys that move all move to the newcomer, and about one in nine does."""
+    ring = HashRing(seed=1)
+    for name in NAMES:
+        ring.add(name)
+    before = {key: ring.find(key) for key in KEYS}
+
+    ring.add("new")
+    moved = {key for key in KEYS if ring.find(key) != before[key]}
+
+    assert {"new"} == {ring.find(key) for key in moved}
+    assert 0.3 / 9 < len(moved) / len(KEYS) < 3 / 9
+
+
+def test_a_leaving_instance_moves_only_its_own_keys():
+    """Everybody else's keys stay."""
+    ring = HashRing(seed=1)
+    for name in NAMES:
+        ring.add(name)
+    before = {key: ring.find(key) for key in KEYS}
+
+    ring.remove("w3")
+
+    assert all(ring.find(key) == owner for key, owner in before.items() if owner != "w3")
+    assert all(ring.find(key) != "w3" for key in KEYS)
+
+
+@given(st.permutations(NAMES), st.lists(st.sampled_from(NAMES), max_size=20))
+def test_positions_depend_on_who_is_there_and_not_on_history(order, flapping):
+    """Routers that saw joins and leaves in another order agree."""
+    one, other = DualRing(), DualRing()
+    for name in NAMES:
+        one.add(name)
+    for name in order:
+        other.add(name)
+    for name in flapping:
+        other.remove(name)
+        other.add(name)
+
+    assert [one.pair(key) for key in KEYS[:50]] == [other.pair(key) for key in KEYS[:50]]
+
+
+def test_shares_are_roughly_even():
+    """Virtual nodes keep the fullest instance below twice its fair share."""
+    ring = HashRing(seed=2)
+    for name in NAMES:
+        ring.add(name)
+    counts = dict.fromkeys(NAMES, 0)
+    for key in KEYS:
+        counts[ring.find(key)] += 1
+
+    assert max(counts.values()) < 2 * len(KEYS) / len(NAMES)

@@ -1,0 +1,295 @@
+"""Placing policies and the queues that they fill."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
+from penstock_router.policy.placement import Placement, PlacementSettings
+from penstock_router.policy.placer import Arrival
+from penstock_router.policy.registry import PLACERS
+from penstock_router.policy.rivals import CacheAffinity, KvCost, LeastPending, MinTtft, Preble
+
+PACE = 1000.0
+
+
+def placement(placer, names=("a", "b", "c", "d"), **settings):
+    """Return queues over some instances, at a known pace of 1,000 tokens/s."""
+    queues = Placement(placer, PlacementSettings(tokens_per_s=PACE, **settings))
+    queues.set_instances(names, 0.0)
+    return queues
+
+
+def where(queues):
+    """Return the instance of each queued item."""
+    return {item: name for name, each in queues._instances.items() for item in each.queue}
+
+
+def arrival(*chain, tokens=None):
+    """Return a request whose blocks hold 512 tokens each."""
+    return Arrival(tuple(chain), len(chain) * 512 if tokens is None else tokens)
+
+
+@pytest.mark.parametrize("name", PLACERS)
+def test_equal_prompts_meet_their_cache_while_nothing_is_busy(name):
+    """A second equal prompt, once the first is done, goes where its prefix is (load-only policies aside)."""
+    queues = placement(PLACERS[name](DualMapSettings()))
+    homes = []
+    for item in range(4):
+        queues.submit(item, arrival(1, 2, 3), float(item))
+        (handed,) = queues.take(float(item))
+        homes.append(handed.instance)
+        queues.computed(item, item + 0.5)
+
+    if name != "least-pending":
+        assert len(set(homes)) == 1
+
+
+def test_the_least_pending_instance_wins_whatever_is_cached():
+    """The paper's Least Loaded looks at tokens only."""
+    queues = placement(LeastPending(), names=("a", "b"))
+    queues.submit("x", arrival(1, 2, 3), 0.0)
+    queues.submit("y", arrival(1, 2, 3), 0.0)
+
+    assert {"a", "b"} == set(where(queues).values())
+
+
+def test_min_ttft_weighs_queue_against_hit():
+    """512 cached tokens are worth waiting behind 400, not behind 600."""
+    queues = placement(MinTtft(), names=("a", "b"))
+    queues.submit("warm", arrival(1), 0.0)
+    home = where(queues)["warm"]
+    queues.take(0.0)
+    queues.computed("warm", 0.512)
+    queues._instances[home].others_tokens = 400
+    queues.submit("near", arrival(1, 7), 1.0)
+    queues._instances[home].others_tokens = 600
+    queues._instances[home].queued_tokens = 0
+    queues.submit("far", arrival(1, 8), 1.0)
+
+    assert home == where(queues)["near"]
+    assert home != where(queues)["far"]
+
+
+def test_preble_follows_the_cache_above_half():
+    """Two of three blocks cached: affinity; one of three: load."""
+    queues = placement(Preble(), names=("a", "b"))
+    queues.submit("warm", arrival(1, 2), 0.0)
+    home = where(queues)["warm"]
+    queues.submit("most", arrival(1, 2, 3), 0.0)
+    queues.submit("little", arrival(1, 8, 9), 0.0)
+
+    assert home == where(queues)["most"]
+    assert home != where(queues)["little"]
+
+
+def test_cache_affinity_ignores_load():
+    """One prefix, one instance, however long its queue."""
+    queues = placement(CacheAffinity())
+    for item in range(5):
+        queues.submit(item, arrival(1, 100 + item), 0.0)
+
+    assert len(set(where(queues).values())) == 1
+
+
+def test_kv_cost_counts_what_runs_with_its_whole_prompt():
+    """A prompt that runs, though cached, occupies blocks."""
+    queues = placement(KvCost(), names=("a", "b"))
+    queues.submit("x", arrival(1, 2), 0.0)
+    home = where(queues)["x"]
+    queues.take(0.0)
+    queues.submit("y", arrival(9), 0.0)
+
+    assert home != where(queues)["y"]
+
+
+def test_dualmap_keeps_to_the_cache_until_the_slo_is_at_risk():
+    """At 1,000 tokens/s and an SLO of 5 s the hit is followed up to 5,000 pending tokens, then load decides."""
+    queues = placement(DualMap(DualMapSettings(rebalance=False, adaptive_prefix=False)))
+    homes = []
+    for item in range(14):
+        queues.submit(item, arrival(1, 2, 3, 100 + item), 0.0)
+        homes.append(where(queues)[item])
+
+    # The first computes 2,048 tokens, each further one 512: number 6 would wait 2,048 + 5 x 512 + 512 = 5,120.
+    assert len(set(homes[:6])) == 1
+    assert homes[6] != homes[0]
+    assert len(set(homes)) == 2
+
+
+def test_dualmap_breaks_equal_hits_by_load():
+    """Nothing cached on either: the less loaded candidate."""
+    queues = placement(DualMap(DualMapSettings(adaptive_prefix=False)), names=("a", "b"))
+    queues.submit("x", arrival(1), 0.0)
+    queues.submit("y", arrival(2), 0.0)
+
+    assert {"a", "b"} == set(where(queues).values())
+
+
+@pytest.mark.parametrize("choice", PairChoice)
+def test_dualmap_never_leaves_its_pair(choice):
+    """A prefix has two homes; rebalancing only moves between them."""
+    queues = placement(DualMap(DualMapSettings(choice=choice, adaptive_prefix=False)), names=list("abcdefgh"))
+    for item in range(200):
+        queues.submit(item, arrival(1, 100 + item), 0.0)
+
+    assert len(set(where(queues).values())) <= 2
+
+
+def test_rebalancing_brings_a_queue_within_the_slo():
+    """Ten seconds of queue beside an empty candidate: it takes what it can serve within five, and no more."""
+    queues = placement(DualMap(DualMapSettings(choice=PairChoice.CACHE_AFFINITY, adaptive_prefix=False)))
+    for item in range(10):
+        queues.submit(item, arrival(1, tokens=1000), 0.0)
+    busy = where(queues)[0]
+    source = queues._instances[busy]
+    for placed in list(source.queue.values()):
+        source.queued_tokens += 1000 - placed.uncached
+        placed.uncached = placed.other_uncached = 1000
+
+    moved = queues.rebalance(0.0, [busy])
+
+    assert moved == 4
+    assert source.queued_tokens == 6000
+    assert sum(name != busy for name in where(queues).values()) == 4
+
+
+def test_a_decode_bound_instance_gives_its_queue_away():
+    """Work in hand, no prompt computed for longer than T beyond its due: the waiting ones move."""
+    queues = placement(
+        DualMap(DualMapSettings(choice=PairChoice.CACHE_AFFINITY, adaptive_prefix=False)), slot_requests=1
+    )
+    queues.submit("runs", arrival(1), 0.0)
+    queues.take(0.0)
+    queues.submit("waits", arrival(1), 0.1)
+    home = where(queues)["waits"]
+
+    early = queues.rebalance(2.0)
+    late = queues.rebalance(5.0)
+
+    assert (early, late) == (0, 1)
+    assert home != where(queues)["waits"]
+
+
+def test_a_leaving_instance_gives_its_queue_back():
+    """What waited is placed anew; what runs there ends there."""
+    queues = placement(CacheAffinity(), slot_requests=1)
+    for item in range(3):
+        queues.submit(item, arrival(1), 0.0)
+    (handed,) = queues.take(0.0)
+    rest = [name for name in "abcd" if name != handed.instance]
+
+    queues.set_instances(rest, 1.0)
+
+    assert queues.waiting == 2
+    assert set(where(queues).values()) <= set(rest)
+    queues.computed(handed.item, 2.0)
+    assert queues.waiting == 2
+
+
+def test_without_instances_requests_wait_for_one():
+    """Nobody to place them on: they keep their order and their age."""
+    queues = placement(MinTtft(), names=())
+    queues.submit("x", arrival(1), 0.0)
+    queues.submit("y", arrival(2), 1.0)
+
+    assert queues.take(2.0) == []
+    assert queues.waiting == 2
+    queues.set_instances(["a"], 3.0)
+    assert [handed.item for handed in queues.take(3.0)] == ["x", "y"]
+    assert queues.oldest_s(3.0) == 0.0
+
+
+def test_bounds_refuse_and_expire():
+    """At most two wait, at most ten seconds; a retry meets no bound."""
+    queues = placement(MinTtft(), names=(), max_requests=2, max_wait_s=10.0)
+
+    assert queues.submit("x", arrival(1), 0.0)
+    assert queues.submit("y", arrival(1), 5.0)
+    assert not queues.submit("z", arrival(1), 5.0)
+    assert queues.submit("again", arrival(1), 6.0, again=True)
+    assert queues.expired(10.0) == ["x"]
+    assert queues.waiting == 2
+
+
+def test_hit_first_serves_the_largest_cached_share_first():
+    """Queue order is a setting of its own."""
+    queues = placement(LeastPending(), names=("a",), hit_first=True, slot_requests=1)
+    queues.submit("warm", arrival(1, 2), 0.0)
+    queues.take(0.0)
+    queues.submit("cold", arrival(8, 9), 0.1)
+    queues.submit("hit", arrival(1, 2), 0.2)
+    queues.computed("warm", 1.0)
+
+    (handed,) = queues.take(1.0)
+
+    assert handed.item == "hit"
+
+
+def test_an_idle_instance_takes_one_prompt_however_long():
+    """A million tokens exceed every slot, and still are served."""
+    queues = placement(MinTtft(), slot_tokens=8192)
+    queues.submit("huge", arrival(tokens=1_000_000), 0.0)
+
+    assert [handed.item for handed in queues.take(0.0)] == ["huge"]
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.lists(st.integers(0, 5), max_size=5), st.integers(0, 4000)),
+        st.tuples(st.just("set"), st.sets(st.sampled_from("abcd"))),
+        st.tuples(st.just("take")),
+        st.tuples(st.just("computed"), st.integers(0, 50)),
+        st.tuples(st.just("lost"), st.integers(0, 50)),
+        st.tuples(st.just("withdraw"), st.integers(0, 50)),
+        st.tuples(st.just("expire")),
+        st.tuples(st.just("rebalance")),
+    ),
+    max_size=80,
+)
+
+
+@given(st.sampled_from(sorted(PLACERS)), EVENTS, st.booleans(), st.floats(-1.0, 3.0))
+def test_every_request_leaves_exactly_once(policy, events, hit_first, step_s):
+    """Whatever joins, leaves, flaps, expires or steps back in time: nothing is lost or handed out twice."""
+    queues = Placement(
+        PLACERS[policy](DualMapSettings(slo_s=1.0)),
+        PlacementSettings(slot_tokens=1000, max_wait_s=20.0, hit_first=hit_first, tokens_per_s=500.0),
+    )
+    waiting, running, now_s, count = set(), [], 0.0, 0
+    for event in events:
+        now_s += step_s
+        match event:
+            case ("submit", chain, tokens):
+                queues.submit(count, Arrival(tuple(chain), tokens), now_s)
+                waiting.add(count)
+                count += 1
+            case ("set", names):
+                queues.set_instances(sorted(names), now_s)
+            case ("take",):
+                for handed in queues.take(now_s):
+                    waiting.remove(handed.item)
+                    running.append(handed.item)
+            case ("computed" | "lost" as how, index) if running:
+                item = running.pop(index % len(running))
+                getattr(queues, how)(item, now_s)
+            case ("withdraw", index) if waiting:
+                item = sorted(waiting)[index % len(waiting)]
+                waiting.remove(item)
+                queues.withdraw(item)
+            case ("expire",):
+                for item in queues.expired(now_s):
+                    waiting.remove(item)
+            case ("rebalance",):
+                queues.rebalance(now_s)
+
+        assert len(waiting) == queues.waiting
+    for item in running:
+        queues.lost(item, now_s)
+    for item in list(waiting):
+        queues.withdraw(item)
+
+    assert 0 == queues.waiting == queues.waiting_tokens
+    assert not queues._placed
+    assert not queues._leaving
+    assert all(each.pending_tokens == 0 and not each.running for each in queues._instances.values())
