@@ -19,6 +19,7 @@ BENCHMARKS = {
     "engine-core": ("engine_core.py",),
     "engine-accuracy": ("engine_accuracy.py",),
     "planner": ("planner_decide.py",),
+    "routing": ("routing.py",),
     "load": ("load_client.py",),
 }
 

@@ -250,7 +250,7 @@ EVENTS = st.lists(
 
 
 @given(st.sampled_from(sorted(PLACERS)), EVENTS, st.booleans(), st.floats(-1.0, 3.0))
-def test_every_request_leaves_exactly_once(policy, events, hit_first, step_s):
+def test_every_request_leaves_exactly_once(policy, events, hit_first, step_s):  # noqa: C901 - one case per event
     """Whatever joins, leaves, flaps, expires or steps back in time: nothing is lost or handed out twice."""
     queues = Placement(
         PLACERS[policy](DualMapSettings(slo_s=1.0)),

@@ -1,0 +1,112 @@
+"""What one routing decision costs, hashing included, for fleets of growing size; and a rebalancing.
+
+    python bench/routing.py [--json]
+
+Prompts have 12,000 tokens (48,000 bytes) and share prefixes as a conversation does. Ratios compare fleet sizes of
+one run. Times are CPU times, because a busy machine interrupts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+
+from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
+from penstock_router.policy.keys import prompt_keys
+from penstock_router.policy.placement import Placement, PlacementSettings
+from penstock_router.policy.placer import Arrival
+from penstock_router.policy.registry import PLACERS
+
+FLEETS = (8, 64, 256, 1024)
+REQUESTS = 400
+PROMPT_TOKENS = 12_000
+GOALS = "goals: p50 <= 60 us, p99 <= 300 us; dualmap at 1,024 instances <= 1.3 x 8"
+
+
+def prompts(count: int) -> list[bytes]:
+    """Return prompts of 48,000 bytes; each shares a random share of its beginning with others."""
+    rng = random.Random(1)
+    blocks = [rng.randbytes(2048) for _ in range(400)]
+    made = []
+    for _ in range(count):
+        first = rng.randrange(20)
+        shared = [blocks[(first * 20 + i) % 400] for i in range(rng.randrange(4, 20))]
+        own = [rng.randbytes(2048) for _ in range(24 - len(shared))]
+        made.append(b"".join(shared + own)[: 4 * PROMPT_TOKENS])
+    return made
+
+
+def decide(policy: str, instances: int, texts: list[bytes]) -> list[float]:
+    """Return the CPU microseconds of each decision: hashing and placing."""
+    queues: Placement[int] = Placement(
+        PLACERS[policy](DualMapSettings()), PlacementSettings(tokens_per_s=6250.0, slot_requests=1)
+    )
+    queues.set_instances([f"worker-{i}" for i in range(instances)], 0.0)
+    took = []
+    for item, text in enumerate(texts):
+        now_s = item / 4
+        began = time.process_time()
+        queues.submit(item, Arrival(prompt_keys(text), PROMPT_TOKENS), now_s)
+        took.append((time.process_time() - began) * 1e6)
+        for handed in queues.take(now_s):
+            queues.computed(handed.item, now_s + 0.2)
+    return took[len(took) // 4 :]
+
+
+def rebalance_ms() -> float:
+    """Return the milliseconds of relieving one queue of 1,000 (median of nine)."""
+    took = []
+    for _ in range(9):
+        settings = DualMapSettings(choice=PairChoice.CACHE_AFFINITY, rebalance=False, adaptive_prefix=False)
+        queues: Placement[int] = Placement(DualMap(settings), PlacementSettings(tokens_per_s=1e6))
+        queues.set_instances([f"worker-{i}" for i in range(8)], 0.0)
+        for item in range(1000):
+            queues.submit(item, Arrival((1, item + 2), PROMPT_TOKENS), 0.0)
+        names = [name for name in (f"worker-{i}" for i in range(8)) if queues.queued_tokens(name)]
+        began = time.process_time()
+        queues.rebalance(0.0, names[:1])
+        took.append((time.process_time() - began) * 1e3)
+    return statistics.median(took)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments = parser.parse_args()
+    texts = prompts(REQUESTS)
+    hashing = statistics.median(_timed(text) for text in texts)
+    rows = []
+    for policy in PLACERS:
+        for fleet in FLEETS:
+            took = sorted(decide(policy, fleet, texts))
+            p50, p99 = statistics.median(took), took[int(0.99 * len(took))]
+            rows.append({"policy": policy, "instances": fleet, "p50_us": p50, "p99_us": p99})
+    relief = rebalance_ms()
+    if arguments.json:
+        print(json.dumps({"hashing_us": hashing, "decisions": rows, "rebalance_1000_ms": relief}))
+        return
+    print(f"hashing a 12,000-token prompt: {hashing:.1f} us (part of each figure below)")
+    print(f"{'policy':<16}{'instances':>10}{'p50 us':>10}{'p99 us':>10}{'ratio to 8':>12}")
+    base: dict[str, float] = {}
+    for row in rows:
+        first = base.setdefault(str(row["policy"]), float(row["p50_us"]))
+        ratio = float(row["p50_us"]) / first
+        print(
+            f"{row['policy']:<16}{row['instances']:>10}{row['p50_us']:>10.1f}{row['p99_us']:>10.1f}{ratio:>12.2f}"
+        )
+    print(f"rebalancing a queue of 1,000: {relief:.2f} ms (goal <= 2 ms)")
+    print(GOALS)
+
+
+def _timed(text: bytes) -> float:
+    began = time.process_time()
+    prompt_keys(text)
+    return (time.process_time() - began) * 1e6
+
+
+if __name__ == "__main__":
+    main()
