@@ -10,29 +10,34 @@ from penstock_router.policy.prefix_index import PrefixIndex
 
 T = TypeVar("T")
 
-_PACE_WEIGHT = 0.1
-"""Chosen: the mean of about the last ten prefills, so that a slower GPU shows within seconds."""
+_PACE_KEPT = 0.95
+"""Chosen: about the last twenty prefills count, so that a slower GPU shows within seconds."""
 
 
 class Pace:
     """Prefill tokens per second, learnt from what was computed; unknown before the first.
 
+    Tokens over seconds of the last prefills together, not the mean of their ratios: a short prompt's fixed
+    overhead, or one wrong token count, would otherwise weigh as much as a long prompt.
+
     Attributes:
         tokens_per_s: The estimate, or None.
     """
 
-    __slots__ = ("tokens_per_s",)
+    __slots__ = ("_seconds", "_tokens", "tokens_per_s")
 
     def __init__(self, tokens_per_s: float | None = None) -> None:
         self.tokens_per_s = tokens_per_s
+        self._tokens = 0.0
+        self._seconds = 0.0
 
     def learn(self, tokens: int, took_s: float) -> None:
         """Take one measurement in; what took no time, or computed nothing, says nothing."""
         if tokens <= 0 or took_s <= 0:
             return
-        seen = tokens / took_s
-        known = self.tokens_per_s
-        self.tokens_per_s = seen if known is None else known + _PACE_WEIGHT * (seen - known)
+        self._tokens = self._tokens * _PACE_KEPT + tokens
+        self._seconds = self._seconds * _PACE_KEPT + took_s
+        self.tokens_per_s = self._tokens / self._seconds
 
 
 @dataclass(slots=True)
@@ -141,8 +146,13 @@ class Instance(Generic[T]):
         self.running_tokens += placed.uncached
         self.running_prompt_tokens += placed.tokens
 
-    def end(self, placed: Placed[T], now_s: float, *, computed: bool) -> float | None:
-        """Take back a request that was computed, or lost.
+    def end(self, placed: Placed[T], now_s: float, *, computed: int | None) -> float | None:
+        """Take back a request.
+
+        Args:
+            placed: The request.
+            now_s: Modelled seconds.
+            computed: Tokens that were computed; None: it was lost.
 
         Returns:
             The seconds that its uncached tokens took, modelled; None when it was lost.
@@ -150,12 +160,12 @@ class Instance(Generic[T]):
         del self.running[placed.item]
         self.running_tokens -= placed.uncached
         self.running_prompt_tokens -= placed.tokens
-        if not computed:
+        if computed is None:
             return None
         started_s = now_s if placed.started_s is None else placed.started_s
         took_s = now_s - max(started_s, self.progress_s)
         self.progress_s = now_s
-        self.pace.learn(placed.uncached, took_s)
+        self.pace.learn(computed, took_s)
         return took_s
 
     def in_order(self, *, hit_first: bool) -> Iterator[Placed[T]]:

@@ -150,13 +150,24 @@ class Placement(Generic[T]):
                 taken.append(Handed(placed.item, instance.name, placed.reason))
         return taken
 
-    def computed(self, item: T, now_s: float) -> None:
-        """Note that a request's prompt was computed: its instance has room again."""
-        self._end(item, now_s, computed=True)
+    def computed(self, item: T, now_s: float, *, cached_tokens: int | None = None) -> None:
+        """Note that a request's prompt was computed: its instance has room again.
+
+        Args:
+            item: The request.
+            now_s: Modelled seconds.
+            cached_tokens: As the instance's usage says. The pace is learnt from what was really computed:
+                where the estimate of hits is wrong, an instance would seem faster than it is, draw more
+                requests, and never recover. None: not told, the estimate stands.
+        """
+        placed = self._placed.get(item)
+        if placed is not None:
+            computed = placed.uncached if cached_tokens is None else max(0, placed.tokens - cached_tokens)
+            self._end(item, now_s, computed=computed)
 
     def lost(self, item: T, now_s: float) -> None:
         """Note that a request left its instance without having been computed."""
-        self._end(item, now_s, computed=False)
+        self._end(item, now_s, computed=None)
 
     def withdraw(self, item: T) -> None:
         """Take a request out that nobody waits for any more; does nothing when it does not wait."""
@@ -269,7 +280,7 @@ class Placement(Generic[T]):
             return False
         return running == 0 or settings.slot_tokens is None or instance.running_tokens < settings.slot_tokens
 
-    def _end(self, item: T, now_s: float, *, computed: bool) -> None:
+    def _end(self, item: T, now_s: float, *, computed: int | None) -> None:
         placed = self._placed.pop(item, None)
         if placed is None:
             return
@@ -279,8 +290,8 @@ class Placement(Generic[T]):
         if instance is None or item not in instance.running:
             return
         took_s = instance.end(placed, now_s, computed=computed)
-        if took_s is not None:
-            self._view.pace.learn(placed.uncached, took_s)
+        if took_s is not None and computed is not None:
+            self._view.pace.learn(computed, took_s)
         if not instance.running:
             self._leaving.pop(placed.instance, None)
 
