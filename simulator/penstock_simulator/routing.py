@@ -1,6 +1,7 @@
-"""What the world asks of a router, and the router with one queue for all prefill workers.
+"""What the world asks of a router, and its two kinds; both drive the live router's pure bodies.
 
-`CentralRouting` drives the same policy, slot rule and queue as the live router's gate.
+`PlacedRouting` puts each request into one worker's queue when it arrives; `CentralRouting` keeps one queue for
+all workers and chooses when one has room.
 """
 
 from __future__ import annotations
@@ -8,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from penstock_core.errors import ConfigError
 from penstock_graph.models import Role, RouterPolicy
 from penstock_router.policy.candidate import Candidate, RoutedRequest
+from penstock_router.policy.dualmap import DualMapSettings, PairChoice
+from penstock_router.policy.placement import Placement, PlacementSettings
+from penstock_router.policy.placer import Arrival, Placer
 from penstock_router.policy.prefill_queue import PrefillQueue, Waiting, has_free_slot
-from penstock_router.policy.registry import POLICIES, make_policy
+from penstock_router.policy.registry import PLACERS, POLICIES, make_policy
 from penstock_simulator.jobs import Job
-from penstock_simulator.scenario import RouterSpec
+from penstock_simulator.scenario import QueueOrder, RouterSpec
+from penstock_workload.traces import BLOCK_TOKENS
 
 _UNBOUNDED = 1 << 60
 
@@ -39,18 +45,21 @@ class Routing(Protocol):
     def expired(self, now_s: float) -> list[Job]:
         """Take out and return the jobs that have waited too long."""
 
-    def abandon(self) -> list[Job]:
-        """Take out and return everything that waits: the end of the world."""
+    def heard(self, others: Mapping[str, int]) -> None:
+        """Take news of the prompt tokens that other routers have pending at each worker."""
 
-    def heard(self, loads: Mapping[str, int], now_s: float) -> None:
-        """Take news of every worker's pending prompt tokens, this router's own jobs included."""
+    def tick(self, now_s: float) -> None:
+        """Do what time alone asks for; called each second."""
 
     @property
     def waiting(self) -> int:
         """Jobs that wait in the router."""
 
     def queued_tokens(self, worker: str) -> int:
-        """Return the prompt tokens that wait in the router for one worker."""
+        """Return the prompt tokens, cached ones left out, that wait in the router for one worker."""
+
+    def pending_tokens(self, worker: str) -> int:
+        """Return the prompt tokens that this router has at one worker, waiting ones included."""
 
 
 class CentralRouting:
@@ -130,17 +139,12 @@ class CentralRouting:
         """Take out who has waited as long as may be."""
         return [waiting.item for waiting in self._queue.take_expired(now_s)]
 
-    def abandon(self) -> list[Job]:
-        """Take out everybody."""
-        left = []
-        while (head := self._queue.head()) is not None:
-            self._queue.leave(head[0])
-            left.append(head[1].item)
-        return left
+    def heard(self, others: Mapping[str, int]) -> None:
+        """Count what other routers' jobs weigh."""
+        self._others = others
 
-    def heard(self, loads: Mapping[str, int], now_s: float) -> None:  # noqa: ARG002 - news say their own age
-        """Count what other routers' jobs weigh, as far as the news tell."""
-        self._others = {name: max(0, load - self._tokens.get(name, 0)) for name, load in loads.items()}
+    def tick(self, now_s: float) -> None:
+        """Do nothing: the rule knows no time."""
 
     @property
     def waiting(self) -> int:
@@ -151,16 +155,103 @@ class CentralRouting:
         """Return 0: nothing waits for one worker."""
         return 0
 
+    def pending_tokens(self, worker: str) -> int:
+        """Return the tokens handed to a worker and not computed yet."""
+        return self._tokens.get(worker, 0)
 
-def make_routing(spec: RouterSpec, role: Role) -> Routing:
-    """Return one router.
 
-    Raises:
-        ConfigError: there is no such policy.
-    """
-    return CentralRouting(spec, role)
+class PlacedRouting:
+    """A queue per worker, filled by a placing policy; DualMap may move what waits."""
+
+    def __init__(self, placer: Placer, settings: PlacementSettings) -> None:
+        self._placement: Placement[Job] = Placement(placer, settings)
+
+    def set_workers(self, names: Sequence[str], now_s: float) -> None:
+        """Place anew what waits for workers that are gone."""
+        self._placement.set_instances(names, now_s)
+
+    def submit(self, job: Job, now_s: float, *, is_retry: bool = False) -> bool:
+        """Place a job."""
+        arrival = Arrival(job.chain, job.request.input_tokens)
+        return self._placement.submit(job, arrival, now_s, again=is_retry)
+
+    def take(self, now_s: float) -> list[tuple[Job, str]]:
+        """Hand out what has room at its worker."""
+        return [(handed.item, handed.instance) for handed in self._placement.take(now_s)]
+
+    def prefilled(self, job: Job, worker: str, now_s: float) -> None:  # noqa: ARG002 - the placement knows where
+        """Give the room back, and learn the pace."""
+        self._placement.computed(job, now_s, cached_tokens=job.cached_tokens)
+
+    def lost(self, job: Job, worker: str, now_s: float) -> None:  # noqa: ARG002 - the placement knows where
+        """Give the room back."""
+        self._placement.lost(job, now_s)
+
+    def expired(self, now_s: float) -> list[Job]:
+        """Take out who has waited as long as may be."""
+        return self._placement.expired(now_s)
+
+    def heard(self, others: Mapping[str, int]) -> None:
+        """Count what other routers' jobs weigh."""
+        for name, tokens in others.items():
+            self._placement.heard(name, tokens)
+
+    def tick(self, now_s: float) -> None:
+        """Relieve workers that are bound by decoding."""
+        self._placement.rebalance(now_s)
+
+    @property
+    def waiting(self) -> int:
+        """Jobs in all queues."""
+        return self._placement.waiting
+
+    def queued_tokens(self, worker: str) -> int:
+        """Return the uncached tokens that wait for one worker."""
+        return self._placement.queued_tokens(worker)
+
+    def pending_tokens(self, worker: str) -> int:
+        """Return the uncached tokens that wait for a worker or were handed to it."""
+        return self._placement.pending_tokens(worker)
 
 
 def policy_names() -> tuple[str, ...]:
-    """Return every policy that `make_routing` knows, in the manifest's order."""
-    return tuple(name.value for name in RouterPolicy if name in POLICIES)
+    """Return every policy that `make_routing` knows."""
+    return (*PLACERS, *(name.value for name in POLICIES if name.value not in PLACERS))
+
+
+def make_routing(spec: RouterSpec, role: Role, *, slo_s: float, cache_tokens: int) -> Routing:
+    """Return one router.
+
+    Args:
+        spec: Its settings.
+        role: Of the workers that it chooses among.
+        slo_s: TTFT that the policy aims for.
+        cache_tokens: What one of those workers caches.
+
+    Raises:
+        ConfigError: there is no such policy, or it has no such setting.
+    """
+    if spec.policy not in policy_names():
+        raise ConfigError(f"policy {spec.policy!r}: choose from {', '.join(policy_names())}")
+    if spec.policy not in PLACERS:
+        return CentralRouting(spec, role)
+    settings = PlacementSettings(
+        slot_tokens=spec.slot_tokens,
+        slot_requests=spec.slot_requests,
+        max_requests=spec.max_waiting,
+        max_wait_s=spec.max_wait_s,
+        hit_first=spec.queue_order is QueueOrder.HIT_FIRST,
+        cache_blocks=max(2, cache_tokens // BLOCK_TOKENS),
+        slo_s=slo_s,
+    )
+    return PlacedRouting(_placer(spec, slo_s), settings)
+
+
+def _placer(spec: RouterSpec, slo_s: float) -> Placer:
+    values = dict(spec.settings)
+    if "choice" in values:
+        values["choice"] = PairChoice(str(values["choice"]))
+    try:
+        return PLACERS[spec.policy](DualMapSettings(slo_s=slo_s, **values))  # type: ignore[arg-type]  # unknown keys raise
+    except TypeError as exc:
+        raise ConfigError(f"settings of {spec.policy}: {exc}") from exc

@@ -67,7 +67,13 @@ class World:
             Job(index, request, self._chains.chain(request)) for index, request in enumerate(requests)
         ]
         self._routers: list[Routing] = [
-            make_routing(scenario.router, scenario.entry_role) for _ in range(scenario.router.routers)
+            make_routing(
+                scenario.router,
+                scenario.entry_role,
+                slo_s=scenario.slo_s,
+                cache_tokens=self._cache_tokens(scenario.entry_role),
+            )
+            for _ in range(scenario.router.routers)
         ]
         self.planner = None if scenario.planner is None else VirtualPlanner(scenario.planner)
         self._decode_policy = LeastLoaded()
@@ -126,6 +132,10 @@ class World:
         if isinstance(pool.model, ProfiledModel):
             return self._models[role].make(self._chains.block_keys, self.gaps)
         return SimpleServer(pool.model)
+
+    def _cache_tokens(self, role: Role) -> int:
+        model = self.scenario.pool(role).model
+        return self._models[role].longest_tokens() if isinstance(model, ProfiledModel) else model.cache_tokens
 
     def _sample(self) -> None:
         self._observer.sample(self.kernel.now_s)
@@ -277,18 +287,34 @@ class World:
                 worker.server.kv_usage_fraction(now_s),
                 self._tokens_on(worker),
             )
-        loads = {worker.name: worker.pending_tokens for worker in self.fleet}
-        self.kernel.at(now_s + delay_s, Order.NEWS, self._spread_news, usage, loads)
+        self.kernel.at(now_s + delay_s, Order.NEWS, self._spread_news, usage, self._others_tokens())
+        for router in self._routers:
+            router.tick(now_s)
+            self._hand_out(router)
         self.kernel.at(now_s + SCRAPE_S, Order.NEWS, self._scrape)
 
-    def _spread_news(self, usage: Mapping[str, tuple[int, float, int]], loads: Mapping[str, int]) -> None:
+    def _others_tokens(self) -> list[dict[str, int]]:
+        """Return, for each router, what the others have pending at each entry worker."""
+        if len(self._routers) == 1:
+            return []
+        names = [worker.name for worker in self.fleet.of(self.scenario.entry_role, State.READY)]
+        own = [[router.pending_tokens(name) for name in names] for router in self._routers]
+        total = [sum(column) for column in zip(*own, strict=True)]
+        return [
+            {name: whole - part for name, whole, part in zip(names, total, parts, strict=True)}
+            for parts in own
+        ]
+
+    def _spread_news(
+        self, usage: Mapping[str, tuple[int, float, int]], others: Sequence[Mapping[str, int]]
+    ) -> None:
         for name, (incarnation, fraction, tokens) in usage.items():
             worker = self.fleet.get(name)
             if worker is not None and worker.incarnation == incarnation:
                 worker.kv_usage_fraction, worker.scraped_tokens = fraction, tokens
-        if len(self._routers) > 1:
-            for router in self._routers:
-                router.heard(loads, self.kernel.now_s)
+        if others:
+            for router, tokens_of in zip(self._routers, others, strict=True):
+                router.heard(tokens_of)
 
     # -- ends -----------------------------------------------------------------------------------------
 
