@@ -81,7 +81,9 @@ def _failure(text: str) -> Failure:
     "--decode", type=click.IntRange(1), help="Decode workers at time 0.  [default: 4, or the manifest's]"
 )
 @click.option(
-    "--aggregated", type=click.IntRange(1), help="Aggregated workers instead of prefill and decode."
+    "--aggregated",
+    type=click.IntRange(1),
+    help="Aggregated workers instead.  [default: prefill and decode workers]",
 )
 @click.option(
     "--profile",

@@ -1,0 +1,337 @@
+"""A graph of real processes for a test: started by the command line, watched from outside, ended whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+MANIFEST = """
+apiVersion: penstock.dev/v1alpha1
+kind: GraphDeployment
+metadata: {{name: {name}}}
+spec:
+  model: {{name: m, servedName: m, contextTokens: 131072}}
+  runtime: simulated
+  services:
+    frontend: {{role: router}}
+    prefill: {{role: prefill, replicas: {prefill}, scaling: {{minReplicas: {floor}, maxReplicas: 6}}}}
+    decode: {{role: decode, replicas: {decode}, scaling: {{minReplicas: {floor}, maxReplicas: 6}}}}
+  engine: {{profile: {profile}, streamIntervalTokens: {stream_interval}}}
+  planner: {{adjustmentIntervalSeconds: {interval}, maxGpuBudget: {budget}}}
+"""
+DEFAULTS = {
+    "name": "world",
+    "prefill": 1,
+    "decode": 1,
+    "floor": 1,
+    "profile": "h200-llama-3.1-8b-tp1",
+    "stream_interval": 4,
+    "interval": 30,
+    "budget": 8,
+}
+PENSTOCK = (sys.executable, "-m", "penstock_cli")
+GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+
+
+def eventually(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    """Return the first true value of ``condition``; fail after ``timeout_s`` real seconds."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.05)
+    return value
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class World:
+    """Everything that one test starts, in the test's own folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.statefile = folder / "state" / "world.json"
+        self.log_dir = folder / "log"
+        self.ledger_dir = self.log_dir / "planner"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.env = {**os.environ, "PENSTOCK_LOCAL_STATE_DIR": str(folder / "state"), "HOME": str(folder)}
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def manifest(self, **changes: Any) -> Path:
+        """Write the graph with ``changes`` of `DEFAULTS`; return its path."""
+        path = self.folder / "graph.yaml"
+        path.write_text(MANIFEST.format(**{**DEFAULTS, **changes}))
+        return path
+
+    def run(self, *arguments: object, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run a `penstock` command to its end."""
+        command = [*PENSTOCK, *map(str, arguments)]
+        return subprocess.run(
+            command, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+
+    def start(self, *arguments: object, name: str = "command", **options: Any) -> subprocess.Popen[bytes]:
+        """Start a `penstock` command; its output goes to ``<name>.out``."""
+        with (self.folder / f"{name}.out").open("wb") as output:
+            process = subprocess.Popen(
+                [*PENSTOCK, *map(str, arguments)], env=self.env, stdout=output, stderr=output, **options
+            )
+        self._started.append(process)
+        return process
+
+    def up(self, manifest: Path, *, speed: float, flags: tuple[str, ...] = ()) -> None:
+        """Start a graph and return when it serves."""
+        flags = ("--speed", str(speed), "--port", str(self.port), "--log-dir", str(self.log_dir), *flags)
+        done = self.run("up", manifest, *flags)
+        assert done.returncode == 0, done.stderr + self.logs()
+
+    def state(self) -> dict[str, Any]:
+        """Return the statefile's content; empty when there is none."""
+        try:
+            return json.loads(self.statefile.read_text())
+        except FileNotFoundError:
+            return {}
+
+    def entries(self, role: str, *states: str) -> dict[str, dict[str, Any]]:
+        """Return the entries of a role, by name; of ``states`` only, if given."""
+        return {
+            name: entry
+            for name, entry in self.state().items()
+            if entry.get("role") == role and (not states or entry["state"] in states)
+        }
+
+    def wait_ready(self, **counts: int) -> None:
+        """Wait until each role has exactly so many ready entries and the router says it serves."""
+
+        def there() -> bool:
+            return self.is_serving() and all(
+                len(self.entries(role, "ready")) == count for role, count in counts.items()
+            )
+
+        eventually(there, 20, f"{counts} ready in {json.dumps(self.state(), indent=1)}")
+
+    def is_serving(self) -> bool:
+        """Return whether the router would serve a request now."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/ready", timeout=2):
+                return True
+        except OSError:
+            return False
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        """Return the router's view of the workers, by name."""
+        with urllib.request.urlopen(f"{self.url}/workers", timeout=5) as answer:
+            return {worker["name"]: worker for worker in json.load(answer)["workers"]}
+
+    def kill(self, name: str) -> float:
+        """Kill -9 the process of an entry (or the arbiter); return the host's monotonic time of it."""
+        pid = self.state()[name]["pid"]
+        at_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        return at_s
+
+    def down(self) -> subprocess.CompletedProcess[str]:
+        """Stop the graph and check from outside that nothing is left."""
+        ports = [port for entry in self.state().values() for port in (entry.get("ports") or {}).values()]
+        done = self.run("down", "--namespace", "world")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert self.marked() == {}
+        assert list(self.statefile.parent.glob("*.json*")) == []
+        for port in ports:
+            with socket.socket() as probe:
+                assert probe.connect_ex(("127.0.0.1", port)) != 0, f"port {port} is still listened on"
+        return done
+
+    def replay_ledger(self) -> str:
+        """Make every decision of the ledger again; return what the command prints."""
+        done = self.run("planner", "replay", self.ledger_dir)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def decisions(self) -> list[dict[str, Any]]:
+        """Return the ledger's decisions so far."""
+        try:
+            lines = (self.ledger_dir / "ledger.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        records = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return [record for record in records if record["type"] == "decision"]
+
+    def marked(self) -> dict[int, tuple[int, ...]]:
+        """Return the running processes of this world's graph with the GPU ids in their environment."""
+        found = {}
+        mark = f"PENSTOCK_STATEFILE={self.statefile}".encode()
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    environ = (folder / "environ").read_bytes().split(b"\0")
+                except GONE:
+                    continue
+                if mark in environ:
+                    found[int(folder.name)] = _gpus(environ)
+        return found
+
+    def logs(self) -> str:
+        """Return the ends of all logs, for a failing assertion."""
+        return "\n".join(
+            f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-12:])
+            for path in sorted(self.log_dir.glob("*.log"))
+        )
+
+    def clean(self) -> None:
+        """Kill everything, arbiter first so that it starts nothing again."""
+        pids = [process.pid for process in self._started if process.poll() is None]
+        arbiter = self.state().get("arbiter", {}).get("pid")
+        for pid in [*([arbiter] if arbiter else []), *pids, *self.marked()]:
+            with contextlib.suppress(ProcessLookupError):
+                if pid != os.getpid():  # a test may stand in for the arbiter
+                    os.kill(pid, signal.SIGKILL)
+        for process in self._started:
+            process.wait(10)
+
+
+def _gpus(environ: list[bytes]) -> tuple[int, ...]:
+    for variable in environ:
+        name, _, value = variable.partition(b"=")
+        if name == b"CUDA_VISIBLE_DEVICES":
+            return tuple(int(each) for each in value.split(b",") if each.strip().isdigit())
+    return ()
+
+
+class Watch(threading.Thread):
+    """Looks at the statefile and at the live processes every 50 ms, and notes every broken promise."""
+
+    def __init__(self, world: World, budget: int) -> None:
+        super().__init__(daemon=True)
+        self.looks = 0
+        self.most_gpus = 0
+        self.problems: list[str] = []
+        self._world, self._budget = world, budget
+        self._over = threading.Event()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._over.set()
+        self.join(5)
+
+    def run(self) -> None:
+        """Look until stopped."""
+        while not self._over.wait(0.05):
+            entries = [entry for name, entry in self._world.state().items() if name != "arbiter"]
+            self._judge("statefile", [tuple(entry.get("resources", {}).get("gpus", ())) for entry in entries])
+            self._judge("processes", list(self._world.marked().values()))
+            self.looks += 1
+
+    def _judge(self, where: str, held: list[tuple[int, ...]]) -> None:
+        ids = [gpu for gpus in held for gpu in gpus]
+        self.most_gpus = max(self.most_gpus, len(ids))
+        if len(ids) > self._budget or len(ids) != len(set(ids)):
+            self.problems.append(f"{where}: GPUs {sorted(ids)} with a budget of {self._budget}")
+
+
+class Stream:
+    """One streamed completion over a connection of its own, read without any of the product's code."""
+
+    def __init__(self, port: int, prompt: str, tokens: int) -> None:
+        self.tokens = tokens
+        self.text = ""
+        self.usage: dict[str, Any] = {}
+        self.problem: str | None = "not sent"
+        self._port = port
+        self._body = {
+            "model": "m",
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every token came, in the text and by the server's count, and the stream was ended."""
+        return (
+            self.problem is None
+            and len(self.text) == 4 * self.tokens
+            and self.usage.get("completion_tokens") == self.tokens
+        )
+
+    async def read(self) -> None:
+        """Send the request and read to the end."""
+        body = json.dumps(self._body).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        try:
+            async with asyncio.timeout(60):
+                reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+                writer.write(head.encode() + body)
+                status = (await reader.readline()).decode().strip()
+                self.problem = f"no end after {status!r}"
+                while line := await reader.readline():
+                    self._take(line.strip())
+                writer.close()
+        except (OSError, TimeoutError) as exc:
+            self.problem = repr(exc)
+
+    def _take(self, line: bytes) -> None:
+        if line == b"data: [DONE]":
+            self.problem = None
+        elif line.startswith(b"data: "):
+            event = json.loads(line[6:])
+            if "error" in event:
+                self.problem = str(event["error"])
+                return
+            self.text += "".join(choice["text"] for choice in event["choices"])
+            self.usage = event.get("usage") or self.usage
+        elif line.startswith(b"{"):
+            self.problem = line.decode()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Yield an empty world; kill whatever it holds in the end."""
+    made = World(tmp_path)
+    try:
+        yield made
+    finally:
+        made.clean()
+        eventually(lambda: not made.marked(), 5, "every process is gone")
+
+
+@pytest.fixture
+def watch(world: World) -> Callable[..., Watch]:
+    """Return the maker of a `Watch` over this test's world."""
+    return lambda budget: Watch(world, budget)
+
+
+@pytest.fixture(name="eventually")
+def eventually_fixture() -> Callable[..., Any]:
+    """Return `eventually`."""
+    return eventually
+
+
+@pytest.fixture
+def stream(world: World) -> Callable[..., Stream]:
+    """Return the maker of a `Stream` to this test's router."""
+    return lambda prompt, tokens: Stream(world.port, prompt, tokens)

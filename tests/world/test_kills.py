@@ -1,0 +1,128 @@
+"""Kill -9 of every kind of process during a replay: who loses what, and what is there again afterwards."""
+
+import json
+import time
+
+import psutil
+import pytest
+
+SPEED = 10
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+class Replay:
+    """A `penstock load` under way, and its results afterwards."""
+
+    def __init__(self, world, *, limit, rate):
+        self.folder = world.folder / "run"
+        self._world = world
+        flags = ("--speed", SPEED, "--url", world.url, "--limit", limit, "--rate", rate, "--json")
+        cut = ("--max-input-tokens", 4000, "--on-long", "truncate", "--output-dir", self.folder)
+        self.process = world.start("load", "--trace", "mooncake", *flags, *cut, name="load")
+
+    def results(self):
+        """Return the finished requests so far."""
+        path = self.folder / "results.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def finish(self):
+        """Wait for the end; return all requests and the summary."""
+        assert self.process.wait(60) == 0, (self._world.folder / "load.out").read_text()
+        return self.results(), json.loads((self.folder / "summary.json").read_text())
+
+
+class Kill:
+    """One kill -9: what was in flight by the router's count, and when it was."""
+
+    def __init__(self, world, name):
+        self.name = name
+        self.pid = world.state()[name]["pid"]
+        self.inflight = world.workers().get(name, {}).get("inflight_requests", 0)
+        self.began_s = time.monotonic()
+        world.kill(name)
+        self.ended_s = None
+
+    def recovered(self):
+        """Note that the graph is whole again."""
+        self.ended_s = time.monotonic()
+
+    def lost(self, failed, started_model_s):
+        """Return those of the failed requests that ended between the kill and the recovery."""
+        begin = self.began_s * SPEED - started_model_s - 1
+        end = self.ended_s * SPEED - started_model_s + 1
+        return [each for each in failed if begin <= each["ended_s"] <= end]
+
+
+def kill_and_wait(world, eventually, name):
+    """Kill one process during a replay and wait until its successor serves."""
+    killed = Kill(world, name)
+
+    def is_back():
+        entry = world.state()[name]
+        is_new = (
+            entry["pid"] not in {None, killed.pid} and entry["state"] == "ready" and entry["restarts"] > 0
+        )
+        return is_new and world.is_serving() and all(w["state"] == "ready" for w in world.workers().values())
+
+    eventually(is_back, 15, f"{name} is back")
+    killed.recovered()
+    return killed
+
+
+def test_kill_9_of_workers_planner_and_router_loses_only_what_was_in_flight_there(world, watch, eventually):
+    """Each comes back by itself; only requests of the killed process fail; the budget holds throughout."""
+    world.up(world.manifest(prefill=2, decode=2, floor=2, budget=5, interval=20), speed=SPEED)
+    with watch(budget=5) as seen:
+        replay = Replay(world, limit=330, rate=1.5)
+        eventually(lambda: len(replay.results()) > 20, 30, "the replay is under way")
+        kills = {}
+        for name in ("world_decode", "world_prefill", "world_planner", "world_frontend"):
+            kills[name] = kill_and_wait(world, eventually, name)
+            done = len(replay.results())
+            eventually(lambda done=done: len(replay.results()) > done + 15, 20, "requests go on")
+        assert replay.process.poll() is None, "the kills came within the replay"
+        results, summary = replay.finish()
+    failed = [each for each in results if each["status"] != "ok"]
+    lost = {name: kill.lost(failed, summary["started"]["model_s"]) for name, kill in kills.items()}
+    assert sum(map(len, lost.values())) == len(failed), failed
+    assert len(lost["world_decode"]) <= kills["world_decode"].inflight, lost["world_decode"]
+    assert all(each["http_status"] == 200 for each in lost["world_decode"]), "streams that had begun"
+    assert lost["world_prefill"] == [], "prefills are tried again elsewhere"
+    assert lost["world_planner"] == []
+    assert {each["error_class"] for each in lost["world_frontend"]} <= {"broken", "connect"}
+    assert seen.problems == []
+    assert seen.looks > 50
+    assert {state for entry in world.entries("decode").values() for state in [entry["state"]]} == {"ready"}
+    assert "0 differences" in world.replay_ledger()
+    world.down()
+    assert world.decisions()
+
+
+def test_kill_9_of_the_arbiter_finishes_what_is_in_flight_and_up_starts_again(world, eventually):
+    """Nothing that was accepted is lost, every process ends by itself, and the next `up` needs no help."""
+    manifest = world.manifest(prefill=1, decode=2, interval=20)
+    world.up(manifest, speed=SPEED)
+    replay = Replay(world, limit=90, rate=2)
+    eventually(lambda: len(replay.results()) > 20, 30, "the replay is under way")
+    at_s = world.kill("arbiter") * SPEED
+    results, summary = replay.finish()
+    at_s -= summary["started"]["model_s"]
+    failed = [each for each in results if each["status"] != "ok"]
+    begun = [each for each in failed if each["http_status"] == 200]
+    assert begun == [], world.logs()
+    assert [each for each in failed if each["sent_s"] < at_s - 0.2] == [], world.logs()
+    assert {each["error_class"] for each in failed} <= {"connect", "http_503", "broken"}
+    eventually(lambda: world.marked() == {}, 20, "all processes have ended")
+    assert "0 differences" in world.replay_ledger()
+    world.up(manifest, speed=SPEED)
+    assert world.is_serving()
+    world.down()
+    assert not [p for p in psutil.process_iter() if str(world.statefile) in " ".join(_arguments(p))]
+
+
+def _arguments(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

@@ -1,0 +1,86 @@
+"""Scale-down under 200 live streams: nothing is lost, by hand through the target and by the planner."""
+
+import asyncio
+import json
+
+import pytest
+
+from penstock_graph.models import Role
+from penstock_local.store import StateStore
+from penstock_local.target import LocalTarget
+
+STREAMS = 200
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def prompt(number, tokens=64):
+    """Return a prompt of exactly so many simulated tokens, its own for every number."""
+    return f"{number:08d}" + "word" * (tokens - 2)
+
+
+async def open_streams(stream, count, *, tokens, prompt_tokens=64, first=0):
+    """Start streams; return them and their tasks."""
+    streams = [stream(prompt(first + number, prompt_tokens), tokens) for number in range(count)]
+    return streams, [asyncio.create_task(each.read()) for each in streams]
+
+
+async def until(condition, what, timeout_s=20):
+    """Wait, in the test's event loop, until a condition holds."""
+    async with asyncio.timeout(timeout_s):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 - files and processes send no events
+            await asyncio.sleep(0.05)
+    assert condition(), what
+
+
+async def test_withdrawing_a_decode_and_a_prefill_worker_under_200_streams_loses_none(world, stream):
+    """Streams of the leaving decode worker end in full; what the leaving prefill worker pulled is served."""
+    world.up(world.manifest(prefill=2, decode=2, stream_interval=16), speed=2, flags=("--no-planner",))
+    target = LocalTarget(StateStore(world.statefile))
+    streams, tasks = await open_streams(stream, STREAMS, tokens=640)
+    await until(lambda: all(each.text for each in streams), "every stream has begun")
+    held = world.workers()
+    assert min(held[name]["inflight_requests"] for name in world.entries("decode")) > 50
+    assert not any(task.done() for task in tasks)
+
+    await target.scale(Role.DECODE, 1, decision_id="d000001")
+    more, more_tasks = await open_streams(stream, 60, tokens=32, prompt_tokens=6000, first=STREAMS)
+    await until(
+        lambda: all(world.workers()[n]["inflight_requests"] for n in world.entries("prefill")), "busy"
+    )
+    await target.scale(Role.PREFILL, 1, decision_id="d000002")
+    leaving = [*world.entries("decode", "draining"), *world.entries("prefill", "draining")]
+    assert len(leaving) == 2
+    assert not any(task.done() for task in tasks), "the streams outlive the decision to scale down"
+    await asyncio.gather(*tasks, *more_tasks)
+    await target.close()
+
+    lost = [each.problem or each.usage for each in (*streams, *more) if not each.is_complete]
+    assert lost == [], world.logs()
+    await until(lambda: len(world.entries("decode", "ready", "draining")) == 1, "decode worker is gone")
+    await until(lambda: len(world.entries("prefill", "ready", "draining")) == 1, "prefill worker is gone")
+    world.down()
+
+
+async def test_the_planner_shrinks_both_pools_under_200_streams_and_loses_none(world, stream, watch):
+    """Low KV usage and an empty queue take a worker of each pool away while all streams go on."""
+    world.up(world.manifest(prefill=2, decode=2, stream_interval=16, interval=4), speed=2)
+    with watch(budget=8) as seen:
+        streams, tasks = await open_streams(stream, STREAMS, tokens=900)
+        live = lambda: sum(not task.done() for task in tasks)  # noqa: E731 - named for the assertion
+        await until(lambda: all(world.entries(role, "draining") for role in ("decode",)), "decode drains")
+        assert live() == STREAMS
+        await asyncio.gather(*tasks)
+        lost = [each.problem or each.usage for each in streams if not each.is_complete]
+        assert lost == [], world.logs()
+        for role in ("decode", "prefill"):
+            await until(lambda role=role: len(world.entries(role, "ready", "draining")) == 1, f"{role} is 1")
+    world.down()
+    assert seen.problems == []
+    shrunk = {
+        role["role"]
+        for made in world.decisions()
+        for role in made["decision"]["roles"]
+        if role["reason"] == "below_threshold"
+    }
+    assert shrunk == {"prefill", "decode"}, json.dumps(world.decisions()[-1])
+    assert "0 differences" in world.replay_ledger()
