@@ -1,15 +1,14 @@
 """The router's own numbers: plain counters bumped on the request path, turned into text only when scraped.
 
-prometheus_client's counters lock on every increment; the relay observes tens of thousands of gaps a
-second, so histograms here are a bisect into a list, and one custom collector exports everything.
-All durations are modelled seconds.
+prometheus_client's counters lock on every increment, and the relay observes tens of thousands of gaps a
+second, so one custom collector exports everything. All durations are modelled seconds.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -17,49 +16,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from penstock_core import metric_names as names
+from penstock_core.histogram import REQUEST_BOUNDS_S, TOKEN_GAP_BOUNDS_S, TTFT_BOUNDS_S, BucketCounts
 from penstock_core.lag import LagTracker
 from penstock_router.fleet import Fleet, WorkerState
 
-# vLLM's buckets, so that a dashboard can lay the router's curves over the workers'; the ITL's begin finer,
-# because one H200 step of an 8B model takes 4.5 ms, below vLLM's first bucket.
-TTFT_BUCKETS: Final = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
-    80.0, 160.0, 640.0, 2560.0,
-)  # fmt: skip
-ITL_BUCKETS: Final = (
-    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
-    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-)  # fmt: skip
-E2E_BUCKETS: Final = (
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
-    960.0, 1920.0, 7680.0,
-)  # fmt: skip
-QUEUE_BUCKETS: Final = E2E_BUCKETS
-
-
-class BucketCounts:
-    """A histogram: counts by bucket, and the sum of what was observed."""
-
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, count: int = 1) -> None:
-        """Add ``count`` observations of ``value``."""
-        self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
-
-    def export(self) -> tuple[list[tuple[str, float]], float]:
-        """Return cumulative counts by upper bound, the last ``+Inf``, and the sum."""
-        total = 0
-        cumulative: list[tuple[str, float]] = []
-        for bound, count in zip((*self._bounds, None), self._counts, strict=True):
-            total += count
-            cumulative.append(("+Inf" if bound is None else str(bound), float(total)))
-        return cumulative, self._sum
+ITL_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, *TOKEN_GAP_BOUNDS_S[1:])
+"""Finer than vLLM's below 25 ms, because one H200 step of an 8B model takes 4.5 ms, less than its first bound."""
 
 
 class RouterMetrics:
@@ -86,20 +48,26 @@ class RouterMetrics:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.cached_tokens = 0
-        self.ttft = BucketCounts(TTFT_BUCKETS)
-        self.itl = BucketCounts(ITL_BUCKETS)
-        self.e2e = BucketCounts(E2E_BUCKETS)
-        self.queue_time = BucketCounts(QUEUE_BUCKETS)
+        self.ttft = BucketCounts(TTFT_BOUNDS_S)
+        self.itl = BucketCounts(ITL_BOUNDS_S)
+        self.e2e = BucketCounts(REQUEST_BOUNDS_S)
+        self.queue_time = BucketCounts(REQUEST_BOUNDS_S)
         self.lag = LagTracker()
 
 
+@dataclass(frozen=True, slots=True)
 class QueueView:
-    """What the exporter reads of the prefill queue."""
+    """The prefill queue as others are shown it.
 
-    def __init__(self, requests: int, tokens: int, oldest_s: float) -> None:
-        self.requests = requests
-        self.tokens = tokens
-        self.oldest_s = oldest_s
+    Attributes:
+        requests: Waiting requests.
+        tokens: Their prompt tokens.
+        oldest_s: Longest wait so far, modelled seconds; 0 when nobody waits.
+    """
+
+    requests: int
+    tokens: int
+    oldest_s: float
 
 
 class RouterCollector:
@@ -218,8 +186,9 @@ class RouterCollector:
             (names.ROUTER_QUEUE_TIME, "Waits for the first stage; modelled seconds.", metrics.queue_time),
         ):
             family = HistogramMetricFamily(name, text, labels=["model_name"])
-            buckets, total_s = histogram.export()
-            family.add_metric([model], buckets, total_s)
+            edges = (*map(str, histogram.bounds), "+Inf")
+            buckets = list(zip(edges, map(float, histogram.cumulative()), strict=True))
+            family.add_metric([model], buckets, histogram.total)
             yield family
 
 

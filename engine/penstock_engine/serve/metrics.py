@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock_core import metric_names as names
+from penstock_core.histogram import REQUEST_BOUNDS_S, TOKEN_GAP_BOUNDS_S, TTFT_BOUNDS_S
 from penstock_core.lag import LagTracker
 from penstock_engine.core.engine import Engine, StepOutcome
 from penstock_engine.core.requests import FinishReason, RequestState
 from penstock_engine.core.timeline import Timeline
 from penstock_engine.core.transfer import Transfer
-from penstock_engine.serve import histogram
-from penstock_engine.serve.histogram import Histogram
+from penstock_engine.serve.histogram import (
+    STEP_BOUNDS_TOKENS,
+    TRANSFER_BOUNDS_BYTES,
+    TRANSFER_BOUNDS_S,
+    Histogram,
+    token_buckets,
+)
 from penstock_engine.serve.settings import ServeSettings
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-CACHE_CONFIG_INFO = "vllm:cache_config_info"
-ITERATION_TOKENS = "vllm:iteration_tokens_total"
 
 Read = Callable[[], float]
 
@@ -37,20 +41,20 @@ class EngineMetrics:
         self.finished = dict.fromkeys(FinishReason, 0)
         self.failed_transfers = 0
         self.failed_notifications = 0
-        tokens = histogram.token_buckets(settings.max_model_len)
-        self._ttft = self._histogram(names.VLLM_TTFT, histogram.TTFT_S)
-        self._itl = self._histogram(names.VLLM_ITL, histogram.TOKEN_GAP_S)
-        self._tpot = self._histogram(names.VLLM_TPOT, histogram.TOKEN_GAP_S)
-        self._e2e = self._histogram(names.VLLM_E2E, histogram.REQUEST_S)
-        self._queue = self._histogram(names.VLLM_QUEUE_TIME, histogram.REQUEST_S)
-        self._prefill = self._histogram(names.VLLM_PREFILL_TIME, histogram.REQUEST_S)
-        self._decode = self._histogram(names.VLLM_DECODE_TIME, histogram.REQUEST_S)
-        self._inference = self._histogram(names.VLLM_INFERENCE_TIME, histogram.REQUEST_S)
+        tokens = token_buckets(settings.max_model_len)
+        self._ttft = self._histogram(names.VLLM_TTFT, TTFT_BOUNDS_S)
+        self._itl = self._histogram(names.VLLM_ITL, TOKEN_GAP_BOUNDS_S)
+        self._tpot = self._histogram(names.VLLM_TPOT, TOKEN_GAP_BOUNDS_S)
+        self._e2e = self._histogram(names.VLLM_E2E, REQUEST_BOUNDS_S)
+        self._queue = self._histogram(names.VLLM_QUEUE_TIME, REQUEST_BOUNDS_S)
+        self._prefill = self._histogram(names.VLLM_PREFILL_TIME, REQUEST_BOUNDS_S)
+        self._decode = self._histogram(names.VLLM_DECODE_TIME, REQUEST_BOUNDS_S)
+        self._inference = self._histogram(names.VLLM_INFERENCE_TIME, REQUEST_BOUNDS_S)
         self._prompt_tokens = self._histogram(names.VLLM_REQUEST_PROMPT_TOKENS, tokens)
         self._generation_tokens = self._histogram(names.VLLM_REQUEST_GENERATION_TOKENS, tokens)
-        self._step_tokens = self._histogram(ITERATION_TOKENS, histogram.STEP_TOKENS)
-        self._transfer_s = self._histogram(names.VLLM_NIXL_XFER_TIME, histogram.TRANSFER_S)
-        self._transfer_bytes = self._histogram(names.VLLM_NIXL_BYTES, histogram.TRANSFER_BYTES)
+        self._step_tokens = self._histogram(names.VLLM_ITERATION_TOKENS, STEP_BOUNDS_TOKENS)
+        self._transfer_s = self._histogram(names.VLLM_NIXL_XFER_TIME, TRANSFER_BOUNDS_S)
+        self._transfer_bytes = self._histogram(names.VLLM_NIXL_BYTES, TRANSFER_BOUNDS_BYTES)
         self._histograms = [value for value in vars(self).values() if isinstance(value, Histogram)]
         self._gauges = self._list_gauges(timeline.engine)
         self._counters = self._list_counters(timeline.engine)
@@ -148,7 +152,7 @@ class EngineMetrics:
                 (f',sleep_state="{state}"', _constant(state == "awake"))
                 for state in ("awake", "weights_offloaded", "discard_all")
             ],
-            CACHE_CONFIG_INFO: [(config, _constant(True))],
+            names.VLLM_CACHE_CONFIG_INFO: [(config, _constant(True))],
         }
 
     def _list_counters(self, engine: Engine) -> dict[str, list[tuple[str, Read]]]:
@@ -193,7 +197,7 @@ _HELP = {
     names.VLLM_WAITING_BY_REASON: "Requests waiting, by reason: capacity, or deferred by a KV transfer.",
     names.VLLM_KV_USAGE: "KV blocks in use, pinned ones included; a fraction, 1 is full.",
     names.VLLM_SLEEP_STATE: "1 for the state the engine is in.",
-    CACHE_CONFIG_INFO: "Block size and number of blocks of the KV cache.",
+    names.VLLM_CACHE_CONFIG_INFO: "Block size and number of blocks of the KV cache.",
     names.VLLM_PROMPT_TOKENS: "Prompt tokens of requests whose first token came out.",
     names.VLLM_PROMPT_TOKENS_CACHED: "Prompt tokens taken from a cache, local or remote.",
     names.VLLM_GENERATION_TOKENS: "Tokens generated.",
@@ -218,7 +222,7 @@ _HELP = {
     names.VLLM_INFERENCE_TIME: "First scheduling to last token, seconds.",
     names.VLLM_REQUEST_PROMPT_TOKENS: "Prompt tokens by request.",
     names.VLLM_REQUEST_GENERATION_TOKENS: "Output tokens by request.",
-    ITERATION_TOKENS: "Tokens computed by step.",
+    names.VLLM_ITERATION_TOKENS: "Tokens computed by step.",
     names.VLLM_NIXL_XFER_TIME: "Duration of KV hand-overs, seconds.",
     names.VLLM_NIXL_BYTES: "Bytes of KV hand-overs.",
     names.SCHEDULE_LAG_P99: "How late steps were processed against their schedule, modelled seconds.",

@@ -1,0 +1,52 @@
+"""Histograms that count many equal samples at once, with vLLM's bucket bounds; workers and router keep them.
+
+A decode step yields one inter-token gap for all its requests, and the relay sees tens of thousands of gaps a
+second, so `BucketCounts.observe` is one bisect into a list, takes a count and holds no lock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final
+
+# vLLM 0.32's upper bounds in seconds, so that a dashboard can lay the router's curves over the workers'.
+TTFT_BOUNDS_S: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+    10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+TOKEN_GAP_BOUNDS_S: Final = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+    10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+REQUEST_BOUNDS_S: Final = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
+    120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+
+
+class BucketCounts:
+    """Counts per bucket.
+
+    Attributes:
+        bounds: Upper bounds, inclusive and strictly increasing; +Inf is left out.
+        total: Sum of all samples, in the unit of the bounds.
+    """
+
+    __slots__ = ("_counts", "bounds", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """Start empty; ``bounds`` as in the attribute."""
+        self.bounds = tuple(bounds)
+        self._counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Add ``count`` samples of ``value``."""
+        self._counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
+
+    def cumulative(self) -> list[int]:
+        """Return the samples at or below each bound; the last number is that of +Inf, all samples."""
+        return list(accumulate(self._counts))
