@@ -47,7 +47,9 @@ def test_the_readmes_commands_and_client_run_and_the_budget_holds_at_every_insta
             done = world.run(*here[1:], timeout_s=90)
             assert done.returncode == 0, (words, done.stdout, done.stderr)
             if words[1] == "load":
-                assert f"{REQUESTS} ok, 0 failed, 0 rejected of {REQUESTS} requests" in done.stdout, done.stdout
+                assert f"{REQUESTS} ok, 0 failed, 0 rejected of {REQUESTS} requests" in done.stdout, (
+                    done.stdout
+                )
             if words[1] == "status":
                 eventually(lambda: len(world.decisions()) >= 5, 30, "five decisions to explain")
     assert seen.problems == []
