@@ -241,8 +241,10 @@ def decide(file: Path | None, example: bool, as_json: bool) -> None:
         raise ConfigError("FILE: missing; name one, - for stdin, or print one with --example")
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{file}: cannot be read: {exc}") from exc
+    except OSError as exc:
+        raise ConfigError(f"{file}: cannot be read: {exc.strerror}; print an example with --example") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{file}: not UTF-8 at byte {exc.start}; save it as UTF-8") from exc
     decision, state = decide_once(*question.parse(text, name=str(file)))
     if as_json:
         answer = {"decision": to_plain(decision), "state": to_plain(state)}
