@@ -19,6 +19,7 @@ from rich.text import Text
 
 from penstock_core.errors import PenstockError
 from penstock_local.down import down
+from penstock_local.line_follower import LineFollower
 from penstock_local.render import render
 from penstock_local.status import GraphStatus, StatusReader
 from penstock_local.up import Started, UpOptions, up
@@ -173,20 +174,12 @@ class _LoadProgress:
     """Counts outcomes in results.jsonl as the load generator appends to it."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read_bytes = 0
+        self._lines = LineFollower(path)
         self.counts: dict[str, int] = {"ok": 0, "failed": 0, "rejected": 0}
 
     def update(self) -> None:
-        """Read what was added since the last call; a line that is not complete yet waits."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._read_bytes)
-            added = file.read()
-        complete = added[: added.rfind(b"\n") + 1]
-        self._read_bytes += len(complete)
-        for line in complete.splitlines():
+        """Count what was added since the last call."""
+        for line in self._lines.new_lines():
             status = orjson.loads(line)["status"]
             self.counts[status] = self.counts.get(status, 0) + 1
 

@@ -14,10 +14,11 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from penstock_core.local_state import EntryState
 from penstock_local.down import Stopped, choose_namespace
 from penstock_local.down import down as stop_graph
 from penstock_local.render import render
-from penstock_local.statefile import EntryState, StateFile
+from penstock_local.statefile import StateFile
 from penstock_local.status import StatusReader
 from penstock_local.up import Started, UpOptions
 from penstock_local.up import up as start_graph

@@ -26,7 +26,8 @@ from penstock_local import liveness
 from penstock_local.launcher import Launcher
 from penstock_local.plan import Supervision
 from penstock_local.ports import ephemeral_port
-from penstock_local.statefile import StateFile, from_json
+from penstock_local.statefile import StateFile
+from penstock_local.statefile_json import from_json
 from penstock_local.store import StateStore
 from penstock_local.supervisor import Supervisor
 

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock_core.errors import ConfigError
+from penstock_core.local_state import EntryState
 from penstock_graph.models import GraphDeployment, Role
-from penstock_graph.runtimes import PLANNER_ROLE, ProcessSpec, RuntimeContext, process_specs
+from penstock_graph.runtimes import PLANNER_ROLE, PORT, ProcessSpec, RuntimeContext, process_specs
 from penstock_local.gpus import Refusal
 from penstock_local.replicas import request_replica
-from penstock_local.statefile import PORT, ArbiterInfo, Entry, EntryState, StateFile, base_name
+from penstock_local.statefile import ArbiterInfo, Entry, StateFile, base_name
 
 DEFAULT_GPUS = 8
 """GPUs of the host when neither --gpus nor the graph's budget says: the planner document's default budget."""

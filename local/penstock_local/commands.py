@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from penstock_graph.models import Role
 from penstock_graph.runtimes import fill
 from penstock_local.liveness import MARK_VARIABLE
 from penstock_local.ports import choose_port, is_free
-from penstock_local.statefile import ROUTER_ROLE, Entry
+from penstock_local.statefile import Entry
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
@@ -26,7 +27,7 @@ def ports_for(entry: Entry, entries: Iterable[Entry]) -> dict[str, int]:
     ports: dict[str, int] = {}
     for placeholder in entry.placeholders:
         kept = entry.ports.get(placeholder)
-        if kept is None or not (entry.role == ROUTER_ROLE or is_free(kept)):
+        if kept is None or not (entry.role == Role.ROUTER or is_free(kept)):
             kept = choose_port(taken)
         ports[placeholder] = kept
         taken.add(kept)

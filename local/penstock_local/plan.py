@@ -10,8 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock_core.local_state import EntryState
+from penstock_graph.models import Role
+from penstock_graph.runtimes import PLANNER_ROLE
+from penstock_local.actions import (
+    Abandon,
+    Action,
+    BeginDrain,
+    Forget,
+    Kill,
+    MarkReady,
+    RestartLater,
+    Retire,
+    Start,
+    Terminate,
+)
 from penstock_local.restart import GiveUp, Restart, RestartPolicy, after_exit
-from penstock_local.statefile import PLANNER_ROLE, ROUTER_ROLE, Entry, EntryState, StateFile
+from penstock_local.statefile import Entry, StateFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,77 +114,6 @@ class Seen:
     drain: Drain | None = None
     terminated_s: float | None = None
     verdict: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start a process for the entry."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class MarkReady:
-    """The process answers: write ``ready``."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class RestartLater:
-    """Write the reason and start again at ``at_s``."""
-
-    name: str
-    at_s: float
-    failures: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Abandon:
-    """Write ``failed`` with the reason and free the GPUs."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class BeginDrain:
-    """Ask the router to send nothing new, and begin to watch what is in flight."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    """Send SIGTERM."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """Send SIGKILL to the process and its group; ``reason`` becomes the cause of its exit."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Retire:
-    """The process is gone for good: take the entry out (the base entry becomes ``stopped``)."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Drop what is remembered about a name that is in the file no more."""
-
-    name: str
-
-
-Action = Start | MarkReady | RestartLater | Abandon | BeginDrain | Terminate | Kill | Retire | Forget
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +257,7 @@ def plan_stop(
     def role(name: str) -> str:
         return state.entries[name].role if name in state.entries else ""
 
-    front = {name for name in running if role(name) in {PLANNER_ROLE, ROUTER_ROLE}}
+    front = {name for name in running if role(name) in {PLANNER_ROLE, Role.ROUTER}}
     actions = []
     for name, known in running.items():
         if front and name not in front and not force:

@@ -12,9 +12,11 @@ from typing import TypeVar
 
 from penstock_core import logs
 from penstock_core.errors import ConfigError, NotFoundError
+from penstock_core.local_state import EntryState
+from penstock_graph.runtimes import PORT
 from penstock_local.commands import ports_for
 from penstock_local.liveness import ProcessId
-from penstock_local.statefile import PORT, Entry, EntryState, StateFile, retire
+from penstock_local.statefile import Entry, StateFile, retire
 from penstock_local.store import StateStore
 
 _T = TypeVar("_T")

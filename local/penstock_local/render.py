@@ -7,7 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock_local.status import DecisionStatus, GraphStatus, PoolStatus, ProcessStatus
+from penstock_local.ledger_tail import DecisionStatus
+from penstock_local.status import GraphStatus, PoolStatus, ProcessStatus
 
 _STYLES = {
     "ready": "green",

@@ -6,15 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from penstock_core.local_state import EntryState
 from penstock_local.gpus import Refusal, allocate
-from penstock_local.statefile import (
-    Entry,
-    EntryState,
-    StateFile,
-    base_name,
-    free_name,
-    retire,
-)
+from penstock_local.statefile import Entry, StateFile, base_name, free_name, retire
 
 _VICTIM_RANK = {EntryState.REQUESTED: 0, EntryState.STARTING: 1, EntryState.READY: 2}
 WITHDRAWN = "withdrawn before it was ready"

@@ -8,9 +8,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from penstock_core.local_state import EntryState
 from penstock_local.plan import Limits, Seen
 from penstock_local.probes import NoAnswer, Probes, RouterView
-from penstock_local.statefile import Entry, EntryState, StateFile
+from penstock_local.statefile import Entry, StateFile
 
 FIRST_PROBE_S = 0.1
 """Real seconds between health checks of a process that starts. Chosen."""

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from penstock_core.errors import NotFoundError
+from penstock_core.local_state import EntryState
+from penstock_graph.runtimes import PLANNER_ROLE
 from penstock_local import liveness
+from penstock_local.ledger_tail import DecisionStatus, LedgerTail
 from penstock_local.probes import NoAnswer, Probes, QueueView, RouterView, WorkerView
-from penstock_local.statefile import PLANNER_ROLE, WORKER_ROLES, Entry, EntryState, StateFile
+from penstock_local.statefile import Entry, StateFile
 from penstock_local.store import StateStore
-from penstock_planner.ledger import FILE_NAME
 from penstock_planner.snapshot import FILE_NAME as SNAPSHOT_NAME
-
-SHOWN_DECISIONS: Final = 8
-"""Decisions kept for display. Chosen: four minutes at the default interval."""
-_FIRST_READ_BYTES: Final = 512 * 1024
-"""How far back a long ledger is read at first. Chosen: hundreds of pulls, so several decisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +59,6 @@ class PoolStatus:
     desired: int
     draining: int
     failed: int
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionStatus:
-    """One role's part of a recorded decision.
-
-    Attributes:
-        id: The ledger's.
-        at_s: Modelled seconds since the planner's first start.
-        role: prefill, decode or aggregated.
-        current: Replicas before.
-        desired: Replicas after.
-        reason: The rule that settled it.
-        sentence: For people.
-    """
-
-    id: str
-    at_s: float
-    role: str
-    current: int
-    desired: int
-    reason: str
-    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,64 +119,6 @@ class GraphStatus:
     def to_json(self) -> dict[str, Any]:
         """Return plain data for ``--json``."""
         return asdict(self)
-
-
-class LedgerTail:
-    """Follows a planner's ledger without its lock; a torn last line is read when it is whole."""
-
-    __slots__ = ("_decisions", "_offset", "_origin_s", "_path")
-
-    def __init__(self, folder: str | None) -> None:
-        self._path = None if folder is None else Path(folder) / FILE_NAME
-        self._offset: int | None = None
-        self._origin_s: float | None = None
-        self._decisions: deque[DecisionStatus] = deque(maxlen=SHOWN_DECISIONS)
-
-    def newest(self) -> tuple[DecisionStatus, ...]:
-        """Return the newest decisions, oldest first; none while there is no ledger."""
-        for line in self._new_lines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                self._take(record)
-        return tuple(self._decisions)
-
-    def _new_lines(self) -> list[bytes]:
-        if self._path is None:
-            return []
-        try:
-            with self._path.open("rb") as file:
-                size = file.seek(0, 2)
-                if self._offset is None or self._offset > size:
-                    self._offset = max(0, size - _FIRST_READ_BYTES)
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.splitlines()
-
-    def _take(self, record: dict[str, Any]) -> None:
-        if isinstance(record.get("origin_s"), int | float):
-            self._origin_s = float(record["origin_s"])
-        decision = record.get("decision")
-        if record.get("type") != "decision" or not isinstance(decision, dict):
-            return
-        for role in decision.get("roles", ()):
-            self._decisions.append(
-                DecisionStatus(
-                    id=str(decision.get("id", "")),
-                    at_s=float(record.get("at_s", 0.0)) - (self._origin_s or 0.0),
-                    role=str(role.get("role", "")),
-                    current=int(role.get("current", 0)),
-                    desired=int(role.get("desired", 0)),
-                    reason=str(role.get("reason", "")),
-                    sentence=str(role.get("sentence", "")),
-                )
-            )
 
 
 def read_planner(folder: str | None, pid: int | None) -> PlannerView | None:
@@ -283,7 +198,7 @@ def summarise(
         if source is not None and source.lag_p99_s is not None
     }
     shown = {name: entry for name, entry in state.entries.items() if entry.state is not EntryState.STOPPED}
-    roles = list(dict.fromkeys(e.role for e in state.entries.values() if e.role in WORKER_ROLES))
+    roles = list(dict.fromkeys(e.role for e in state.entries.values() if e.is_worker))
     return GraphStatus(
         namespace=arbiter.namespace,
         model=arbiter.model,

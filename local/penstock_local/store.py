@@ -18,21 +18,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock_core.errors import ConfigError, ConflictError, NotFoundError
+from penstock_core.local_state import STATE_DIR_VARIABLE, state_dir
 from penstock_local.liveness import arbiter_is_alive
-from penstock_local.statefile import StateFile, from_json, to_json
+from penstock_local.statefile import StateFile
+from penstock_local.statefile_json import from_json, to_json
 
-STATE_DIR_VARIABLE = "PENSTOCK_LOCAL_STATE_DIR"
 LOCK_TIMEOUT_S = 5.0
 """Real seconds. Chosen: an edit takes milliseconds, so a longer hold is a stuck process."""
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _T = TypeVar("_T")
-
-
-def state_dir() -> Path:
-    """Return the folder of all statefiles: ``$PENSTOCK_LOCAL_STATE_DIR`` or ``~/.penstock/state``."""
-    configured = os.environ.get(STATE_DIR_VARIABLE)
-    return Path(configured).expanduser() if configured else Path.home() / ".penstock" / "state"
 
 
 def log_root() -> Path:

@@ -16,26 +16,21 @@ from typing import Any
 from penstock_core import logs
 from penstock_core.errors import ClusterError, ConfigError, ConflictError
 from penstock_local import process_log
-from penstock_local.commands import argv_of, environment_of
-from penstock_local.launcher import Ended, Launcher
-from penstock_local.plan import (
+from penstock_local.actions import (
     Abandon,
     Action,
     BeginDrain,
-    Drain,
-    Exit,
     Forget,
     Kill,
     MarkReady,
     RestartLater,
     Retire,
-    Seen,
     Start,
-    Supervision,
     Terminate,
-    plan,
-    plan_stop,
 )
+from penstock_local.commands import argv_of, environment_of
+from penstock_local.launcher import Ended, Launcher
+from penstock_local.plan import Drain, Exit, Seen, Supervision, plan, plan_stop
 from penstock_local.record import Record
 from penstock_local.sight import Sight
 from penstock_local.statefile import StateFile

@@ -10,16 +10,16 @@ from typing import Final
 
 from penstock_core import logs
 from penstock_core.errors import ClusterError, ConfigError
-from penstock_graph.models import Role
+from penstock_core.local_state import EntryState
+from penstock_graph.models import WORKER_ROLES, Role
 from penstock_local.probes import NoAnswer, Probes
 from penstock_local.replicas import ScaleOutcome, scale, template
-from penstock_local.statefile import Entry, EntryState, StateFile
+from penstock_local.statefile import Entry, StateFile
 from penstock_local.store import StateStore
 from penstock_planner.targets.base import Endpoint, PoolState, TargetState
 
 _log = logs.get_logger(__name__)
 
-_WORKER_ROLES: Final = (Role.PREFILL, Role.DECODE, Role.AGGREGATED)
 _ON_THE_WAY: Final = frozenset({EntryState.REQUESTED, EntryState.STARTING})
 
 
@@ -27,7 +27,7 @@ def target_state(state: StateFile) -> TargetState:
     """Return the pools, endpoints and whether an adjustment is under way, as the file has them."""
     workers = {name: entry for name, entry in state.entries.items() if entry.is_worker}
     pools = {}
-    for role in _WORKER_ROLES:
+    for role in WORKER_ROLES:
         base = template(state, role)
         if base is not None:
             pools[role] = _pool(role, base, [entry for entry in workers.values() if entry.role == role])

@@ -15,14 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock_core.errors import ClusterError, ConfigError, PortInUseError
+from penstock_core.local_state import EntryState
 from penstock_graph.loading import load_graph
-from penstock_graph.models import WORKER_ROLES, GraphDeployment
-from penstock_graph.runtimes import RuntimeContext
+from penstock_graph.models import GraphDeployment, Role
+from penstock_graph.runtimes import PLANNER_ROLE, RuntimeContext
 from penstock_local import liveness, process_log
 from penstock_local.build import LocalOptions, initial_state
 from penstock_local.ports import is_free
 from penstock_local.probes import Probes
-from penstock_local.statefile import Entry, EntryState, StateFile, to_json
+from penstock_local.statefile import Entry, StateFile
+from penstock_local.statefile_json import to_json
 from penstock_local.store import StateStore, already_running, log_root
 
 _POLL_S = 0.1
@@ -255,7 +257,9 @@ async def _wait_ready(
 
 
 def _router_is_ours(state: StateFile) -> bool:
-    return any(entry.role == "router" and entry.state is EntryState.READY for entry in state.entries.values())
+    return any(
+        entry.role == Role.ROUTER and entry.state is EntryState.READY for entry in state.entries.values()
+    )
 
 
 def _raise_if_hopeless(state: StateFile) -> None:
@@ -263,10 +267,9 @@ def _raise_if_hopeless(state: StateFile) -> None:
     by_role: dict[str, list[Entry]] = {}
     for entry in state.entries.values():
         by_role.setdefault(entry.role, []).append(entry)
-    needed = {"router", *WORKER_ROLES}
     for role, entries in by_role.items():
         failed = [entry for entry in entries if entry.state is EntryState.FAILED]
-        if role in needed and failed and len(failed) == len(entries):
+        if role != PLANNER_ROLE and failed and len(failed) == len(entries):
             raise ClusterError(
                 f"{failed[0].service}: {failed[0].reason}; everything was stopped, logs: {state.arbiter.log_dir}"
             )

@@ -7,7 +7,6 @@ command line gathers the first two; this module joins and checks all of them.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +15,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from penstock_core.errors import ConfigError, InvalidSpecError, Problem
+from penstock_core.local_state import state_dir
 from penstock_graph.loading import read_text
 from penstock_graph.models import Environment, GraphDeployment, MetricsSource, PlannerMode, Role
 from penstock_planner.decide.config import DecideConfig
@@ -116,9 +116,7 @@ class PlannerOptions(BaseModel):
         """Return the folder of ledger and state: ``log_dir``, or one beside the statefile."""
         if self.log_dir is not None:
             return Path(self.log_dir).expanduser()
-        base = os.environ.get("PENSTOCK_LOCAL_STATE_DIR")
-        folder = Path(base).expanduser() if base else Path.home() / ".penstock" / "state"
-        return folder / f"{self.namespace}-planner"
+        return state_dir() / f"{self.namespace}-planner"
 
 
 FLAGS = tuple(_kebab(name) for name in PlannerOptions.model_fields)

@@ -3,6 +3,7 @@
 from penstock_graph.runtimes.build import process_specs
 from penstock_graph.runtimes.process import (
     PLANNER_ROLE,
+    PORT,
     ProcessSpec,
     RuntimeContext,
     fill,
@@ -14,6 +15,7 @@ from penstock_graph.runtimes.process import (
 
 __all__ = [
     "PLANNER_ROLE",
+    "PORT",
     "ProcessSpec",
     "RuntimeContext",
     "fill",

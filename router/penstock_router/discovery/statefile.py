@@ -11,15 +11,12 @@ from typing import Any
 
 import orjson
 
+from penstock_core.local_state import ARBITER_KEY, EMPTY_STATES, EntryState
 from penstock_core.logs import get_logger
 from penstock_graph.models import WORKER_ROLES, Role
 from penstock_router.discovery.spec import WorkerSpec
 
 log = get_logger(__name__)
-
-_ARBITER_KEY = "arbiter"
-_GONE_STATES = frozenset({"failed", "stopped"})
-_KNOWN_STATES = _GONE_STATES | {"requested", "starting", "ready", "draining"}
 
 
 class StatefileDiscovery:
@@ -81,7 +78,7 @@ def parse_statefile(content: bytes) -> tuple[WorkerSpec, ...]:
     data = orjson.loads(content)
     if not isinstance(data, dict):
         raise ValueError(f"expected a JSON object, found {type(data).__name__}")  # noqa: TRY004 - one type for all bad content
-    specs = (_spec(name, entry) for name, entry in data.items() if name != _ARBITER_KEY)
+    specs = (_spec(name, entry) for name, entry in data.items() if name != ARBITER_KEY)
     return tuple(spec for spec in specs if spec is not None)
 
 
@@ -89,18 +86,18 @@ def _spec(name: str, entry: Any) -> WorkerSpec | None:
     if not isinstance(entry, dict) or entry.get("role") not in WORKER_ROLES:
         return None
     state, url = entry.get("state"), entry.get("url")
-    if state in _GONE_STATES or not isinstance(url, str) or not url.startswith("http://"):
+    if state in EMPTY_STATES or not isinstance(url, str) or not url.startswith("http://"):
         return None
-    if state not in _KNOWN_STATES:
+    if state not in set(EntryState):
         log.warning("statefile entry with an unknown state is not served", worker=name, state=str(state))
         return None
     return WorkerSpec(
         name=name,
         role=Role(entry["role"]),
         url=url.rstrip("/"),
-        ready=state == "ready",
-        draining=state == "draining",
-        supervised=state != "draining",
+        ready=state == EntryState.READY,
+        draining=state == EntryState.DRAINING,
+        supervised=state != EntryState.DRAINING,
         incarnation=f"{entry.get('pid')}/{entry.get('create_time')}/{entry.get('restarts')}",
-        reason="" if state in {"ready", "draining"} else str(state),
+        reason="" if state in {EntryState.READY, EntryState.DRAINING} else str(state),
     )

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock_core.local_state import EntryState
 from penstock_local import liveness
 from penstock_local.plan import Limits
-from penstock_local.statefile import ArbiterInfo, Entry, EntryState, StateFile, to_json
+from penstock_local.statefile import ArbiterInfo, Entry, StateFile
+from penstock_local.statefile_json import to_json
 from penstock_local.store import StateStore
 
 WORKER = """
@@ -169,7 +171,7 @@ class Graph:
         state = self.store.read()
         return None if state is None else state.entries.get(name)
 
-    def wait_state(self, name: str, wanted: EntryState, timeout_s: float = 8.0) -> Entry:
+    def wait_state(self, name: str, wanted: EntryState, timeout_s: float = 30.0) -> Entry:
         """Wait until an entry is in a state; return it."""
 
         def there() -> Entry | None:

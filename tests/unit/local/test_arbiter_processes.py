@@ -7,11 +7,11 @@ import signal
 import psutil
 import pytest
 
+from penstock_core.local_state import EntryState
 from penstock_graph.models import Role
 from penstock_local import liveness
 from penstock_local.ports import ephemeral_port
 from penstock_local.replicas import withdraw
-from penstock_local.statefile import EntryState
 from penstock_local.target import LocalTarget
 
 

@@ -2,25 +2,19 @@
 
 import pytest
 
-from penstock_local.plan import (
+from penstock_core.local_state import EntryState
+from penstock_local.actions import (
     Abandon,
     BeginDrain,
-    Drain,
-    Exit,
     Forget,
     Kill,
-    Limits,
     MarkReady,
     RestartLater,
     Retire,
-    Seen,
     Start,
-    Supervision,
     Terminate,
-    plan,
-    plan_stop,
 )
-from penstock_local.statefile import EntryState
+from penstock_local.plan import Drain, Exit, Limits, Seen, Supervision, plan, plan_stop
 
 FIGURES = Supervision(
     limits=Limits(grace_floor_s=5, startup_floor_s=60, settle_s=1, hung_s=60, quiet_start_s=0.5)

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_core.local_state import EntryState
 from penstock_local.replicas import WITHDRAWN, choose_victim, replicas_of, scale, withdraw
-from penstock_local.statefile import ArbiterInfo, Entry, EntryState, StateFile, retire
+from penstock_local.statefile import ArbiterInfo, Entry, StateFile, retire
 
 
 @pytest.fixture

@@ -5,9 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_core.errors import ConfigError
+from penstock_core.local_state import EntryState
 from penstock_local.gpus import Refusal
 from penstock_local.replicas import request_replica, template
-from penstock_local.statefile import EntryState, entry_to_json, free_name, from_json, retire, to_json
+from penstock_local.statefile import free_name, retire
+from penstock_local.statefile_json import entry_to_json, from_json, to_json
 
 
 def add(state):

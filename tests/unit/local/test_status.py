@@ -7,10 +7,11 @@ import pytest
 from rich.console import Console
 
 from penstock_core.errors import NotFoundError
+from penstock_core.local_state import EntryState
+from penstock_local.ledger_tail import LedgerTail
 from penstock_local.probes import QueueView, RouterView, WorkerView
 from penstock_local.render import render
-from penstock_local.statefile import EntryState
-from penstock_local.status import LedgerTail, PlannerView, StatusReader, read_planner, summarise
+from penstock_local.status import PlannerView, StatusReader, read_planner, summarise
 from penstock_local.store import StateStore
 
 

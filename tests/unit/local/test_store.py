@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from penstock_core.errors import ConfigError, ConflictError, NotFoundError
+from penstock_core.local_state import state_dir
 from penstock_local import store as store_module
 from penstock_local.liveness import identify
-from penstock_local.store import StateStore, log_root, namespaces, state_dir
+from penstock_local.store import StateStore, log_root, namespaces
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock_core.errors import ClusterError
+from penstock_core.local_state import EntryState
 from penstock_graph.models import Role
-from penstock_local.statefile import EntryState
 from penstock_local.store import StateStore
 from penstock_local.target import LocalTarget, target_state
 

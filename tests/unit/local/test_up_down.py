@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from penstock_cli import local as cli
 from penstock_core.errors import ClusterError, ConfigError, InvalidSpecError, NotFoundError, PortInUseError
+from penstock_core.local_state import EntryState
 from penstock_local.down import choose_namespace, default_timeout_s, down
 from penstock_local.liveness import MARK_VARIABLE, identify
-from penstock_local.statefile import EntryState
 from penstock_local.store import StateStore
 from penstock_local.up import UpOptions, recover, up
 
