@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
 
+from penstock_cli.notices import notices_of, print_notices
 from penstock_core.errors import ConfigError, InvalidSpecError, Problem
 from penstock_graph.importer import import_dgd
 from penstock_graph.loading import Manifests, load_graph, parse_manifests, read_text
-from penstock_graph.notices import notices
 from penstock_graph.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
 
 _EXIT_INVALID = 2
@@ -35,7 +35,7 @@ def validate(files: tuple[Path, ...], as_json: bool) -> None:
     for file in files:
         found, manifests = _check(file)
         problems += found
-        noticed += [replace(each, file=str(file)) for graph in manifests.graphs for each in notices(graph)]
+        noticed += notices_of(manifests.graphs, file)
         objects = [f"{each.kind} {each.name}" for each in manifests.graphs]
         objects += [f"{each.kind} {each.metadata.name}" for each in manifests.adapters]
         summaries.append({"file": str(file), "valid": not found, "objects": objects})
@@ -50,8 +50,7 @@ def validate(files: tuple[Path, ...], as_json: bool) -> None:
     else:
         for problem in problems:
             click.echo(str(problem), err=True)
-        for notice in noticed:
-            click.echo(f"notice: {notice}", err=True)
+        print_notices(noticed)
         for summary in summaries:
             if summary["valid"]:
                 click.echo(f"{summary['file']}: valid ({', '.join(summary['objects'])})")

@@ -14,7 +14,9 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from penstock_cli.notices import notices_of, print_notices
 from penstock_core.local_state import EntryState
+from penstock_graph.loading import load_graph
 from penstock_local.down import Stopped, choose_namespace
 from penstock_local.down import down as stop_graph
 from penstock_local.render import render
@@ -74,6 +76,7 @@ def _states(state: StateFile) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print what was started as JSON.")
 def up(file: Path, foreground: bool, as_json: bool, no_planner: bool, **options: Any) -> None:
     """Start the graph of FILE on this machine, in the background, and wait until it serves."""
+    print_notices(notices_of([load_graph(file)], file))
     console = Console(stderr=True)
     with console.status("starting") as spinner:
         started = asyncio.run(
