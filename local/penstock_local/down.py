@@ -56,16 +56,11 @@ def choose_namespace(asked: str | None) -> str:
     known = namespaces()
     if not known:
         raise NotFoundError("no graph is running on this machine; start one with `penstock up FILE`")
-    running = [name for name in known if _is_running(name)]
+    running = [name for name in known if StateStore.of(name).running() is not None]
     candidates = running or known
     if len(candidates) > 1:
         raise ConfigError(f"--namespace: needed, because several are here: {', '.join(candidates)}")
     return candidates[0]
-
-
-def _is_running(namespace: str) -> bool:
-    state = StateStore.of(namespace).read_quietly()
-    return state is not None and liveness.arbiter_is_alive(state)
 
 
 def default_timeout_s(state: StateFile) -> float:
@@ -92,8 +87,8 @@ def down(namespace: str, *, timeout_s: float | None, now: bool, progress: Progre
     """
     store = StateStore.of(namespace)
     began_s = time.monotonic()
-    state = store.read_quietly()
-    if state is None or not liveness.arbiter_is_alive(state):
+    state = store.running()
+    if state is None:
         notes = recover(store)
         if not notes:
             raise NotFoundError(
@@ -108,7 +103,7 @@ def down(namespace: str, *, timeout_s: float | None, now: bool, progress: Progre
         forced = True
         ended = _stop(store, arbiter, signal.SIGQUIT, _FORCE_S, progress)
     notes = () if ended else _force(arbiter)
-    notes = (*notes, *_clear_up(store))
+    notes = (*notes, *recover(store))
     _verify(store, state)
     return Stopped(namespace, time.monotonic() - began_s, forced=forced, notes=notes)
 
@@ -138,11 +133,6 @@ def _force(arbiter: liveness.ProcessId) -> tuple[str, ...]:
     if liveness.end([arbiter], grace_s=0.0):
         raise ClusterError(f"arbiter {arbiter.pid} cannot be ended; end it and run `penstock down` again")
     return (f"killed arbiter {arbiter.pid}, which did not end",)
-
-
-def _clear_up(store: StateStore) -> tuple[str, ...]:
-    """Remove what an arbiter that did not end by itself has left."""
-    return recover(store)
 
 
 def _verify(store: StateStore, state: StateFile) -> None:

@@ -41,15 +41,6 @@ def namespaces() -> list[str]:
     return sorted(path.stem for path in state_dir().glob("*.json"))
 
 
-def already_running(state: StateFile) -> ConfigError:
-    """Return the error for starting a graph whose arbiter runs."""
-    arbiter = state.arbiter
-    return ConfigError(
-        f"namespace {arbiter.namespace!r} is already running (arbiter pid {arbiter.pid}, {arbiter.router_url}); "
-        f"stop it with `penstock down --namespace {arbiter.namespace}`, or choose another --namespace"
-    )
-
-
 class StateStore:
     """One namespace's statefile."""
 
@@ -134,9 +125,7 @@ class StateStore:
             ConflictError: somebody held the lock for too long.
         """
         with self.locked():
-            present = self.read_quietly()
-            if present is not None and arbiter_is_alive(present):
-                raise already_running(present)
+            self.refuse_running()
             self._replace(state)
 
     def read_quietly(self) -> StateFile | None:
@@ -145,6 +134,25 @@ class StateStore:
             return self.read()
         except ConfigError:
             return None
+
+    def running(self) -> StateFile | None:
+        """Return the file's content while its arbiter runs, else None."""
+        state = self.read_quietly()
+        return state if state is not None and arbiter_is_alive(state) else None
+
+    def refuse_running(self) -> None:
+        """Refuse to go on over a graph that runs.
+
+        Raises:
+            ConfigError: the arbiter of the present file runs.
+        """
+        state = self.running()
+        if state is not None:
+            arbiter = state.arbiter
+            raise ConfigError(
+                f"namespace {arbiter.namespace!r} is already running (arbiter pid {arbiter.pid}, {arbiter.router_url}); "
+                f"stop it with `penstock down --namespace {arbiter.namespace}`, or choose another --namespace"
+            )
 
     def remove(self) -> None:
         """Delete the file and its lock; nothing happens when they are gone already."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock_core.clock import ModelClock
 from penstock_core.errors import ClusterError, ConfigError, PortInUseError
 from penstock_core.local_state import EntryState
 from penstock_graph.loading import load_graph
@@ -25,7 +25,7 @@ from penstock_local.ports import is_free
 from penstock_local.probes import Probes
 from penstock_local.statefile import Entry, StateFile
 from penstock_local.statefile_json import to_json
-from penstock_local.store import StateStore, already_running, log_root
+from penstock_local.store import StateStore, log_root
 
 _POLL_S = 0.1
 _ARBITER_START_S = 20.0
@@ -97,9 +97,7 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     graph = load_graph(file)
     namespace = options.namespace or graph.name
     store = StateStore.of(namespace)
-    present = store.read_quietly()
-    if present is not None and liveness.arbiter_is_alive(present):
-        raise already_running(present)
+    store.refuse_running()
     return store, initial_state(graph, _local_options(graph, file, store, namespace, options), os.environ)
 
 
@@ -115,8 +113,7 @@ def _local_options(
 ) -> LocalOptions:
     if options.gpus is not None and options.gpus < 0:
         raise ConfigError(f"--gpus: {options.gpus} must be 0 or more")
-    if not (math.isfinite(options.speed) and options.speed > 0):
-        raise ConfigError(f"--speed: {options.speed:g} must be a finite number above 0; 1 is real time")
+    ModelClock(options.speed)  # refuses a speed that is none
     log_dir = (options.log_dir or log_root() / namespace).expanduser().absolute()
     planner_dir = graph.spec.planner.log_dir
     return LocalOptions(
@@ -144,10 +141,8 @@ def recover(store: StateStore) -> tuple[str, ...]:
         ConfigError: the arbiter runs.
         ClusterError: a process could not be ended.
     """
-    present = store.read_quietly()
-    if present is not None and liveness.arbiter_is_alive(present):
-        raise already_running(present)
-    left = liveness.leftovers(present, str(store.path))
+    store.refuse_running()
+    left = liveness.leftovers(store.read_quietly(), str(store.path))
     resisting = liveness.end(left, grace_s=_LEFTOVER_GRACE_S)
     if resisting:
         pids = ", ".join(str(process.pid) for process in resisting)
