@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock_router.policy.hotness import WINDOW, HotnessTree
 from penstock_router.policy.instance import Instance
-from penstock_router.policy.placer import Arrival, Instances, Place, View
+from penstock_router.policy.placer import Arrival, Instances, Place, View, eligible
 from penstock_router.policy.rings import DualRing
 
 
@@ -68,15 +68,16 @@ class DualMap:
     def place(self, arrival: Arrival, instances: Instances, view: View) -> Place:
         """Return the better of the two candidates, with the other as its alternative."""
         names = self._rings.pair(self._key(arrival, len(instances)))
-        usable = [name for name in names if name not in arrival.avoid] or list(names)
-        if len(usable) == 1:
-            if arrival.avoid:
+        if arrival.avoid:
+            usable = [name for name in names if name not in arrival.avoid]
+            if len(usable) < len(names) < len(instances) and not usable:
                 # Its pair has failed it: anybody else is better than the same worker again.
-                rest = [each for name, each in instances.items() if name not in arrival.avoid]
-                usable = [min(rest, key=lambda each: each.pending_tokens).name] if rest else usable
-            return Place(usable[0], "only candidate")
-        first, second = (instances[name] for name in usable)
-        return self._choose(arrival, first, second, view)
+                pool = eligible(instances, arrival.avoid)
+                return Place(min(pool, key=lambda each: each.pending_tokens).name, "its pair has failed it")
+            names = tuple(usable) or names
+        if len(names) == 1:
+            return Place(names[0], "only candidate")
+        return self._choose(arrival, instances[names[0]], instances[names[1]], view)
 
     def _key(self, arrival: Arrival, count: int) -> int:
         if self._settings.adaptive_prefix:
@@ -84,24 +85,30 @@ class DualMap:
         return arrival.chain[: self._settings.start_depth][-1] if arrival.chain else 0
 
     def _choose(self, arrival: Arrival, first: Instance[Any], second: Instance[Any], view: View) -> Place:
-        uncached = {each.name: each.uncached(arrival.chain, arrival.tokens) for each in (first, second)}
-        emptier, fuller = sorted((first, second), key=lambda each: each.pending_tokens)
-        nearer, farther = sorted((first, second), key=lambda each: uncached[each.name])
-        ttft = {each.name: view.ttft_s(each, uncached[each.name]) for each in (first, second)}
-        is_late = {name: value is not None and value > self._settings.slo_s for name, value in ttft.items()}
-        is_hot = self._settings.rebalance and all(is_late.values())
-        match self._settings.choice:
+        settings = self._settings
+        own_first, own_second = first.uncached(arrival), second.uncached(arrival)
+        work_first, work_second = first.pending_tokens, second.pending_tokens
+        late_first = _is_late(view.seconds(first, work_first + own_first), settings.slo_s)
+        late_second = _is_late(view.seconds(second, work_second + own_second), settings.slo_s)
+        is_first_nearer = own_first <= own_second
+        match settings.choice:
             case PairChoice.LEAST_LOADED:
-                return Place(emptier.name, "less loaded of its pair", fuller.name, is_hot)
+                takes_first, reason = work_first <= work_second, "less loaded of its pair"
             case PairChoice.MIN_TTFT:
-                best = min((first, second), key=lambda each: each.pending_tokens + uncached[each.name])
-                return Place(
-                    best.name, "sooner of its pair", (second if best is first else first).name, is_hot
+                takes_first = work_first + own_first <= work_second + own_second
+                reason = "sooner of its pair"
+            case _ if own_first == own_second:
+                takes_first, reason = work_first <= work_second, "equal hits: less loaded of its pair"
+            case PairChoice.SLO_AWARE if late_first if is_first_nearer else late_second:
+                takes_first, reason = (
+                    work_first <= work_second,
+                    "hit would miss the SLO: less loaded of its pair",
                 )
             case _:
-                pass
-        if uncached[first.name] == uncached[second.name]:
-            return Place(emptier.name, "equal hits: less loaded of its pair", fuller.name, is_hot)
-        if self._settings.choice is PairChoice.SLO_AWARE and is_late[nearer.name]:
-            return Place(emptier.name, "hit would miss the SLO: less loaded of its pair", fuller.name, is_hot)
-        return Place(nearer.name, "larger hit of its pair", farther.name, is_hot)
+                takes_first, reason = is_first_nearer, "larger hit of its pair"
+        chosen, other = (first, second) if takes_first else (second, first)
+        return Place(chosen.name, reason, other.name, settings.rebalance and late_first and late_second)
+
+
+def _is_late(ttft_s: float | None, slo_s: float) -> bool:
+    return ttft_s is not None and ttft_s > slo_s

@@ -11,36 +11,52 @@ from collections.abc import Sequence
 
 WINDOW = 200
 """Requests over which traffic is counted. Source: DualMap's artefact."""
-_LEAST_SEEN = 20
-"""Chosen: with fewer requests in the window, shares are taken of this many, so that the first few requests do
-not make everything hot."""
+_SEEN_PER_INSTANCE = 16
+"""Chosen: a share of 1/n must be 16 requests at least to be told from chance, so the window grows with n; at 200
+requests and n > 400 a single request would be hot."""
+_LEAST_PART = 4
+"""Chosen: before a quarter of the window is filled, shares are taken of that quarter, so that the first few
+requests do not make everything hot."""
+MAX_DEPTH = 64
+"""Longest key in blocks. Chosen: 32,768 tokens of a prefix that more than 2/n share; bounds time and memory."""
 
 
-class _Node:
-    __slots__ = ("children", "count", "hot")
+class _Seen:
+    """A request in the window: its leading keys, and up to which depth they are counted."""
 
-    def __init__(self) -> None:
-        self.children: dict[int, _Node] = {}
-        self.count = 0
-        self.hot = False
+    __slots__ = ("counted", "keys")
+
+    def __init__(self, keys: tuple[int, ...]) -> None:
+        self.keys = keys
+        self.counted = 0
 
 
 class HotnessTree:
-    """Chooses the depth of hash keys; bounded by the window: at most one path per request in it."""
+    """Chooses the depth of hash keys.
 
-    __slots__ = ("_root", "_seen", "_start_depth", "_window")
+    The tree is a count per prefix: a chained key names the whole path to it. Only prefixes down to one below the
+    deepest hot one are counted. When a prefix turns hot, the window is counted one level deeper at once: otherwise
+    a shared prompt of twelve blocks would need twelve times the traffic of one to be told apart.
+    """
+
+    __slots__ = ("_counts", "_hot", "_seen", "_start_depth", "_window")
 
     def __init__(self, *, window: int = WINDOW, start_depth: int = 1) -> None:
         """Start empty.
 
         Args:
-            window: Requests counted, >= 1.
+            window: Requests counted, >= 1; more where there are many instances.
             start_depth: Blocks of a key while nothing is hot, >= 1.
         """
         self._window = window
         self._start_depth = start_depth
-        self._root = _Node()
-        self._seen: deque[tuple[int, ...]] = deque()
+        self._counts: dict[int, int] = {}
+        self._hot: set[int] = set()
+        self._seen: deque[_Seen] = deque()
+
+    def __len__(self) -> int:
+        """Return the number of prefixes counted."""
+        return len(self._counts)
 
     def key(self, chain: Sequence[int], instances: int) -> int:
         """Count a request and return its hash key: the chained key at the depth its traffic calls for.
@@ -51,33 +67,51 @@ class HotnessTree:
         """
         if not chain:
             return 0
-        self._forget()
-        path = []
-        node = self._root
-        total = max(len(self._seen) + 1, min(_LEAST_SEEN, self._window))
-        for depth, block in enumerate(chain, start=1):
-            node = node.children.setdefault(block, _Node())
-            node.count += 1
-            path.append(block)
-            if depth < self._start_depth:
-                continue
-            share = node.count / total
-            node.hot = share > 2 / instances or (node.hot and share >= 1 / instances)
-            if not node.hot:
-                break
-        self._seen.append(tuple(path))
-        return path[-1]
+        window = max(self._window, _SEEN_PER_INSTANCE * instances)
+        while len(self._seen) >= window:
+            self._forget(self._seen.popleft())
+        seen = _Seen(tuple(chain[:MAX_DEPTH]))
+        self._seen.append(seen)
+        total = max(len(self._seen), window // _LEAST_PART)
+        hot, cold = 2 * total / instances, total / instances
+        depth = min(self._start_depth, len(seen.keys))
+        self._count(seen, depth)
+        while self._is_hot(seen.keys[depth - 1], hot, cold) and depth < len(seen.keys):
+            depth += 1
+            self._count(seen, depth)
+        return seen.keys[depth - 1]
 
-    def _forget(self) -> None:
-        """Take out the request that leaves the window, and the prefixes that nobody shares any more."""
-        if len(self._seen) < self._window:
-            return
-        path = self._seen.popleft()
-        node = self._root
-        for block in path:
-            child = node.children[block]
-            child.count -= 1
-            if not child.count:
-                del node.children[block]
-                return
-            node = child
+    def _count(self, seen: _Seen, depth: int) -> None:
+        counts = self._counts
+        for key in seen.keys[seen.counted : depth]:
+            counts[key] = counts.get(key, 0) + 1
+        seen.counted = max(seen.counted, depth)
+
+    def _is_hot(self, key: int, hot: float, cold: float) -> bool:
+        count = self._counts[key]
+        if key in self._hot:
+            if count >= cold:
+                return True
+            self._hot.remove(key)
+        elif count > hot:
+            self._hot.add(key)
+            self._deepen(key)
+            return True
+        return False
+
+    def _deepen(self, key: int) -> None:
+        """Count the next block of every request in the window below a prefix that has turned hot."""
+        for seen in self._seen:
+            counted = seen.counted
+            if counted < len(seen.keys) and counted and seen.keys[counted - 1] == key:
+                self._count(seen, counted + 1)
+
+    def _forget(self, seen: _Seen) -> None:
+        counts = self._counts
+        for key in seen.keys[: seen.counted]:
+            left = counts[key] - 1
+            if left:
+                counts[key] = left
+            else:
+                del counts[key]
+                self._hot.discard(key)

@@ -6,38 +6,53 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.prefix_index import PrefixIndex
 
 T = TypeVar("T")
 
 _PACE_KEPT = 0.95
-"""Chosen: about the last twenty prefills count, so that a slower GPU shows within seconds."""
+"""Chosen: sums over about the last twenty prefills, so that a slower GPU shows within seconds."""
+_BORROWED_S = 1.0
+"""Chosen: an instance's own measurements outweigh those of all together after a second of computing."""
 
 
 class Pace:
-    """Prefill tokens per second, learnt from what was computed; unknown before the first.
+    """Prefill tokens per second, learnt from what was computed: tokens over seconds, both decaying.
 
-    Tokens over seconds of the last prefills together, not the mean of their ratios: a short prompt's fixed
-    overhead, or one wrong token count, would otherwise weigh as much as a long prompt.
-
-    Attributes:
-        tokens_per_s: The estimate, or None.
+    A mean of rates instead would let a prompt of ten new tokens, which takes the time of a launch, weigh as much
+    as one of ten thousand.
     """
 
-    __slots__ = ("_seconds", "_tokens", "tokens_per_s")
+    __slots__ = ("_seconds", "_tokens")
 
     def __init__(self, tokens_per_s: float | None = None) -> None:
-        self.tokens_per_s = tokens_per_s
-        self._tokens = 0.0
-        self._seconds = 0.0
+        """Start with a pace, as if measured over one second, or without one."""
+        self._tokens = tokens_per_s or 0.0
+        self._seconds = 1.0 if tokens_per_s else 0.0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Return the estimate, or None while nothing was measured."""
+        return self._tokens / self._seconds if self._seconds > 0 and self._tokens > 0 else None
 
     def learn(self, tokens: int, took_s: float) -> None:
-        """Take one measurement in; what took no time, or computed nothing, says nothing."""
-        if tokens <= 0 or took_s <= 0:
-            return
-        self._tokens = self._tokens * _PACE_KEPT + tokens
-        self._seconds = self._seconds * _PACE_KEPT + took_s
-        self.tokens_per_s = self._tokens / self._seconds
+        """Take one measurement in.
+
+        Args:
+            tokens: Computed; none says nothing.
+            took_s: Seconds since the measurement before; 0 for those that were computed in one batch with it. A
+                clock that steps back counts as 0.
+        """
+        if tokens > 0:
+            self._tokens = self._tokens * _PACE_KEPT + tokens
+            self._seconds = self._seconds * _PACE_KEPT + max(0.0, took_s)
+
+    def mixed(self, fleet: float | None) -> float | None:
+        """Return the estimate, borrowing from the fleet's while little was measured here; None: nothing known."""
+        if fleet is None:
+            return self.tokens_per_s
+        return (self._tokens + _BORROWED_S * fleet) / (self._seconds + _BORROWED_S)
 
 
 @dataclass(slots=True)
@@ -46,11 +61,11 @@ class Placed(Generic[T]):
 
     Attributes:
         item: What the caller queued.
-        chain: Chained prefix keys.
-        tokens: Prompt tokens, >= 0.
+        arrival: What the policy was told of it.
         since_s: When it was first placed.
         instance: Where it waits or runs.
         uncached: Tokens expected to be computed there.
+        held: Blocks of it that the instance held before.
         other: The pair's other instance, empty without one.
         other_uncached: Tokens expected to be computed there.
         started_s: When it was handed over; None while it waits.
@@ -58,15 +73,20 @@ class Placed(Generic[T]):
     """
 
     item: T
-    chain: tuple[int, ...]
-    tokens: int
+    arrival: Arrival
     since_s: float
     instance: str = ""
     uncached: int = 0
+    held: int = 0
     other: str = ""
     other_uncached: int = 0
     started_s: float | None = None
     reason: str = ""
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens."""
+        return self.arrival.tokens
 
 
 class Instance(Generic[T]):
@@ -115,65 +135,73 @@ class Instance(Generic[T]):
         """Return the uncached tokens to compute before a request that comes now."""
         return self.queued_tokens + self.running_tokens + self.others_tokens
 
-    def uncached(self, chain: tuple[int, ...], tokens: int) -> int:
+    def uncached(self, arrival: Arrival) -> int:
         """Return how many of a prompt's tokens would have to be computed here; at least 1 of any.
 
         A prompt is never wholly cached: its last token is computed for the first answer.
         """
-        if not chain:
-            return tokens
-        return max(min(1, tokens), tokens - tokens * self.index.held(chain) // len(chain))
+        return arrival.uncached(self.index.held(arrival.prefix))
 
-    def put(self, placed: Placed[T]) -> None:
-        """Queue a request here."""
+    def put(self, placed: Placed[T], *, is_first: bool = False) -> None:
+        """Queue a request here, behind all others or before them; its blocks count as held from now on."""
         placed.instance = self.name
-        self.queue[placed.item] = placed
+        if is_first:
+            self.queue = {placed.item: placed, **self.queue}
+        else:
+            self.queue[placed.item] = placed
         self.queued_tokens += placed.uncached
-        self.index.use(placed.chain)
+        placed.held = self.index.use(placed.arrival.prefix)
 
     def pull(self, placed: Placed[T]) -> None:
         """Take a request out of the queue."""
         del self.queue[placed.item]
         self.queued_tokens -= placed.uncached
 
+    def forget(self, placed: Placed[T]) -> None:
+        """Unlearn the blocks that a request would have brought here, had it been computed."""
+        self.index.limit(placed.arrival.prefix, placed.held)
+
     def start(self, placed: Placed[T], now_s: float) -> None:
         """Hand a request over."""
         self.pull(placed)
         placed.started_s = now_s
+        if now_s > placed.since_s:
+            # It is used now, and one that moved away meanwhile may have taken shared blocks with it.
+            self.index.use(placed.arrival.prefix)
         if not self.running:
             self.progress_s = now_s
         self.running[placed.item] = placed
         self.running_tokens += placed.uncached
         self.running_prompt_tokens += placed.tokens
 
-    def end(self, placed: Placed[T], now_s: float, *, computed: int | None) -> float | None:
-        """Take back a request.
-
-        Args:
-            placed: The request.
-            now_s: Modelled seconds.
-            computed: Tokens that were computed; None: it was lost.
+    def end(self, placed: Placed[T], now_s: float) -> float:
+        """Take back a request that was handed over.
 
         Returns:
-            The seconds that its uncached tokens took, modelled; None when it was lost.
+            The seconds since this instance last had computed something, or was given this request; >= 0.
         """
         del self.running[placed.item]
         self.running_tokens -= placed.uncached
         self.running_prompt_tokens -= placed.tokens
-        if computed is None:
-            return None
         started_s = now_s if placed.started_s is None else placed.started_s
-        took_s = now_s - max(started_s, self.progress_s)
-        self.progress_s = now_s
-        self.pace.learn(computed, took_s)
-        return took_s
+        return max(0.0, now_s - max(started_s, self.progress_s))
 
-    def in_order(self, *, hit_first: bool) -> Iterator[Placed[T]]:
-        """Iterate over the queue in the order in which it is served.
+    def next_up(self, *, hit_first: bool) -> Placed[T] | None:
+        """Return the request to be served next; None when none waits.
 
         Args:
-            hit_first: The largest cached share first, then arrival, instead of arrival alone.
+            hit_first: The largest number of cached tokens first, then arrival, instead of arrival alone.
         """
         if not hit_first:
+            return next(iter(self.queue.values()), None)
+        return min(self.queue.values(), key=_hit_order, default=None)
+
+    def in_order(self, *, hit_first: bool) -> Iterator[Placed[T]]:
+        """Iterate over the queue in the order in which it is served."""
+        if not hit_first:
             return iter(self.queue.values())
-        return iter(sorted(self.queue.values(), key=lambda placed: placed.uncached - placed.tokens))
+        return iter(sorted(self.queue.values(), key=_hit_order))
+
+
+def _hit_order(placed: Placed[T]) -> int:
+    return placed.uncached - placed.arrival.tokens

@@ -6,31 +6,62 @@ Called by the router with bytes, or with token ids where a tokenizer is at hand.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import orjson
 import xxhash
 
 BLOCK_TOKENS = 512
 """Tokens per key. Source: DualMap's artefact and Mooncake's traces."""
 BLOCK_BYTES = 2048
 """Bytes per key: 512 tokens at 4 bytes each. Fixed although the ratio differs between tokenizers, because keys
-must stay comparable while an estimate of the ratio drifts; what shifts is only how long a block is."""
+must stay comparable while an estimate of the ratio drifts: one changed byte per block would turn all caches into
+strangers. What the ratio does change is how many tokens such a block counts for (`Arrival.block_tokens`)."""
 MAX_BLOCKS = 512
 """Blocks hashed of one prompt. Chosen: 262,144 tokens; what follows cannot change where a request goes."""
+KEY_BYTES = 8
 
 _ROOT = 0x50E570C4
 
 
-def prompt_keys(prompt: bytes, *, block_bytes: int = BLOCK_BYTES) -> tuple[int, ...]:
+class Prefix:
+    """The chained keys of one prompt, also packed into bytes for comparing many at once.
+
+    Attributes:
+        keys: One key per begun block, each in [0, 2**64).
+        packed: The same, 8 bytes each.
+    """
+
+    __slots__ = ("keys", "packed")
+
+    def __init__(self, keys: tuple[int, ...]) -> None:
+        self.keys = keys
+        self.packed = array("Q", keys).tobytes()
+
+
+def space_seed(*parts: str) -> int:
+    """Return the seed of a key space: prompts share keys only with prompts of equal ``parts``.
+
+    Args:
+        parts: What separates caches in a worker, for example the model's name and a request's ``cache_salt``.
+    """
+    return xxhash.xxh3_64_intdigest("\0".join(parts).encode(), _ROOT) if any(parts) else _ROOT
+
+
+def prompt_keys(
+    prompt: bytes | memoryview, *, block_bytes: int = BLOCK_BYTES, seed: int = _ROOT
+) -> tuple[int, ...]:
     """Return one key per begun block of a prompt, each depending on all before it.
 
     Args:
         prompt: The prompt as rendered; a conversation that grows keeps its beginning, and so its keys.
         block_bytes: Bytes per block, >= 1.
+        seed: From `space_seed`.
     """
     digest = xxhash.xxh3_64_intdigest
     view = memoryview(prompt)[: MAX_BLOCKS * block_bytes]
-    key = _ROOT
+    key = seed
     keys = []
     for start in range(0, len(view), block_bytes):
         key = digest(view[start : start + block_bytes], key)
@@ -38,11 +69,59 @@ def prompt_keys(prompt: bytes, *, block_bytes: int = BLOCK_BYTES) -> tuple[int, 
     return tuple(keys)
 
 
-def token_keys(tokens: Sequence[int], *, block_tokens: int = BLOCK_TOKENS) -> tuple[int, ...]:
-    """Return one key per begun block of token ids; the exact mode, for prompts that come as ids.
+def token_keys(
+    tokens: Sequence[int], *, block_tokens: int = BLOCK_TOKENS, seed: int = _ROOT
+) -> tuple[int, ...]:
+    """Return one key per begun block of token ids; for prompts that come as ids, or are tokenized here.
 
     Args:
         tokens: Ids in [0, 2**32).
         block_tokens: Tokens per block, >= 1.
+        seed: From `space_seed`.
     """
-    return prompt_keys(array("I", tokens).tobytes(), block_bytes=4 * block_tokens)
+    packed = array("I", tokens[: MAX_BLOCKS * block_tokens]).tobytes()
+    return prompt_keys(packed, block_bytes=4 * block_tokens, seed=seed)
+
+
+def exact_keys(
+    prompt: str,
+    tokenize: Callable[[str], Sequence[int]],
+    *,
+    block_tokens: int = BLOCK_TOKENS,
+    seed: int = _ROOT,
+) -> tuple[int, tuple[int, ...]]:
+    """Return a prompt's token count and its keys by the model's own tokenizer: the exact mode.
+
+    Args:
+        prompt: As the worker will see it, chat template applied.
+        tokenize: Returns the ids of a text.
+        block_tokens: Tokens per block, >= 1.
+        seed: From `space_seed`.
+    """
+    tokens = tokenize(prompt)
+    return len(tokens), token_keys(tokens, block_tokens=block_tokens, seed=seed)
+
+
+def render_chat(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> bytes:
+    """Return the bytes that stand for a chat: appending messages never changes what was rendered before.
+
+    This is no model's template; it only has to change where that would. Tools come first, as in the templates of
+    models that have them. Anything that is not plain text counts by its JSON.
+
+    Args:
+        messages: As sent, each an object.
+        tools: The request's ``tools``, or None.
+    """
+    parts = [] if not tools else [b"tools\n", orjson.dumps(tools), b"\0"]
+    for message in messages:
+        content = message.get("content")
+        extra = {key: value for key, value in message.items() if key not in {"role", "content"}}
+        parts += [_text(str(message.get("role"))), b"\n"]
+        if extra:
+            parts += [orjson.dumps(extra), b"\n"]
+        parts += [_text(content) if isinstance(content, str) else orjson.dumps(content), b"\0"]
+    return b"".join(parts)
+
+
+def _text(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -6,19 +6,19 @@ be handed over now. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from penstock_router.policy.instance import Instance, Placed
 from penstock_router.policy.placer import Arrival, Placer, View
-from penstock_router.policy.rebalance import decode_delay_s, plan_moves
+from penstock_router.policy.rebalance import Aim, decode_delay_s, plan_moves
 
 T = TypeVar("T")
 
 CACHE_BLOCKS = 4096
 """Blocks remembered per instance where nothing else is said. Chosen: 2M tokens of 512-token blocks, more than any
-worker of today caches; 128 KiB of memory at most."""
+worker of today caches; about 100 KiB of memory with prompts of some thousand tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class PlacementSettings:
         slot_requests: Requests handed to one instance at a time; None is unbounded.
         max_requests: Most waiting requests; None is unbounded.
         max_wait_s: Longest wait, modelled seconds; None is unbounded.
-        hit_first: The largest cached share first instead of arrival order.
+        hit_first: The most cached tokens first instead of arrival order.
         cache_blocks: Prefix blocks that one instance's cache holds.
         slo_s: TTFT that rebalancing aims for, modelled seconds.
         bottleneck_s: See `decode_delay_s`.
@@ -63,6 +63,8 @@ class Placement(Generic[T]):
 
     Attributes:
         moved: Requests that rebalancing has moved so far.
+        waiting: Requests that wait.
+        waiting_tokens: Their prompt tokens.
     """
 
     def __init__(self, placer: Placer, settings: PlacementSettings) -> None:
@@ -70,45 +72,49 @@ class Placement(Generic[T]):
         self._settings = settings
         self._view = View(settings.tokens_per_s)
         self._instances: dict[str, Instance[T]] = {}
-        self._homeless: dict[T, tuple[Placed[T], frozenset[str]]] = {}
+        # Instances that take nothing, and are known because they may come back or still compute something.
+        self._away: dict[str, Instance[T]] = {}
+        self._homeless: dict[T, Placed[T]] = {}
         self._placed: dict[T, Placed[T]] = {}
-        self._leaving: dict[str, Instance[T]] = {}
+        # Names whose queue or room has changed since they were last looked at by `take`.
+        self._stirred: dict[str, None] = {}
         self.moved = 0
+        self.waiting = 0
+        self.waiting_tokens = 0
 
     # ------------------------------------------------------------------ who serves
 
-    def set_instances(self, names: Iterable[str], now_s: float) -> None:
-        """Say who may be given requests; what waits for others is placed anew, what runs there goes on."""
+    def set_instances(self, names: Iterable[str], now_s: float, *, resting: Collection[str] = ()) -> None:
+        """Say who may be given requests; what waits for others is placed anew, what runs there goes on.
+
+        Args:
+            names: Those that may.
+            now_s: Modelled seconds.
+            resting: Those that may not now and will come back as they were: what is known of them is kept.
+        """
         wanted = dict.fromkeys(names)
-        gone = [name for name in self._instances if name not in wanted]
         strays: list[Placed[T]] = []
-        for name in gone:
-            instance = self._instances.pop(name)
-            self._placer.left(name)
-            strays += list(instance.queue.values())
-            for placed in strays:
-                instance.queue.pop(placed.item, None)
-            instance.queued_tokens = 0
-            if instance.running:
-                self._leaving[name] = instance
+        for name in [name for name in self._instances if name not in wanted]:
+            strays += self._let_go(name)
         for name in wanted:
             if name not in self._instances:
-                known = self._leaving.pop(name) if name in self._leaving else None
-                self._instances[name] = known or Instance(
-                    name, cache_blocks=self._settings.cache_blocks, now_s=now_s
-                )
+                known = self._away.pop(name, None)
+                cache_blocks = self._settings.cache_blocks
+                self._instances[name] = known or Instance(name, cache_blocks=cache_blocks, now_s=now_s)
                 self._placer.joined(name)
-        for placed in strays:
-            self._place(placed, frozenset(), now_s)
+        for name in [name for name, each in self._away.items() if not each.running and name not in resting]:
+            del self._away[name]
         if self._instances:
-            homeless, self._homeless = list(self._homeless.values()), {}
-            for placed, avoid in homeless:
-                self._place(placed, avoid, now_s)
+            strays += self._homeless.values()
+            self._homeless = {}
+        for placed in sorted(strays, key=lambda placed: placed.since_s):
+            self._place(placed, now_s)
 
     def restarted(self, name: str) -> None:
         """Forget an instance's cache: its process is a new one."""
-        if name in self._instances:
-            self._instances[name].index.clear()
+        instance = self._instances.get(name) or self._away.get(name)
+        if instance is not None:
+            instance.index.clear()
 
     def heard(self, name: str, others_tokens: int) -> None:
         """Take news of the uncached tokens that other routers have at an instance."""
@@ -124,12 +130,14 @@ class Placement(Generic[T]):
             item: The request.
             arrival: What the policy may know.
             now_s: Modelled seconds.
-            again: It was admitted before, and meets no bound.
+            again: It was admitted before: it meets no bound, and waits before all others.
         """
         bound = self._settings.max_requests
         if bound is not None and not again and self.waiting >= bound:
             return False
-        self._place(Placed(item, arrival.chain, arrival.tokens, now_s), arrival.avoid, now_s)
+        self.waiting += 1
+        self.waiting_tokens += arrival.tokens
+        self._place(Placed(item, arrival, now_s), now_s, is_first=again)
         return True
 
     def take(self, now_s: float, may_start: Callable[[str], bool] | None = None) -> list[Handed[T]]:
@@ -139,52 +147,75 @@ class Placement(Generic[T]):
             now_s: Modelled seconds.
             may_start: Whether an instance may be given anything at this moment; absent: all may.
         """
+        if not self._stirred:
+            return []
         taken = []
-        for instance in self._instances.values():
-            if not instance.queue or (may_start is not None and not may_start(instance.name)):
-                continue
-            for placed in list(instance.in_order(hit_first=self._settings.hit_first)):
-                if not self._has_room(instance):
+        stirred, self._stirred = self._stirred, {}
+        for name in stirred:
+            instance = self._instances.get(name)
+            while instance is not None and instance.queue and self._has_room(instance):
+                if may_start is not None and not may_start(name):
+                    self._stirred[name] = None
                     break
+                placed = instance.next_up(hit_first=self._settings.hit_first)
+                assert placed is not None  # noqa: S101 - the queue is not empty
                 instance.start(placed, now_s)
-                taken.append(Handed(placed.item, instance.name, placed.reason))
+                self._waits_no_more(placed)
+                taken.append(Handed(placed.item, name, placed.reason))
         return taken
 
-    def computed(self, item: T, now_s: float, *, cached_tokens: int | None = None) -> None:
+    def computed(
+        self, item: T, now_s: float, *, cached_tokens: int | None = None, measured: bool = True
+    ) -> None:
         """Note that a request's prompt was computed: its instance has room again.
 
         Args:
             item: The request.
             now_s: Modelled seconds.
-            cached_tokens: As the instance's usage says. The pace is learnt from what was really computed:
-                where the estimate of hits is wrong, an instance would seem faster than it is, draw more
-                requests, and never recover. None: not told, the estimate stands.
+            cached_tokens: What the worker says it need not compute; None: it does not say.
+            measured: Whether it was noticed at once; else the time since says nothing about the pace.
         """
-        placed = self._placed.get(item)
-        if placed is not None:
-            computed = placed.uncached if cached_tokens is None else max(0, placed.tokens - cached_tokens)
-            self._end(item, now_s, computed=computed)
+        ended = self._end(item, now_s)
+        if ended is None:
+            return
+        instance, placed, took_s = ended
+        instance.progress_s = now_s
+        if not measured:
+            return
+        uncached = placed.uncached if cached_tokens is None else max(1, placed.tokens - cached_tokens)
+        instance.pace.learn(uncached, took_s)
+        self._view.pace.learn(uncached, took_s)
 
     def lost(self, item: T, now_s: float) -> None:
         """Note that a request left its instance without having been computed."""
-        self._end(item, now_s, computed=None)
+        ended = self._end(item, now_s)
+        if ended is not None:
+            instance, placed, _ = ended
+            instance.forget(placed)
 
     def withdraw(self, item: T) -> None:
         """Take a request out that nobody waits for any more; does nothing when it does not wait."""
-        self._homeless.pop(item, None)
+        placed = self._homeless.pop(item, None)
+        if placed is not None:
+            self._waits_no_more(placed)
+            return
         placed = self._placed.get(item)
         if placed is not None and placed.started_s is None:
-            self._drop(placed)
+            instance = self._instances[placed.instance]
+            instance.pull(placed)
+            instance.forget(placed)
+            del self._placed[item]
+            self._waits_no_more(placed)
 
     def expired(self, now_s: float) -> list[T]:
         """Take out and return the requests that have waited as long as may be."""
         bound = self._settings.max_wait_s
         if bound is None:
             return []
-        late = [placed for placed in self._waiting_ones() if now_s - placed.since_s >= bound]
-        for placed in late:
-            self.withdraw(placed.item)
-        return [placed.item for placed in late]
+        late = [placed.item for placed in self._waiting_ones() if now_s - placed.since_s >= bound]
+        for item in late:
+            self.withdraw(item)
+        return late
 
     def rebalance(self, now_s: float, names: Iterable[str] | None = None) -> int:
         """Move what should not wait where it does; return how many moved.
@@ -193,47 +224,25 @@ class Placement(Generic[T]):
             now_s: Modelled seconds.
             names: Instances to relieve; absent: those that are decode-bound.
         """
-        delay_s = {
-            each.name: delay
-            for each in self._instances.values()
-            if (delay := decode_delay_s(each, self._view, now_s, self._settings.bottleneck_s))
-        }
+        settings = self._settings
+        if names is None:
+            names = [
+                each.name
+                for each in self._instances.values()
+                if each.queue and decode_delay_s(each, self._view, now_s, settings.bottleneck_s)
+            ]
+        aim = Aim(settings.slo_s, settings.bottleneck_s, now_s, settings.hit_first)
         count = 0
-        for name in delay_s if names is None else names:
+        for name in names:
             source = self._instances[name]
-            moves = plan_moves(
-                source,
-                self._instances,
-                self._view,
-                slo_s=self._settings.slo_s,
-                delay_s=delay_s,
-                hit_first=self._settings.hit_first,
-            )
-            for move in moves:
-                placed = move.placed
-                source.pull(placed)
-                placed.other, placed.uncached, placed.other_uncached = (
-                    name,
-                    placed.other_uncached,
-                    placed.uncached,
-                )
-                self._instances[move.to].put(placed)
-                placed.reason = f"moved from {name}: {move.benefit_s:.2f} s sooner"
-            count += len(moves)
+            for move in plan_moves(source, self._instances, self._view, aim):
+                self._move(move.placed, source, self._instances[move.to])
+                move.placed.reason = f"moved from {name}: {move.benefit_s:.2f} s sooner"
+                count += 1
         self.moved += count
         return count
 
     # ------------------------------------------------------------------ to look at
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait."""
-        return len(self._homeless) + sum(len(each.queue) for each in self._instances.values())
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Prompt tokens of the requests that wait."""
-        return sum(placed.tokens for placed in self._waiting_ones())
 
     def oldest_s(self, now_s: float) -> float:
         """Return how long the longest wait has lasted, modelled seconds; 0 when nothing waits."""
@@ -252,26 +261,45 @@ class Placement(Generic[T]):
     # ------------------------------------------------------------------ within
 
     def _waiting_ones(self) -> list[Placed[T]]:
-        homeless = [placed for placed, _ in self._homeless.values()]
-        return homeless + [placed for each in self._instances.values() for placed in each.queue.values()]
+        return [*self._homeless.values(), *(each for each in self._placed.values() if each.started_s is None)]
 
-    def _place(self, placed: Placed[T], avoid: frozenset[str], now_s: float) -> None:
+    def _place(self, placed: Placed[T], now_s: float, *, is_first: bool = False) -> None:
         if not self._instances:
-            self._placed.pop(placed.item, None)
-            self._homeless[placed.item] = (placed, avoid)
+            self._homeless[placed.item] = placed
             return
-        arrival = Arrival(placed.chain, placed.tokens, avoid)
-        place = self._placer.place(arrival, self._instances, self._view)
+        place = self._placer.place(placed.arrival, self._instances, self._view)
         target = self._instances[place.name]
-        placed.uncached = target.uncached(placed.chain, placed.tokens)
+        placed.reason = place.reason
+        placed.uncached = target.uncached(placed.arrival)
         placed.other = place.other
         if place.other:
-            placed.other_uncached = self._instances[place.other].uncached(placed.chain, placed.tokens)
+            placed.other_uncached = self._instances[place.other].uncached(placed.arrival)
         self._placed[placed.item] = placed
-        placed.reason = place.reason
-        target.put(placed)
+        target.put(placed, is_first=is_first)
+        self._stirred[place.name] = None
         if place.is_hot:
             self.rebalance(now_s, (place.name, place.other))
+
+    def _move(self, placed: Placed[T], source: Instance[T], target: Instance[T]) -> None:
+        source.pull(placed)
+        source.forget(placed)
+        placed.other, placed.other_uncached = source.name, placed.uncached
+        # Not what it was at arrival: others of its prefix may have moved there before it.
+        placed.uncached = target.uncached(placed.arrival)
+        target.put(placed)
+        self._stirred[target.name] = None
+
+    def _let_go(self, name: str) -> list[Placed[T]]:
+        """Give nothing more to an instance; return what waited for it."""
+        instance = self._instances.pop(name)
+        self._away[name] = instance
+        self._placer.left(name)
+        strays = list(instance.queue.values())
+        for placed in strays:
+            instance.pull(placed)
+            instance.forget(placed)
+            del self._placed[placed.item]
+        return strays
 
     def _has_room(self, instance: Instance[T]) -> bool:
         settings = self._settings
@@ -280,21 +308,18 @@ class Placement(Generic[T]):
             return False
         return running == 0 or settings.slot_tokens is None or instance.running_tokens < settings.slot_tokens
 
-    def _end(self, item: T, now_s: float, *, computed: int | None) -> None:
-        placed = self._placed.pop(item, None)
-        if placed is None:
-            return
+    def _end(self, item: T, now_s: float) -> tuple[Instance[T], Placed[T], float] | None:
+        """Take a request from where it runs; None when it runs nowhere."""
+        placed = self._placed.get(item)
+        if placed is None or placed.started_s is None:
+            return None
+        del self._placed[item]
         instance = self._instances.get(placed.instance)
         if instance is None or item not in instance.running:
-            instance = self._leaving.get(placed.instance)
-        if instance is None or item not in instance.running:
-            return
-        took_s = instance.end(placed, now_s, computed=computed)
-        if took_s is not None and computed is not None:
-            self._view.pace.learn(computed, took_s)
-        if not instance.running:
-            self._leaving.pop(placed.instance, None)
+            instance = self._away[placed.instance]
+        self._stirred[placed.instance] = None
+        return instance, placed, instance.end(placed, now_s)
 
-    def _drop(self, placed: Placed[T]) -> None:
-        self._instances[placed.instance].pull(placed)
-        del self._placed[placed.item]
+    def _waits_no_more(self, placed: Placed[T]) -> None:
+        self.waiting -= 1
+        self.waiting_tokens -= placed.tokens

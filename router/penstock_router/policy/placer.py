@@ -10,24 +10,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.instance import Instance, Pace
 
+__all__ = ["Arrival", "Instances", "Place", "Placer", "View", "eligible"]
+
 Instances = Mapping[str, Instance[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A request to place.
-
-    Attributes:
-        chain: Chained prefix keys, one per begun block.
-        tokens: Prompt tokens, known or estimated.
-        avoid: Instances that have failed it; taken only if there is no other.
-    """
-
-    chain: tuple[int, ...]
-    tokens: int
-    avoid: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +52,7 @@ class View:
     """Estimates over all instances, the same for every policy.
 
     Attributes:
-        pace: Of all instances together; stands in for one that has computed nothing yet.
+        pace: Of all instances together; stands in for one that has computed little yet.
     """
 
     __slots__ = ("pace",)
@@ -75,7 +63,7 @@ class View:
 
     def seconds(self, instance: Instance[Any], tokens: int) -> float | None:
         """Return how long an instance computes ``tokens``; None while no pace is known."""
-        pace = instance.pace.tokens_per_s or self.pace.tokens_per_s
+        pace = instance.pace.mixed(self.pace.tokens_per_s)
         return None if pace is None else tokens / pace
 
     def ttft_s(self, instance: Instance[Any], uncached: int) -> float | None:

@@ -1,112 +1,153 @@
-"""Which prefix blocks an instance holds, as far as the router can know: it remembers what it sent there.
+"""Which prefix blocks an instance holds, as far as the router knows: what it sent there, and what events say.
 
-Two generations of open-addressing tables stand for least-recently-used order: a block that is used goes to the
-young table; when that is full, the old one is dropped and the young one becomes old. So between half and all of
-the capacity is remembered, at 16 to 32 bytes a block, and nothing is ever unlinked. Pure.
+Keys are chained, so a block stands for everything before it, and what one prompt added is a *run* that is only
+ever entered at its first block. One dict entry per run and eight bytes per block is the whole index: a lookup
+costs a few dict gets and memory comparisons, not one probe per block. Runs are kept in order of use and the least
+recently used are cut from their ends, so that a block never outlives the block before it. Pure.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator
+from itertools import islice
+from sys import getsizeof
 
-_LOWEST_SLOTS = 64
+from penstock_router.policy.keys import KEY_BYTES, Prefix
 
-
-class _Table:
-    """A set of 64-bit keys; grows by doubling up to its limit, and is dropped whole."""
-
-    __slots__ = ("_mask", "_slots", "count")
-
-    def __init__(self) -> None:
-        self._slots = array("Q", bytes(8 * _LOWEST_SLOTS))
-        self._mask = _LOWEST_SLOTS - 1
-        self.count = 0
-
-    def __contains__(self, key: int) -> bool:
-        slots, mask = self._slots, self._mask
-        place = key & mask
-        while found := slots[place]:
-            if found == key:
-                return True
-            place = (place + 1) & mask
-        return False
-
-    def add(self, key: int) -> None:
-        slots, mask = self._slots, self._mask
-        place = key & mask
-        while found := slots[place]:
-            if found == key:
-                return
-            place = (place + 1) & mask
-        slots[place] = key
-        self.count += 1
-        if self.count * 2 > mask:
-            self._grow()
-
-    def size_bytes(self) -> int:
-        return len(self._slots) * 8
-
-    def _grow(self) -> None:
-        old = self._slots
-        self._mask = self._mask * 2 + 1
-        self._slots = array("Q", bytes(8 * (self._mask + 1)))
-        slots, mask = self._slots, self._mask
-        for key in old:
-            if key:
-                place = key & mask
-                while slots[place]:
-                    place = (place + 1) & mask
-                slots[place] = key
+_SLACK = 32
+"""Chosen: when full, 1/32 of the capacity is forgotten at once; taking the oldest entry out of a dict one by one
+would walk over all that went before it."""
 
 
 class PrefixIndex:
-    """The blocks of one instance.
+    """The blocks of one instance, at most ``capacity`` of them.
 
-    Args of the constructor:
-        capacity: Blocks that the instance's cache holds, >= 2.
+    Attributes:
+        count: Blocks remembered.
     """
 
-    __slots__ = ("_half", "_old", "_young")
+    __slots__ = ("_capacity", "_runs", "count")
 
     def __init__(self, capacity: int) -> None:
-        self._half = max(1, capacity // 2)
-        self._young = _Table()
-        self._old = _Table()
+        """Start empty.
 
-    def held(self, chain: Sequence[int]) -> int:
-        """Return how many leading blocks of ``chain`` the instance holds.
-
-        Blocks are remembered deepest first, so what is held is a prefix and can be found by bisection.
+        Args:
+            capacity: Blocks that the instance's cache holds, >= 1.
         """
-        low, high = 0, len(chain)
-        young, old = self._young, self._old
-        while low < high:
-            middle = (low + high) // 2
-            key = chain[middle] or 1
-            if key in young or key in old:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        self._capacity = capacity
+        # First key of a run -> its keys packed; a run of one block has no need of them.
+        self._runs: dict[int, bytes | None] = {}
+        self.count = 0
 
-    def use(self, chain: Sequence[int]) -> None:
-        """Remember that the instance computes, or has just read, all blocks of ``chain``."""
-        for key in reversed(chain):
-            if self._young.count >= self._half:
-                self._old = self._young
-                self._young = _Table()
-            # The empty slot is 0; a key of 0 is as likely as any other and shares the place of 1.
-            self._young.add(key or 1)
+    def held(self, prefix: Prefix) -> int:
+        """Return how many leading blocks of a prompt the instance holds."""
+        keys, runs = prefix.keys, self._runs
+        place, total = 0, len(keys)
+        while place < total:
+            try:
+                run = runs[keys[place]]
+            except KeyError:
+                break
+            place += 1 if run is None else _common(run, prefix.packed, place)
+        return place
+
+    def use(self, prefix: Prefix) -> int:
+        """Remember that the instance computes, or has just read, all blocks of a prompt.
+
+        Returns:
+            How many leading blocks it held before.
+        """
+        keys, runs = prefix.keys, self._runs
+        total = len(keys)
+        passed = list(self._along(prefix))
+        place = passed[-1][1] if passed else 0
+        if place < total:
+            rest = total - place
+            runs[keys[place]] = prefix.packed[place * KEY_BYTES :] if rest > 1 else None
+            self.count += rest
+        # Ancestors last: they must be younger than what builds on them.
+        for head, _ in reversed(passed):
+            runs[head] = runs.pop(head)
+        if self.count > self._capacity:
+            self._forget(self.count - self._capacity + self._capacity // _SLACK)
+        return place
+
+    def limit(self, prefix: Prefix, blocks: int) -> None:
+        """Learn that the instance holds at most the first ``blocks`` blocks of a prompt.
+
+        Args:
+            prefix: The prompt.
+            blocks: >= 0. What other prompts hold beyond them in common with this one is forgotten with it.
+        """
+        start = 0
+        for head, end in list(self._along(prefix)):
+            if end > blocks:
+                self._cut(head, max(0, blocks - start))
+            start = end
 
     def clear(self) -> None:
         """Forget everything: the instance has restarted."""
-        self._young = _Table()
-        self._old = _Table()
-
-    def size_bytes(self) -> int:
-        """Return the memory of both tables."""
-        return self._young.size_bytes() + self._old.size_bytes()
+        self._runs = {}
+        self.count = 0
 
     def __len__(self) -> int:
-        return self._young.count + self._old.count
+        return self.count
+
+    def size_bytes(self) -> int:
+        """Return the memory of the index: the dict, its keys and the packed runs."""
+        own = getsizeof(self._runs)
+        return own + sum(
+            getsizeof(head) + (0 if run is None else getsizeof(run)) for head, run in self._runs.items()
+        )
+
+    def _along(self, prefix: Prefix) -> Iterator[tuple[int, int]]:
+        """Yield the heads of the runs that a prompt follows, each with the place where it leaves the run."""
+        keys, runs = prefix.keys, self._runs
+        place, total = 0, len(keys)
+        while place < total:
+            head = keys[place]
+            try:
+                run = runs[head]
+            except KeyError:
+                return
+            place += 1 if run is None else _common(run, prefix.packed, place)
+            yield head, place
+
+    def _cut(self, head: int, blocks: int) -> None:
+        """Shorten a run to ``blocks`` blocks."""
+        run = self._runs[head]
+        length = 1 if run is None else len(run) // KEY_BYTES
+        if blocks >= length:
+            return
+        self.count -= length - blocks
+        if blocks == 0:
+            del self._runs[head]
+        else:
+            self._runs[head] = None if blocks == 1 or run is None else run[: blocks * KEY_BYTES]
+
+    def _forget(self, blocks: int) -> None:
+        """Forget at least ``blocks`` blocks if there are so many, the least recently used first."""
+        for head in list(islice(self._runs, blocks)):
+            if blocks <= 0:
+                return
+            run = self._runs[head]
+            length = 1 if run is None else len(run) // KEY_BYTES
+            self._cut(head, max(0, length - blocks))
+            blocks -= length
+
+
+def _common(run: bytes, packed: bytes, place: int) -> int:
+    """Return how many keys a run shares with a prompt from ``place`` on; the first is known to agree."""
+    start = place * KEY_BYTES
+    if packed.startswith(run, start):
+        return len(run) // KEY_BYTES
+    # Chained keys agree up to one place and differ from there on.
+    low, high = 1, min(len(run), len(packed) - start) // KEY_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        at = middle * KEY_BYTES
+        if run[at - KEY_BYTES : at] == packed[start + at - KEY_BYTES : start + at]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,11 +1,15 @@
 """The policies that DualMap is compared with, behind the same interface.
 
-Sources: the DualMap paper's baselines; Preble; Dynamo's router documentation for the KV cost. Pure.
+Sources: the DualMap paper's baselines; Preble; Dynamo's router documentation for the KV cost. Among equals the
+instance that remembers the fewest blocks is taken, so that idle instances fill their caches evenly. Pure.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock_router.policy.hotness import HotnessTree
+from penstock_router.policy.instance import Instance
 from penstock_router.policy.placer import Arrival, Instances, Place, View, eligible
 from penstock_router.policy.rings import HashRing
 
@@ -13,7 +17,7 @@ _PREBLE_SHARE = 0.5
 """Share of a prompt that must be cached for affinity. Source: Preble, as the DualMap paper states it."""
 
 
-class _Memoryless:
+class Memoryless:
     """A policy that need not know who joins and leaves."""
 
     __slots__ = ()
@@ -46,40 +50,55 @@ class CacheAffinity:
         """Return the key's instance."""
         name = self._ring.find(self._hotness.key(arrival.chain, len(instances)))
         if name is None or name in arrival.avoid:
-            name = min(eligible(instances, arrival.avoid), key=lambda each: each.pending_tokens).name
+            return Place(_emptiest(eligible(instances, arrival.avoid)).name, "its place has failed it")
         return Place(name, "prefix's place on the ring")
 
 
-class LeastPending(_Memoryless):
+class LeastPending(Memoryless):
     """The fewest uncached tokens pending, whatever is cached where: the paper's Least Loaded."""
 
     __slots__ = ()
 
     def place(self, arrival: Arrival, instances: Instances, view: View) -> Place:  # noqa: ARG002 - needs no estimate
         """Return the least loaded instance."""
-        best = min(eligible(instances, arrival.avoid), key=lambda each: each.pending_tokens)
-        return Place(best.name, f"fewest pending tokens: {best.pending_tokens}")
+        return Place(_emptiest(eligible(instances, arrival.avoid)).name, "fewest pending tokens")
 
 
-class MinTtft(_Memoryless):
+class RoundRobinPlacer(Memoryless):
+    """Each instance in turn, when the request arrives."""
+
+    __slots__ = ("_turn",)
+
+    def __init__(self) -> None:
+        self._turn = -1
+
+    def place(self, arrival: Arrival, instances: Instances, view: View) -> Place:  # noqa: ARG002 - looks at nothing
+        """Return the next instance."""
+        self._turn += 1
+        pool = eligible(instances, arrival.avoid)
+        return Place(pool[self._turn % len(pool)].name, "next in turn")
+
+
+class MinTtft(Memoryless):
     """The smallest estimated TTFT over all instances."""
 
     __slots__ = ()
 
     def place(self, arrival: Arrival, instances: Instances, view: View) -> Place:
         """Return the instance with the smallest estimate; by tokens alone while no pace is known."""
-        best, least = None, float("inf")
+        best, least, least_blocks = None, float("inf"), 0
+        fleet = view.pace.tokens_per_s
         for each in eligible(instances, arrival.avoid):
-            uncached = each.uncached(arrival.chain, arrival.tokens)
-            ttft_s = view.ttft_s(each, uncached)
-            cost = float(each.pending_tokens + uncached) if ttft_s is None else ttft_s
-            if best is None or cost < least:
-                best, least = each, cost
+            tokens = each.pending_tokens + each.uncached(arrival)
+            cost = tokens / (each.pace.mixed(fleet) or 1.0)
+            blocks = each.index.count
+            if best is None or cost < least or (cost == least and blocks < least_blocks):
+                best, least, least_blocks = each, cost, blocks
         assert best is not None  # noqa: S101 - there is at least one instance
         return Place(best.name, "smallest estimated TTFT")
 
 
-class Preble(_Memoryless):
+class Preble(Memoryless):
     """Affinity when more than half of the prompt is cached somewhere, else load."""
 
     __slots__ = ()
@@ -87,15 +106,15 @@ class Preble(_Memoryless):
     def place(self, arrival: Arrival, instances: Instances, view: View) -> Place:  # noqa: ARG002 - needs no estimate
         """Return the instance with the largest hit, or the least loaded one."""
         pool = eligible(instances, arrival.avoid)
-        costs = [(each.uncached(arrival.chain, arrival.tokens), each.pending_tokens, each) for each in pool]
-        uncached, _, nearest = min(costs, key=lambda cost: cost[:2])
+        uncached, _, at = min(
+            (each.uncached(arrival), each.pending_tokens, at) for at, each in enumerate(pool)
+        )
         if uncached < (1 - _PREBLE_SHARE) * arrival.tokens:
-            return Place(nearest.name, "more than half is cached there")
-        emptiest = min(pool, key=lambda each: each.pending_tokens)
-        return Place(emptiest.name, "little is cached anywhere: least loaded")
+            return Place(pool[at].name, "more than half is cached there")
+        return Place(_emptiest(pool).name, "little is cached anywhere: least loaded")
 
 
-class KvCost(_Memoryless):
+class KvCost(Memoryless):
     """Dynamo's cost in blocks: pending and own uncached prefill, plus all blocks that requests there occupy.
 
     ``prefill_load_scale`` and the overlap credit are 1, and the weight of a request 0: its defaults. Blocks
@@ -106,14 +125,19 @@ class KvCost(_Memoryless):
     __slots__ = ()
 
     def place(self, arrival: Arrival, instances: Instances, view: View) -> Place:  # noqa: ARG002 - needs no estimate
-        """Return the instance of lowest cost."""
-        best = min(
-            eligible(instances, arrival.avoid),
-            key=lambda each: (
-                each.pending_tokens
-                + each.uncached(arrival.chain, arrival.tokens)
-                + each.running_prompt_tokens
-                + arrival.tokens
-            ),
+        """Return the instance of lowest cost; what the request itself will occupy is the same everywhere."""
+        pool = eligible(instances, arrival.avoid)
+        _, _, at = min(
+            (
+                each.pending_tokens + each.uncached(arrival) + each.running_prompt_tokens,
+                each.index.count,
+                at,
+            )
+            for at, each in enumerate(pool)
         )
-        return Place(best.name, "lowest KV cost")
+        return Place(pool[at].name, "lowest KV cost")
+
+
+def _emptiest(pool: list[Instance[Any]]) -> Instance[Any]:
+    """Return the instance with the fewest pending tokens; among equals, the one that remembers least."""
+    return min(pool, key=lambda each: (each.pending_tokens, each.index.count))

@@ -291,5 +291,6 @@ def test_every_request_leaves_exactly_once(policy, events, hit_first, step_s):  
 
     assert 0 == queues.waiting == queues.waiting_tokens
     assert not queues._placed
-    assert not queues._leaving
+    queues.set_instances("abcd", now_s)
+    assert not queues._away
     assert all(each.pending_tokens == 0 and not each.running for each in queues._instances.values())

@@ -1,0 +1,38 @@
+"""A request as placing policies see it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock_router.policy.keys import BLOCK_TOKENS, Prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request to place.
+
+    Attributes:
+        chain: Chained prefix keys, one per begun block.
+        tokens: Prompt tokens, known or estimated, >= 0.
+        avoid: Instances that have failed it; taken only if there is no other.
+        block_tokens: Prompt tokens that one block stands for, > 0. 512 where keys are made of token ids or traces;
+            keys made of bytes stand for ``BLOCK_BYTES`` over the prompt's bytes per token.
+        session: Whatever the client says ties requests together; empty for none.
+        prefix: The chain, packed; derived.
+    """
+
+    chain: tuple[int, ...]
+    tokens: int
+    avoid: frozenset[str] = frozenset()
+    block_tokens: float = BLOCK_TOKENS
+    session: str = ""
+    prefix: Prefix = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Pack the chain once, for all the indexes that it is looked up in."""
+        object.__setattr__(self, "prefix", Prefix(self.chain))
+
+    def uncached(self, held: int) -> int:
+        """Return the tokens to compute where ``held`` blocks are held; at least 1 of any prompt."""
+        tokens = self.tokens
+        return max(tokens - int(held * self.block_tokens), 1 if tokens > 0 else 0)
