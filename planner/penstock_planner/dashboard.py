@@ -128,18 +128,11 @@ class Dashboard:
             points["prefill_queue/scale_down"] = config.queue_down
         if view.pull is None:
             return points
-        kv, waiting = view.pull.kv, view.pull.queue
-        if kv.fresh:
-            points["kv/mean"] = kv.total / kv.fresh
-        prefill = view.pull.pools.get(Role.PREFILL)
-        if (
-            waiting is not None
-            and waiting.is_known
-            and waiting.value is not None
-            and prefill
-            and prefill.ready
-        ):
-            points["prefill_queue/per_worker"] = waiting.value / prefill.ready
+        kv_mean, per_worker = view.pull.kv.mean, view.pull.queue_per_worker
+        if kv_mean is not None:
+            points["kv/mean"] = kv_mean
+        if per_worker is not None:
+            points["prefill_queue/per_worker"] = per_worker
         return points
 
     def _draw(self, points: dict[str, float], view: View) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 
 from penstock_core import metric_names as names
 from penstock_planner.decide.decision import Decision
 from penstock_planner.view import Phase, View
+from penstock_wire.problem import error_body
 from penstock_wire.server import HttpServer, Request, Responder
-
-_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class PlannerMetrics:
@@ -81,7 +80,7 @@ class PlannerMetrics:
             self._lag.set(view.lag_p99_s)
         if view.pull is not None:
             kv, queue = view.pull.kv, view.pull.queue
-            self._kv.set(kv.total / kv.fresh if kv.fresh else float("nan"))
+            self._kv.set(_or_nan(kv.mean))
             self._ages.labels("kv").set(_or_nan(kv.age_s))
             self._unknown.labels("kv").set(kv.unknown)
             if queue is not None:
@@ -101,11 +100,11 @@ class PlannerMetrics:
     async def handle(self, request: Request, responder: Responder) -> None:
         """Answer /metrics and /health."""
         if request.path == "/metrics":
-            responder.send(200, self.page(), content_type=_TEXT)
+            responder.send(200, self.page(), content_type=CONTENT_TYPE_LATEST)
         elif request.path == "/health":
             responder.send(200, b'{"status":"ok"}')
         else:
-            responder.send(404, b'{"error":"only /metrics and /health are here"}')
+            responder.send(404, error_body("path: only /metrics and /health are here", code="not_found"))
 
 
 async def serve(metrics: PlannerMetrics, host: str, port: int) -> HttpServer:

@@ -205,17 +205,12 @@ def _zero(records: Sequence[Record], origin: LoadOrigin | None) -> tuple[float, 
 
 
 def _sample(pull: Pull, zero_s: float, config: DecideConfig) -> Sample:
-    prefill = pull.pools.get(Role.PREFILL)
-    queue = pull.queue.value if pull.queue is not None and pull.queue.is_known else None
-    per_worker = None
-    if queue is not None and prefill is not None and prefill.ready:
-        per_worker = queue / prefill.ready
     return Sample(
         at_s=pull.at_s - zero_s,
         pools=pull.pools,
         gpus=existing_gpus(pull.pools, config),
-        kv_mean=pull.kv.total / pull.kv.fresh if pull.kv.fresh else None,
-        queue_per_worker=per_worker,
+        kv_mean=pull.kv.mean,
+        queue_per_worker=pull.queue_per_worker,
     )
 
 

@@ -79,6 +79,11 @@ class KvSummary:
     source: str
     why: str = ""
 
+    @property
+    def mean(self) -> float | None:
+        """Return the mean of the fresh fractions; None without any."""
+        return self.total / self.fresh if self.fresh else None
+
 
 @dataclass(frozen=True, slots=True)
 class Pull:
@@ -95,6 +100,14 @@ class Pull:
     pools: Mapping[Role, PoolCounts]
     kv: KvSummary
     queue: Reading | None
+
+    @property
+    def queue_per_worker(self) -> float | None:
+        """Return queued requests per ready prefill worker; None without a known queue or a ready worker."""
+        prefill = self.pools.get(Role.PREFILL)
+        if self.queue is None or self.queue.value is None or not self.queue.is_known:
+            return None
+        return self.queue.value / prefill.ready if prefill is not None and prefill.ready else None
 
 
 @dataclass(frozen=True, slots=True)
