@@ -23,7 +23,8 @@ from penstock_local.line_follower import LineFollower
 from penstock_local.render import render
 from penstock_local.status import GraphStatus, StatusReader
 from penstock_local.up import Started, UpOptions, up
-from penstock_report.build import analyse, write_report
+from penstock_report.build import write_report
+from penstock_report.findings import analyse
 from penstock_report.text import report_text
 
 _REFRESH_REAL_S = 0.5

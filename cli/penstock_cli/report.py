@@ -9,7 +9,8 @@ import click
 import orjson
 from rich.console import Console
 
-from penstock_report.build import analyse, as_json, require_plots, write_report
+from penstock_report.build import as_json, require_plots, write_report
+from penstock_report.findings import analyse
 from penstock_report.text import report_text
 
 

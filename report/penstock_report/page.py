@@ -7,10 +7,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock_report.build import Report
+from penstock_report.findings import Report
 from penstock_report.html_parts import figure, page, pairs, text
 from penstock_report.ledger_view import DecisionMark
-from penstock_report.text import gpu_line, notes, percent, seconds, violation_lines
+from penstock_report.text import (
+    LATENCIES,
+    RANKS,
+    gpu_line,
+    notes,
+    percent,
+    process_lags,
+    rate,
+    seconds,
+    violation_lines,
+)
 
 _CAPTIONS = {
     "replicas.png": "Replicas of each role, ready and desired, and the GPUs they hold against the budget. A"
@@ -67,7 +77,7 @@ def _counts(report: Report) -> str:
         ("duration", f"{rates['duration_s']:.0f} s modelled, at speed {summary['settings']['speed']:g}"),
         (
             "throughput",
-            f"{_number(rates['requests_per_s'])} requests/s, {_number(rates['output_tokens_per_s'])} output tokens/s",
+            f"{rate(rates['requests_per_s'])} requests/s, {rate(rates['output_tokens_per_s'])} output tokens/s",
         ),
         ("tokens", f"{tokens['prompt']} prompt, {tokens['output']} output"),
         ("prefix-cache hit rate", percent(tokens["prefix_cache_hit_rate"])),
@@ -78,16 +88,11 @@ def _counts(report: Report) -> str:
     return pairs(rows)
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def _latencies(latency: Mapping[str, Any]) -> str:
-    ranks = ("p50", "p90", "p99", "mean", "max")
-    head = "".join(f'<th class="n">{rank}</th>' for rank in (*ranks, "samples"))
+    head = "".join(f'<th class="n">{rank}</th>' for rank in (*RANKS, "samples"))
     rows = []
-    for key, name in (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("tpot_s", "TPOT"), ("e2e_s", "E2E")):
-        cells = "".join(f'<td class="n">{seconds(latency[key][rank])}</td>' for rank in ranks)
+    for key, name in LATENCIES:
+        cells = "".join(f'<td class="n">{seconds(latency[key][rank])}</td>' for rank in RANKS)
         rows.append(f'<tr><th>{name}</th>{cells}<td class="n">{latency[key]["count"]}</td></tr>')
     return (
         f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
@@ -128,14 +133,9 @@ def _decision_table(marks: Iterable[DecisionMark], *, with_holds: bool) -> str:
 
 
 def _lags(lag: Mapping[str, Any]) -> str:
-    rows = [
-        ("client sending", lag["send_p99_s"]),
-        ("client event loop", lag["loop_p99_s"]),
-        *((server["name"], server["p99_s"]) for server in lag["servers"]),
-    ]
     cells = "".join(
         f'<tr><th>{text(name)}</th><td class="n">{seconds(value)}</td><td>{_past(name, lag)}</td></tr>'
-        for name, value in rows
+        for name, value in process_lags(lag).items()
     )
     return (
         f'<table><tr><th>process</th><th class="n">p99 lag</th><th></th></tr>{cells}</table>'

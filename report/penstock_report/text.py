@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from penstock_report.analysis import GpuUse, Violations
-from penstock_report.build import Report
+from penstock_report.findings import Report
 from penstock_report.ledger_view import PlannerRun
 
-_LATENCIES = (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("tpot_s", "TPOT"), ("e2e_s", "E2E"))
+LATENCIES: Final = (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("tpot_s", "TPOT"), ("e2e_s", "E2E"))
+"""The summary's latencies by their key, in the order shown."""
+
+RANKS: Final = ("p50", "p90", "p99", "mean", "max")
+"""What is shown of each."""
 
 
 def seconds(value: float | None) -> str:
@@ -27,13 +32,23 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def lag_warnings(lag: dict[str, Any]) -> list[str]:
-    """Return what to say of processes that could not keep up, and of gaps too short to measure."""
-    lags = {
+def rate(value: float | None) -> str:
+    """Return a number per second, ``-`` when unknown."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def process_lags(lag: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return each process's p99 lag in modelled seconds by the name that the summary's marks use."""
+    return {
         "client sending": lag["send_p99_s"],
         "client event loop": lag["loop_p99_s"],
         **{server["name"]: server["p99_s"] for server in lag["servers"]},
     }
+
+
+def lag_warnings(lag: dict[str, Any]) -> list[str]:
+    """Return what to say of processes that could not keep up, and of gaps too short to measure."""
+    lags = process_lags(lag)
 
     def listed(names: list[str]) -> str:
         return ", ".join(f"{name} {seconds(lags[name])}" for name in names)
@@ -115,27 +130,21 @@ def _requests_line(summary: dict[str, Any]) -> Text:
 def _latency_table(summary: dict[str, Any]) -> Table:
     table = Table(title=None, caption=f"modelled time; {summary['latency']['percentile_method']}")
     table.add_column("")
-    for heading in ("p50", "p90", "p99", "mean", "max", "samples"):
+    for heading in (*RANKS, "samples"):
         table.add_column(heading, justify="right")
-    for key, name in _LATENCIES:
+    for key, name in LATENCIES:
         row = summary["latency"][key]
-        table.add_row(
-            name, *(seconds(row[rank]) for rank in ("p50", "p90", "p99", "mean", "max")), str(row["count"])
-        )
+        table.add_row(name, *(seconds(row[rank]) for rank in RANKS), str(row["count"]))
     return table
 
 
 def _tokens_line(summary: dict[str, Any]) -> Text:
     tokens, rates = summary["tokens"], summary["throughput"]
     return Text(
-        f"tokens: {tokens['prompt']} prompt, {tokens['output']} output; {_rate(rates['requests_per_s'])} req/s,"
-        f" {_rate(rates['output_tokens_per_s'])} output tokens/s; prefix-cache hit rate"
+        f"tokens: {tokens['prompt']} prompt, {tokens['output']} output; {rate(rates['requests_per_s'])} req/s,"
+        f" {rate(rates['output_tokens_per_s'])} output tokens/s; prefix-cache hit rate"
         f" {percent(tokens['prefix_cache_hit_rate'])}"
     )
-
-
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def report_text(report: Report) -> RenderableType:

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from penstock_cli.report import report as report_command
 from penstock_core.errors import ConfigError, LedgerError
-from penstock_report.build import analyse, as_json, write_report
+from penstock_report.build import as_json, write_report
+from penstock_report.findings import analyse
 from penstock_report.text import report_text
 
 
