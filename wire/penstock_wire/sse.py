@@ -65,6 +65,8 @@ class EventSplitter:
         tail = self.tail
         if not tail and data.endswith(b"\n\n") and data.count(b"\n") == 2:
             return [data]
+        if not tail and data.endswith(b"\n\n") and b"\r" not in data and b"\n\n\n" not in data:
+            return [event + b"\n\n" for event in data[:-2].split(b"\n\n")]
         tail += data
         events: list[bytes] = []
         begin = 0

@@ -6,12 +6,15 @@ Pure: the time of each read is an argument. The replayer keeps one `StreamMeter`
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from penstock_core.errors import StreamBroken
-from penstock_workload.sse import SseParser
+from penstock_wire.sse import EventSplitter, payload
+
+MAX_EVENT_BYTES: Final = 1 << 20
+"""Chosen: a thousand times the longest event of one token; beyond it the stream is no event stream."""
 
 
 class StreamError(StreamBroken):
@@ -33,7 +36,7 @@ class StreamMeter:
     """
 
     __slots__ = (
-        "_parser",
+        "_splitter",
         "cached_tokens",
         "first_s",
         "gaps_s",
@@ -44,7 +47,7 @@ class StreamMeter:
     )
 
     def __init__(self) -> None:
-        self._parser = SseParser()
+        self._splitter = EventSplitter(max_event_bytes=MAX_EVENT_BYTES)
         self.first_s: float | None = None
         self.last_s = 0.0
         self.gaps_s: array[float] = array("f")
@@ -65,11 +68,14 @@ class StreamMeter:
             StreamBroken: an event is not a JSON object, or has no end.
         """
         tokens = 0
-        for payload in self._parser.feed(data):
-            if payload == b"[DONE]":
+        for raw in self._splitter.feed(data):
+            content = payload(raw)
+            if content is None:
+                continue
+            if content == b"[DONE]":
                 self.is_done = True
                 continue
-            event = _object(payload)
+            event = _object(content)
             if _has_text(event):
                 tokens += 1
                 if self.first_s is None:
@@ -103,13 +109,13 @@ class StreamMeter:
         self.cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
 
 
-def _object(payload: bytes) -> dict[str, Any]:
+def _object(content: bytes) -> dict[str, Any]:
     try:
-        event = orjson.loads(payload)
+        event = orjson.loads(content)
     except orjson.JSONDecodeError as exc:
-        raise StreamBroken(f"an event is not JSON ({exc}): {payload[:80]!r}") from exc
+        raise StreamBroken(f"an event is not JSON ({exc}): {content[:80]!r}") from exc
     if not isinstance(event, dict):
-        raise StreamBroken(f"an event is no JSON object: {payload[:80]!r}")
+        raise StreamBroken(f"an event is no JSON object: {content[:80]!r}")
     return event
 
 

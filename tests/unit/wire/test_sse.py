@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import orjson
 import pytest
 from hypothesis import given
@@ -88,6 +90,37 @@ def test_events_do_not_depend_on_the_pieces(blocks, data):
     assert counted == scanner.events == sum(b not in {DONE, b": ping\n\n"} for b in blocks)
     assert scanner.done == (DONE in blocks)
     assert (scanner.usage() is not None) == (USAGE in blocks)
+
+
+MIXED = (
+    b": hello\n\n"
+    b'data: {"choices":[{"index":0,"text":"abcd"}]}\n\n'
+    b"event: x\r\ndata: one\r\ndata:two\r\n\r\n"
+    b"retry: 3\n\n"
+    b"data: [DONE]\n\n"
+)
+
+
+@given(st.lists(st.integers(0, len(MIXED)), max_size=8).map(sorted))
+def test_payloads_are_the_same_wherever_the_reads_were_cut(cuts):
+    """A read boundary inside an event, a line end or a name changes nothing."""
+    splitter = EventSplitter()
+    edges = [0, *cuts, len(MIXED)]
+
+    events = [event for a, b in pairwise(edges) for event in splitter.feed(MIXED[a:b])]
+
+    found = [content for event in events if (content := payload(event)) is not None]
+    assert found == [b'{"choices":[{"index":0,"text":"abcd"}]}', b"one\ntwo", b"[DONE]"]
+    assert not splitter.tail
+
+
+def test_a_cut_off_event_is_kept_and_named():
+    """What exceeds the bound is an error, and what was cut off is still between the events."""
+    splitter = EventSplitter(max_event_bytes=10)
+
+    with pytest.raises(StreamBroken, match="exceeds 10 bytes"):
+        splitter.feed(b"data: 0123456789")
+    assert splitter.tail
 
 
 def test_the_last_usage_counts():

@@ -1,46 +1,17 @@
-"""Event streams cut anywhere, token times, usage, and streams that end badly."""
-
-from itertools import pairwise
+"""Token times, usage, and streams that end badly."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock_core.errors import StreamBroken
-from penstock_workload import sse
-from penstock_workload.meter import StreamError, StreamMeter
-from penstock_workload.sse import SseParser
-
-STREAM = (
-    b": hello\n\n"
-    b'data: {"choices":[{"index":0,"text":"abcd"}]}\n\n'
-    b"event: x\r\ndata: one\r\ndata:two\r\n\r\n"
-    b"retry: 3\n\n"
-    b"data: [DONE]\n\n"
-)
-PAYLOADS = [b'{"choices":[{"index":0,"text":"abcd"}]}', b"one\ntwo", b"[DONE]"]
+from penstock_workload.meter import MAX_EVENT_BYTES, StreamError, StreamMeter
 
 
-@given(st.lists(st.integers(0, len(STREAM)), max_size=8).map(sorted))
-def test_events_are_the_same_wherever_the_reads_were_cut(cuts):
-    """A read boundary inside an event, a line end or a name changes nothing."""
-    parser = SseParser()
-    edges = [0, *cuts, len(STREAM)]
-
-    found = [p for a, b in pairwise(edges) for p in parser.feed(STREAM[a:b])]
-
-    assert found == PAYLOADS
-    assert parser.is_between_events
-
-
-def test_an_event_without_end_is_cut_off(monkeypatch):
+def test_an_event_without_end_is_cut_off():
     """A server that streams no events cannot fill the client's memory."""
-    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 10)
-    parser = SseParser()
+    measured = StreamMeter()
 
-    with pytest.raises(StreamBroken, match="longer than 10 bytes"):
-        parser.feed(b"data: 0123456789")
-    assert not parser.is_between_events
+    with pytest.raises(StreamBroken, match=f"exceeds {MAX_EVENT_BYTES} bytes"):
+        measured.feed(0.0, b"data: " + b"0" * MAX_EVENT_BYTES)
 
 
 def _event(body):
