@@ -11,7 +11,6 @@ from penstock_core.errors import ConfigError
 from penstock_graph.loading import load_graph
 from penstock_graph.models import GraphSpec, Role, RouterConfig, RouterPolicy
 from penstock_router.discovery.spec import parse_static_workers
-from penstock_router.policy.registry import POLICIES
 from penstock_router.proxy.auth import read_api_keys
 from penstock_router.server import RouterServer
 from penstock_router.settings import RouterSettings
@@ -46,7 +45,7 @@ def router() -> None:
 @click.option("--model", help="Name under which clients ask for the model; default: the graph's.")
 @click.option(
     "--policy",
-    type=click.Choice([each.value for each in POLICIES]),
+    type=click.Choice([each.value for each in RouterPolicy]),
     help="How a worker is chosen; default: the graph's, or least-loaded.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")

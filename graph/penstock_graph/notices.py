@@ -6,10 +6,8 @@ An entry goes when the part that it names acts on the setting.
 from __future__ import annotations
 
 from penstock_core.errors import Problem
-from penstock_graph.models.enums import AdmissionMode, PlannerMode, RouterPolicy, Runtime
+from penstock_graph.models.enums import AdmissionMode, PlannerMode, Runtime
 from penstock_graph.models.graph import GraphDeployment
-
-_ROUTED = frozenset({RouterPolicy.LEAST_LOADED, RouterPolicy.ROUND_ROBIN})
 
 
 def notices(graph: GraphDeployment) -> tuple[Problem, ...]:
@@ -19,9 +17,6 @@ def notices(graph: GraphDeployment) -> tuple[Problem, ...]:
     if spec.planner.enabled and spec.planner.mode is not PlannerMode.LOAD:
         found.append(("spec.planner.mode", f"{spec.planner.mode}: the planner refuses it; use load"))
     if spec.runtime is not Runtime.DYNAMO:
-        if spec.router.policy not in _ROUTED:
-            known = ", ".join(sorted(_ROUTED))
-            found.append(("spec.router.policy", f"{spec.router.policy}: the router refuses it; use {known}"))
         if spec.router.admission.mode is not AdmissionMode.NONE:
             found.append(
                 ("spec.router.admission.mode", f"{spec.router.admission.mode}: no request is refused by it")

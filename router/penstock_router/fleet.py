@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
+from typing import Protocol
 
 from penstock_core.errors import NotFoundError
 from penstock_core.logs import get_logger
@@ -126,21 +127,55 @@ class Worker:
         )
 
 
+class Computed(Protocol):
+    """Told once that a worker has computed a prompt."""
+
+    def __call__(self, cached_tokens: int | None, *, measured: bool) -> None:
+        """Take what `InFlight.computed` was told."""
+
+
 class InFlight:
     """One request's share of a worker's counters; given back exactly once, whatever happened."""
 
-    __slots__ = ("_on_end", "_open", "_probe", "tokens", "worker")
+    __slots__ = ("_on_computed", "_on_end", "_open", "_probe", "tokens", "worker")
 
     def __init__(
-        self, worker: Worker, tokens: int, *, now_s: float, on_end: Callable[[], None] | None = None
+        self,
+        worker: Worker,
+        tokens: int,
+        *,
+        now_s: float,
+        on_end: Callable[[], None] | None = None,
+        on_computed: Computed | None = None,
     ) -> None:
+        """Count a request in.
+
+        Args:
+            worker: Where it goes.
+            tokens: Prompt tokens, known or estimated.
+            now_s: Modelled seconds.
+            on_end: Called when the request has left the worker.
+            on_computed: Called at most once, with what `computed` is told.
+        """
         self.worker = worker
         self.tokens = tokens
         self._open = True
         self._on_end = on_end
+        self._on_computed = on_computed
         self._probe = worker.breaker.sent(now_s)
         worker.inflight_requests += 1
         worker.inflight_tokens += tokens
+
+    def computed(self, cached_tokens: int | None = None, *, measured: bool = True) -> None:
+        """Note that the worker has computed the prompt; what follows is decoding.
+
+        Args:
+            cached_tokens: Prompt tokens that it found in its cache; None: not known.
+            measured: Whether this is noticed as it happens, and not only at the end of the answer.
+        """
+        on_computed, self._on_computed = self._on_computed, None
+        if self._open and on_computed is not None:
+            on_computed(cached_tokens, measured=measured)
 
     def grow(self, tokens: int) -> None:
         """Count generated tokens."""

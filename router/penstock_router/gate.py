@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from penstock_core.errors import NoEndpointsError, SaturatedError
 from penstock_graph.models import Role
 from penstock_router.fleet import Fleet, InFlight
+from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.candidate import Choice, Policy, RoutedRequest
 from penstock_router.policy.prefill_queue import PrefillQueue, Waiting, has_free_slot
 
@@ -33,6 +35,125 @@ class Stay:
     inflight: InFlight
     queued_s: float
     reason: str
+
+
+class QueueFace(Protocol):
+    """What `/workers` and `/metrics` read of a queue."""
+
+    def __len__(self) -> int:
+        """Return the waiting requests."""
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens of all waiting requests."""
+
+    def oldest_s(self, now_s: float) -> float:
+        """Return how long the longest wait has lasted, modelled seconds; 0 when empty."""
+
+
+class Entrance(Protocol):
+    """The way into the first stage, whatever its queue looks like.
+
+    Attributes:
+        reads_prompts: Whether arrivals must carry prefix keys.
+    """
+
+    reads_prompts: bool
+
+    @property
+    def queue(self) -> QueueFace:
+        """Who waits."""
+
+    async def enter(self, arrival: Arrival, *, again: bool = False) -> Stay:
+        """Wait for a worker.
+
+        Args:
+            arrival: The request.
+            again: It was admitted before: it meets no length bound.
+
+        Raises:
+            SaturatedError: the queue is full.
+            QueueTimeout: it waited as long as it may.
+            NoEndpointsError: no worker serves, and none will by itself.
+        """
+
+    def pump(self) -> None:
+        """Hand workers to those who wait, as long as there is room."""
+
+    def tick(self) -> None:
+        """Do what time alone asks for."""
+
+    def problems(self) -> list[str]:
+        """Return why a request would not be served now; empty when it would."""
+
+
+class Stages:
+    """The roles that a request needs, all of which must serve."""
+
+    def __init__(self, fleet: Fleet, first: Role, then: Role | None) -> None:
+        """Name the roles.
+
+        Args:
+            fleet: The workers.
+            first: Role of the first stage.
+            then: Role of the second stage: nothing starts while none of it can be routed to, because a
+                prefill without a decode worker only pins KV blocks.
+        """
+        self.first = first
+        self._fleet = fleet
+        self._then = then
+
+    def may_start(self, now_s: float) -> bool:
+        """Return whether what is computed in the first stage would find its second."""
+        return self._then is None or bool(self._fleet.routable(self._then, now_s))
+
+    def refuse_if_hopeless(self, now_s: float) -> None:
+        """Refuse to wait for what nobody will bring back.
+
+        Raises:
+            NoEndpointsError: no worker of a role serves, and none will by itself.
+        """
+        for role in self._roles():
+            if not self._fleet.routable(role, now_s) and not self._fleet.expects(role):
+                raise NoEndpointsError(f"no {role} worker can take the request; retry later")
+
+    def problems(self, now_s: float) -> list[str]:
+        """Return which role no worker serves now, and why."""
+        found = []
+        for role in self._roles():
+            if not self._fleet.routable(role, now_s):
+                states = [f"{w.name} {w.state(now_s)[1]}" for w in self._fleet if w.spec.role is role]
+                found.append(f"no {role} worker can be routed to: " + ("; ".join(states) or "none known"))
+        return found
+
+    def _roles(self) -> tuple[Role, ...]:
+        return (self.first,) if self._then is None else (self.first, self._then)
+
+
+def timed_out(waited_s: float) -> QueueTimeout:
+    """Return the error of a request that waited too long."""
+    return QueueTimeout(f"no worker took the request within {waited_s:.1f} s; retry later")
+
+
+def full(waiting: int) -> SaturatedError:
+    """Return the error of a request that finds the queue full."""
+    return SaturatedError(f"{waiting} requests wait for prefill already; retry later")
+
+
+async def wait_for(future: asyncio.Future[Stay], leave: Callable[[], None]) -> Stay:
+    """Wait for a worker; ``leave`` is called when the client goes first.
+
+    Raises:
+        QueueTimeout: it waited as long as it may.
+    """
+    try:
+        return await future
+    except asyncio.CancelledError:
+        leave()
+        # The worker may have been assigned in the very round in which the client left.
+        if future.done() and not future.cancelled() and future.exception() is None:
+            future.result().inflight.abandon()
+        raise
 
 
 class Picker:
@@ -74,7 +195,9 @@ class Picker:
 
 
 class Gate:
-    """The way into the first stage (prefill, or aggregated), with its queue."""
+    """One queue for all workers; a worker is chosen when it has room."""
+
+    reads_prompts = False
 
     def __init__(
         self,
@@ -91,48 +214,28 @@ class Gate:
             fleet: The workers.
             picker: Chooses for the first stage.
             queue: Holds those who wait.
-            then: Role of the second stage: nothing starts while none of it can be routed to, because a
-                prefill without a decode worker only pins KV blocks.
+            then: Role of the second stage, if there is one.
             now_s: The clock, modelled seconds.
         """
         self.queue = queue
-        self._fleet = fleet
+        self._stages = Stages(fleet, picker.role, then)
         self._picker = picker
-        self._then = then
         self._now_s = now_s
         fleet.on_change(self.pump)
 
-    async def enter(self, tokens: int, *, avoid: frozenset[str] = frozenset(), again: bool = False) -> Stay:
-        """Wait for a worker.
-
-        Args:
-            tokens: Prompt tokens, known or estimated.
-            avoid: Workers that have failed this request.
-            again: The request was admitted before: it goes to the front and meets no length bound.
-
-        Raises:
-            SaturatedError: the queue is full.
-            QueueTimeout: it waited as long as it may.
-            NoEndpointsError: no worker serves, and none will by itself.
-        """
+    async def enter(self, arrival: Arrival, *, again: bool = False) -> Stay:
+        """Wait for a worker; see `Entrance`. Who was admitted before goes to the front."""
         now_s = self._now_s()
         if again or not len(self.queue):
-            stay = self._assign(tokens, avoid, now_s, since_s=now_s)
+            stay = self._assign(arrival.tokens, arrival.avoid, now_s, since_s=now_s)
             if stay is not None:
                 return stay
-        self._refuse_if_hopeless(now_s)
+        self._stages.refuse_if_hopeless(now_s)
         if self.queue.is_full and not again:
-            raise SaturatedError(f"{len(self.queue)} requests wait for prefill already; retry later")
+            raise full(len(self.queue))
         future: asyncio.Future[Stay] = asyncio.get_running_loop().create_future()
-        key = self.queue.join(Waiting(future, tokens, now_s, avoid), front=again)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self.queue.leave(key)
-            # The worker may have been assigned in the very round in which the client left.
-            if future.done() and not future.cancelled() and future.exception() is None:
-                future.result().inflight.abandon()
-            raise
+        key = self.queue.join(Waiting(future, arrival.tokens, now_s, arrival.avoid), front=again)
+        return await wait_for(future, lambda: self.queue.leave(key))
 
     def pump(self) -> None:
         """Hand workers to those who wait, first come first served, as long as there is room."""
@@ -151,34 +254,16 @@ class Gate:
         now_s = self._now_s()
         for waiting in self.queue.take_expired(now_s):
             if not waiting.item.done():
-                waited_s = now_s - waiting.since_s
-                waiting.item.set_exception(
-                    QueueTimeout(f"no worker took the request within {waited_s:.1f} s; retry later")
-                )
+                waiting.item.set_exception(timed_out(now_s - waiting.since_s))
         self.pump()
 
     def problems(self) -> list[str]:
         """Return why a request would not be served now; empty when it would."""
-        now_s = self._now_s()
-        found = []
-        if self.queue.is_full:
-            found.append(f"prefill queue full: {len(self.queue)} requests wait")
-        for role in self._roles():
-            if not self._fleet.routable(role, now_s):
-                states = [f"{w.name} {w.state(now_s)[1]}" for w in self._fleet if w.spec.role is role]
-                found.append(f"no {role} worker can be routed to: " + ("; ".join(states) or "none known"))
-        return found
-
-    def _roles(self) -> tuple[Role, ...]:
-        return (self._picker.role,) if self._then is None else (self._picker.role, self._then)
-
-    def _refuse_if_hopeless(self, now_s: float) -> None:
-        for role in self._roles():
-            if not self._fleet.routable(role, now_s) and not self._fleet.expects(role):
-                raise NoEndpointsError(f"no {role} worker can take the request; retry later")
+        found = [f"prefill queue full: {len(self.queue)} requests wait"] if self.queue.is_full else []
+        return found + self._stages.problems(self._now_s())
 
     def _assign(self, tokens: int, avoid: frozenset[str], now_s: float, *, since_s: float) -> Stay | None:
-        if self._then is not None and not self._fleet.routable(self._then, now_s):
+        if not self._stages.may_start(now_s):
             return None
         picked = self._picker.pick(tokens, now_s=now_s, avoid=avoid, on_end=self.pump)
         if picked is None:

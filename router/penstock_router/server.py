@@ -14,10 +14,11 @@ from penstock_router.access_log import AccessLog
 from penstock_router.discovery.statefile import StatefileDiscovery
 from penstock_router.discovery.watch import FleetWatch
 from penstock_router.fleet import Fleet
-from penstock_router.gate import Gate, Picker, Stay
+from penstock_router.gate import Entrance, Gate, Picker, Stages, Stay
 from penstock_router.metrics import MetricsPage, RouterCollector, RouterMetrics
+from penstock_router.placed_gate import make_placed_gate
 from penstock_router.policy.prefill_queue import PrefillQueue
-from penstock_router.policy.registry import make_policy
+from penstock_router.policy.registry import POLICIES, make_policy, second_stage_policy
 from penstock_router.policy.retry_budget import RetryBudget
 from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.admin import Admin
@@ -140,26 +141,32 @@ class RouterServer:
             except Exception:
                 log.exception("tick failed")
 
-    def _make_gate(self) -> Gate:
+    def _make_gate(self) -> Entrance:
         settings = self._settings
-        queue_config = settings.config.prefill_queue
+        config, queue_config = settings.config, settings.config.prefill_queue
+        then = Role.DECODE if settings.disaggregated else None
+        if config.policy not in POLICIES:
+            return make_placed_gate(
+                config, Stages(self.fleet, settings.first_role, then), self.fleet, now_s=self._clock.now_s
+            )
         queue: PrefillQueue[asyncio.Future[Stay]] = PrefillQueue(
             max_requests=queue_config.max_requests, max_wait_s=queue_config.max_wait_seconds
         )
         picker = Picker(
             self.fleet,
             settings.first_role,
-            make_policy(settings.config.policy),
+            make_policy(config.policy),
             slot_tokens=queue_config.worker_tokens if settings.disaggregated else None,
         )
-        then = Role.DECODE if settings.disaggregated else None
         return Gate(self.fleet, picker, queue, then=then, now_s=self._clock.now_s)
 
     def _make_app(self) -> RouterApp:
         settings, config, clock = self._settings, self._settings.config, self._clock
         estimator = TokenEstimator()
         decode = (
-            Picker(self.fleet, Role.DECODE, make_policy(config.policy)) if settings.disaggregated else None
+            Picker(self.fleet, Role.DECODE, second_stage_policy(config.policy))
+            if settings.disaggregated
+            else None
         )
         dispatcher = Dispatcher(
             exchanger=Exchanger(self._pool, settings, clock),

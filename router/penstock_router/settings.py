@@ -10,7 +10,6 @@ from penstock_core.clock import ModelClock
 from penstock_core.errors import ConfigError
 from penstock_graph.models import Role, RouterConfig
 from penstock_router.discovery.spec import WorkerSpec
-from penstock_router.policy.registry import make_policy
 from penstock_wire.client import Timeouts
 from penstock_wire.server import ServerLimits
 
@@ -51,11 +50,10 @@ class RouterSettings:
         """Refuse what cannot work.
 
         Raises:
-            ConfigError: no source of workers, two of them, roles that do not fit, or an unknown policy.
+            ConfigError: no source of workers, two of them, or roles that do not fit.
         """
         if (self.statefile is None) is (not self.workers):
             raise ConfigError("workers: give either --discovery STATEFILE or --worker role=url, not both")
-        make_policy(self.config.policy)
         needed = {Role.PREFILL, Role.DECODE} if self.disaggregated else {Role.AGGREGATED}
         if self.workers and {each.role for each in self.workers} != needed:
             have = ", ".join(sorted({each.role for each in self.workers}))

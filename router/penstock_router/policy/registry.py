@@ -36,13 +36,18 @@ PLACERS: Final[Mapping[str, Callable[[DualMapSettings], Placer]]] = {
 
 
 def make_policy(name: RouterPolicy) -> Policy:
-    """Return the policy of that name.
+    """Return the choosing policy of that name.
 
     Raises:
-        ConfigError: this version has no such policy; the message lists those it has.
+        ConfigError: it is a placing policy; the message lists those that choose.
     """
     factory = POLICIES.get(name)
     if factory is None:
         known = ", ".join(sorted(POLICIES))
-        raise ConfigError(f"router.policy: {name} is not in this version; choose one of {known}")
+        raise ConfigError(f"router.policy: {name} places requests when they arrive; choose one of {known}")
     return factory()
+
+
+def second_stage_policy(name: RouterPolicy) -> Policy:
+    """Return the policy that chooses decode workers: placing policies know prompts, decode has free KV and load."""
+    return make_policy(name) if name in POLICIES else LeastLoaded()

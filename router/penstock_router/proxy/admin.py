@@ -9,7 +9,7 @@ import orjson
 
 from penstock_core.clock import ModelClock
 from penstock_router.fleet import Fleet, Worker
-from penstock_router.gate import Gate
+from penstock_router.gate import Entrance
 from penstock_router.metrics import QueueView, RouterMetrics
 
 
@@ -19,7 +19,7 @@ class Admin:
     def __init__(
         self,
         fleet: Fleet,
-        gate: Gate,
+        gate: Entrance,
         metrics: RouterMetrics,
         *,
         clock: ModelClock,

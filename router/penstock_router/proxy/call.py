@@ -8,6 +8,7 @@ import re
 import time
 
 from penstock_router.proxy.completion import CompletionRequest
+from penstock_router.proxy.prefix import prefix_keys
 from penstock_wire.server import Responder
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
@@ -43,6 +44,7 @@ class Call:
         retries: Retries so far.
         timeouts: Time-outs among the failures so far.
         avoid: Workers that have failed it.
+        chain: Prefix keys of the prompt; None until a policy asks for them.
         prefill_worker: Name of the last prefill worker.
         worker: Name of the last worker of the answering stage.
         error: Reason of the failure, or None.
@@ -52,6 +54,7 @@ class Call:
         "arrived_real_s",
         "avoid",
         "cached_tokens",
+        "chain",
         "error",
         "headers",
         "output_tokens",
@@ -92,9 +95,16 @@ class Call:
         self.retries = 0
         self.timeouts = 0
         self.avoid: frozenset[str] = frozenset()
+        self.chain: tuple[int, ...] | None = None
         self.prefill_worker: str | None = None
         self.worker: str | None = None
         self.error: str | None = None
+
+    def prefix_keys(self) -> tuple[int, ...]:
+        """Return the prefix keys of the prompt, computed once."""
+        if self.chain is None:
+            self.chain = prefix_keys(self.request)
+        return self.chain
 
     def age_real_s(self) -> float:
         """Return real seconds since arrival."""

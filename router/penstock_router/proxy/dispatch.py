@@ -15,8 +15,9 @@ from penstock_core.clock import ModelClock
 from penstock_core.errors import NoEndpointsError, PenstockError, StreamBroken, UpstreamError
 from penstock_core.logs import get_logger
 from penstock_router.fleet import InFlight
-from penstock_router.gate import Gate, Picker
+from penstock_router.gate import Entrance, Picker
 from penstock_router.metrics import RouterMetrics
+from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.retry_budget import RetryBudget
 from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.call import Call
@@ -29,6 +30,7 @@ from penstock_router.proxy.handover import (
     read_usage,
     with_cached_tokens,
 )
+from penstock_router.proxy.prefix import block_tokens
 from penstock_router.proxy.stream_meter import Correction, StreamMeter
 from penstock_router.proxy.upstream import Exchanger, read_whole
 from penstock_wire.client import StreamingResponse
@@ -50,7 +52,7 @@ class Dispatcher:
         self,
         *,
         exchanger: Exchanger,
-        gate: Gate,
+        gate: Entrance,
         decode: Picker | None,
         metrics: RouterMetrics,
         budget: RetryBudget,
@@ -133,21 +135,29 @@ class Dispatcher:
     # ------------------------------------------------------------------ stages
 
     async def _enter(self, call: Call, *, again: bool) -> InFlight:
-        stay = await self._gate.enter(call.prompt_tokens, avoid=call.avoid, again=again)
+        stay = await self._gate.enter(self._arrival(call), again=again)
         call.queued_s += stay.queued_s
         self._metrics.queue_time.observe(stay.queued_s)
         return stay.inflight
+
+    def _arrival(self, call: Call) -> Arrival:
+        if not self._gate.reads_prompts:
+            return Arrival((), call.prompt_tokens, call.avoid)
+        per_block = block_tokens(call.request, self._estimator.bytes_per_token)
+        return Arrival(call.prefix_keys(), call.prompt_tokens, call.avoid, per_block)
 
     async def _prefill(self, call: Call, *, again: bool) -> Prefilled:
         inflight = await self._enter(call, again=again)
         name = call.prefill_worker = inflight.worker.name
         async with self._exchanger.open(call, inflight, prefill_body(call.request)) as response:
-            content = await read_whole(response, inflight)
-        try:
-            prefilled = read_prefill_answer(content)
-        except ValueError as exc:
-            error = StreamBroken(f"{name} answered a prefill with what is not JSON: {exc}")
-            raise StageFailed("upstream_broken", worker=name, may_retry=True, error=error) from exc
+            content = await read_whole(response)
+            try:
+                prefilled = read_prefill_answer(content)
+            except ValueError as exc:
+                error = StreamBroken(f"{name} answered a prefill with what is not JSON: {exc}")
+                raise StageFailed("upstream_broken", worker=name, may_retry=True, error=error) from exc
+            inflight.computed(prefilled.cached_tokens)
+            inflight.succeeded()
         self._count_prompt(call, prefilled.prompt_tokens)
         call.cached_tokens = prefilled.cached_tokens
         return prefilled
@@ -207,7 +217,9 @@ class Dispatcher:
     async def _send_whole(
         self, call: Call, inflight: InFlight, response: StreamingResponse, correction: Correction | None
     ) -> None:
-        content = await read_whole(response, inflight)
+        content = await read_whole(response)
+        inflight.computed(measured=False)
+        inflight.succeeded()
         try:
             answer: Any = orjson.loads(content)
         except orjson.JSONDecodeError as exc:

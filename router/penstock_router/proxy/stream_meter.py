@@ -141,6 +141,7 @@ class StreamMeter:
         if self.ttft_s is None:
             self.ttft_s = (now_real_s - self._arrived_real_s) * self._speed
             self._metrics.ttft.observe(self.ttft_s)
+            self._inflight.computed()
         else:
             # Tokens of one read cannot be told apart in time: they share its gap.
             self._itl.observe((now_real_s - self._last_real_s) * self._speed / count, count)

@@ -92,12 +92,10 @@ class Exchanger:
         return StageFailed(reason, worker=worker, may_retry=status in RETRIED_STATUSES, answer=answer)
 
 
-async def read_whole(response: StreamingResponse, inflight: InFlight) -> bytes:
-    """Return the body of a 200 and report success.
+async def read_whole(response: StreamingResponse) -> bytes:
+    """Return the body of a 200.
 
     Raises:
         UpstreamError: the body did not come whole.
     """
-    content = await response.read(limit_bytes=MAX_ANSWER_BYTES)
-    inflight.succeeded()
-    return content
+    return await response.read(limit_bytes=MAX_ANSWER_BYTES)

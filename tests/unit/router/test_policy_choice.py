@@ -120,7 +120,7 @@ def test_least_loaded_without_kv_never_takes_a_fuller_worker(tokens):
     assert choice.candidate.inflight_tokens == min(tokens)
 
 
-def test_a_policy_of_a_later_version_is_refused_with_the_known_ones():
+def test_a_placing_policy_does_not_choose_and_those_that_do_are_named():
     """The message names the key, the value and what can be chosen."""
     with pytest.raises(ConfigError, match=r"router\.policy: dualmap .*least-loaded, round-robin"):
         make_policy(RouterPolicy.DUALMAP)

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from penstock_core.errors import ConfigError, PortInUseError, UpstreamError
-from penstock_graph.models import Role, RouterConfig, RouterPolicy
+from penstock_graph.models import Role
 from penstock_router.access_log import AccessLog
 from penstock_router.discovery.spec import WorkerSpec
 from penstock_router.proxy.auth import read_api_keys
@@ -201,7 +201,6 @@ def _settings(**changes):
         ({"workers": ()}, "--discovery STATEFILE or --worker"),
         ({"statefile": "x.json"}, "not both"),
         ({"disaggregated": True}, "the graph needs decode and prefill"),
-        ({"config": RouterConfig(policy=RouterPolicy.PREBLE)}, "preble is not in this version"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes, words):
