@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import json
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from penstock_engine.core.prefix_keys import prefix_keys
 from penstock_engine.core.requests import EngineRequest
 from penstock_engine.core.timeline import Timeline
 from penstock_engine.serve.settings import ServeFlags, resolve
+from penstock_local.ports import ephemeral_port
 from penstock_wire.client import ConnectionPool
 from penstock_wire.loop import run
 
@@ -135,13 +135,6 @@ def is_near(measured_s: float, model_s: float) -> bool:
     return abs(measured_s - model_s) <= RELATIVE * model_s + ABSOLUTE_S
 
 
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def wait_ready(url: str) -> None:
     """Return when the worker is healthy."""
     pool = ConnectionPool()
@@ -197,7 +190,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="duration of arrivals")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
-    flags = ServeFlags(MODEL, "h200-llama-3.1-8b-tp1", port=free_port())
+    flags = ServeFlags(MODEL, "h200-llama-3.1-8b-tp1", port=ephemeral_port())
     with worker(flags):
         figures = run(lambda _: bench(flags, args.rate, args.seconds))
     if args.json:

@@ -22,6 +22,7 @@ from typing import cast
 sys.path.insert(0, str(Path(__file__).parent))
 import sse_load
 
+from penstock_local.ports import ephemeral_port
 from penstock_wire.client import ConnectionPool
 from penstock_wire.loop import run
 from penstock_wire.relay import relay
@@ -144,7 +145,7 @@ def python_relay(kind: str, source: str) -> Iterator[tuple[str, int]]:
 def nginx_relay(path: str, source: str) -> Iterator[tuple[str, int]]:
     """Run nginx, one worker process, unbuffered; gives its URL and the master's PID."""
     with tempfile.TemporaryDirectory() as folder:
-        port = sse_load.free_port()
+        port = ephemeral_port()
         conf = Path(folder) / "nginx.conf"
         address = source.removeprefix("http://")
         conf.write_text(_NGINX_CONF.format(dir=folder, source=address, port=port))

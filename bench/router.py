@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import relay as relays
 import sse_load
 
+from penstock_local.ports import ephemeral_port
 from penstock_wire.loop import run
 
 _ITL_MS = 5.0
@@ -83,7 +84,7 @@ def _router(mode: str, sources: list[str], policy: str | None) -> Iterator[tuple
         graph = Path(folder) / "graph.yaml"
         text = _GRAPH.format(model=sse_load.MODEL, workers=_WORKERS[mode])
         graph.write_text(text + (f"  router: {{policy: {policy}}}\n" if policy else ""))
-        port = sse_load.free_port()
+        port = ephemeral_port()
         workers = [f"--worker={role}={url}" for role, url in zip(_ROLES[mode], sources, strict=True)]
         argv = [sys.executable, "-m", "penstock_cli", "router", "serve", "--graph", str(graph), *workers]
         log = Path(folder) / "router.log"

@@ -33,7 +33,9 @@ def main() -> None:
     count = len(workload.requests)
     budget = f"budget {BUDGET_S:g} s" if count == WHOLE_TRACE else "no budget: not the whole trace"
     print(f"{workload.name}: {count} requests, {WORKERS}+{WORKERS} workers ({budget})")
-    print(f"{'policy':<16}{'block':>6}{'cpu s':>8}{'wall s':>8}{'events':>9}{'req/s':>8}{'hit':>7}{'p50 ms':>8}")
+    print(
+        f"{'policy':<16}{'block':>6}{'cpu s':>8}{'wall s':>8}{'events':>9}{'req/s':>8}{'hit':>7}{'p50 ms':>8}"
+    )
     for policy in arguments.policy:
         for block_size in arguments.block_size:
             model = ProfiledModel(DEFAULT_PROFILE, block_size=block_size)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 import orjson
 import psutil
 
+from penstock_core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 from penstock_wire.client import ConnectionPool, Timeouts
 from penstock_wire.loop import run
 from penstock_wire.problem import TEXT
@@ -32,13 +33,10 @@ from penstock_wire.sse import DONE
 
 MODEL = "bench-model"
 _TIMEOUTS = Timeouts(connect_s=10.0, first_byte_s=60.0, idle_s=60.0)
-_METRICS = f"""# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{{model_name="{MODEL}",engine="0"}} 1
-# TYPE vllm:num_requests_waiting gauge
-vllm:num_requests_waiting{{model_name="{MODEL}",engine="0"}} 0
-# TYPE vllm:kv_cache_usage_perc gauge
-vllm:kv_cache_usage_perc{{model_name="{MODEL}",engine="0"}} 0.1
-""".encode()
+_METRICS = "".join(
+    f'# TYPE {name} gauge\n{name}{{model_name="{MODEL}",engine="0"}} {value}\n'
+    for name, value in ((VLLM_RUNNING, 1), (VLLM_WAITING, 0), (VLLM_KV_USAGE, 0.1))
+).encode()
 
 
 _KV_PARAMS = {
@@ -213,13 +211,6 @@ def stop(*processes: subprocess.Popen[bytes]) -> None:
             process.wait()
         if process.stdout is not None:
             process.stdout.close()
-
-
-def free_port() -> int:
-    """Return a TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for_port(port: int, *, within_s: float = 10.0) -> None:
