@@ -106,8 +106,10 @@ class DualMap:
                 )
             case _:
                 takes_first, reason = is_first_nearer, "larger hit of its pair"
-        chosen, other = (first, second) if takes_first else (second, first)
-        return Place(chosen.name, reason, other.name, settings.rebalance and late_first and late_second)
+        is_hot = settings.rebalance and late_first and late_second
+        if takes_first:
+            return Place(first.name, reason, second.name, is_hot, own_first, own_second)
+        return Place(second.name, reason, first.name, is_hot, own_second, own_first)
 
 
 def _is_late(ttft_s: float | None, slo_s: float) -> bool:

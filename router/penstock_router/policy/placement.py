@@ -270,10 +270,12 @@ class Placement(Generic[T]):
         place = self._placer.place(placed.arrival, self._instances, self._view)
         target = self._instances[place.name]
         placed.reason = place.reason
-        placed.uncached = target.uncached(placed.arrival)
+        placed.uncached = target.uncached(placed.arrival) if place.uncached is None else place.uncached
         placed.other = place.other
         if place.other:
-            placed.other_uncached = self._instances[place.other].uncached(placed.arrival)
+            known = place.other_uncached
+            other = self._instances[place.other]
+            placed.other_uncached = other.uncached(placed.arrival) if known is None else known
         self._placed[placed.item] = placed
         target.put(placed, is_first=is_first)
         self._stirred[place.name] = None

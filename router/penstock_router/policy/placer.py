@@ -27,12 +27,16 @@ class Place:
         reason: One short phrase for logs.
         other: The other candidate to which it may be moved while it waits; empty if there is none.
         is_hot: Both candidates are overloaded: their queues should be rebalanced.
+        uncached: Tokens to compute there, if the policy has looked; None: it has not.
+        other_uncached: Tokens to compute at ``other``, likewise.
     """
 
     name: str
     reason: str
     other: str = ""
     is_hot: bool = False
+    uncached: int | None = None
+    other_uncached: int | None = None
 
 
 class Placer(Protocol):

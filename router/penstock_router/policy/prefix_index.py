@@ -8,7 +8,6 @@ recently used are cut from their ends, so that a block never outlives the block 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from sys import getsizeof
 
@@ -17,6 +16,8 @@ from penstock_router.policy.keys import KEY_BYTES, Prefix
 _SLACK = 32
 """Chosen: when full, 1/32 of the capacity is forgotten at once; taking the oldest entry out of a dict one by one
 would walk over all that went before it."""
+_ONE_BLOCK = b""
+"""A run of one block: its head is all there is to know."""
 
 
 class PrefixIndex:
@@ -35,8 +36,8 @@ class PrefixIndex:
             capacity: Blocks that the instance's cache holds, >= 1.
         """
         self._capacity = capacity
-        # First key of a run -> its keys packed; a run of one block has no need of them.
-        self._runs: dict[int, bytes | None] = {}
+        # First key of a run -> its keys packed.
+        self._runs: dict[int, bytes] = {}
         self.count = 0
 
     def held(self, prefix: Prefix) -> int:
@@ -44,11 +45,10 @@ class PrefixIndex:
         keys, runs = prefix.keys, self._runs
         place, total = 0, len(keys)
         while place < total:
-            try:
-                run = runs[keys[place]]
-            except KeyError:
+            run = runs.get(keys[place])
+            if run is None:
                 break
-            place += 1 if run is None else _common(run, prefix.packed, place)
+            place += _common(run, prefix.packed, place) if run else 1
         return place
 
     def use(self, prefix: Prefix) -> int:
@@ -58,15 +58,21 @@ class PrefixIndex:
             How many leading blocks it held before.
         """
         keys, runs = prefix.keys, self._runs
-        total = len(keys)
-        passed = list(self._along(prefix))
-        place = passed[-1][1] if passed else 0
+        place, total = 0, len(keys)
+        passed = []
+        while place < total:
+            head = keys[place]
+            run = runs.get(head)
+            if run is None:
+                break
+            passed.append(head)
+            place += _common(run, prefix.packed, place) if run else 1
         if place < total:
-            rest = total - place
-            runs[keys[place]] = prefix.packed[place * KEY_BYTES :] if rest > 1 else None
-            self.count += rest
+            runs[keys[place]] = prefix.packed[place * KEY_BYTES :] if total - place > 1 else _ONE_BLOCK
+            self.count += total - place
         # Ancestors last: they must be younger than what builds on them.
-        for head, _ in reversed(passed):
+        while passed:
+            head = passed.pop()
             runs[head] = runs.pop(head)
         if self.count > self._capacity:
             self._forget(self.count - self._capacity + self._capacity // _SLACK)
@@ -79,11 +85,15 @@ class PrefixIndex:
             prefix: The prompt.
             blocks: >= 0. What other prompts hold beyond them in common with this one is forgotten with it.
         """
-        start = 0
-        for head, end in list(self._along(prefix)):
-            if end > blocks:
-                self._cut(head, max(0, blocks - start))
-            start = end
+        keys, runs = prefix.keys, self._runs
+        total = len(keys)
+        # Most often a run begins right there: what this prompt had brought.
+        place = blocks if blocks < total and keys[blocks] in runs else 0
+        while place < total and (run := runs.get(keys[place])) is not None:
+            length = _common(run, prefix.packed, place) if run else 1
+            if place + length > blocks:
+                self._cut(keys[place], max(0, blocks - place))
+            place += length
 
     def clear(self) -> None:
         """Forget everything: the instance has restarted."""
@@ -96,42 +106,26 @@ class PrefixIndex:
     def size_bytes(self) -> int:
         """Return the memory of the index: the dict, its keys and the packed runs."""
         own = getsizeof(self._runs)
-        return own + sum(
-            getsizeof(head) + (0 if run is None else getsizeof(run)) for head, run in self._runs.items()
-        )
-
-    def _along(self, prefix: Prefix) -> Iterator[tuple[int, int]]:
-        """Yield the heads of the runs that a prompt follows, each with the place where it leaves the run."""
-        keys, runs = prefix.keys, self._runs
-        place, total = 0, len(keys)
-        while place < total:
-            head = keys[place]
-            try:
-                run = runs[head]
-            except KeyError:
-                return
-            place += 1 if run is None else _common(run, prefix.packed, place)
-            yield head, place
+        return own + sum(getsizeof(head) + (getsizeof(run) if run else 0) for head, run in self._runs.items())
 
     def _cut(self, head: int, blocks: int) -> None:
         """Shorten a run to ``blocks`` blocks."""
         run = self._runs[head]
-        length = 1 if run is None else len(run) // KEY_BYTES
+        length = len(run) // KEY_BYTES or 1
         if blocks >= length:
             return
         self.count -= length - blocks
         if blocks == 0:
             del self._runs[head]
         else:
-            self._runs[head] = None if blocks == 1 or run is None else run[: blocks * KEY_BYTES]
+            self._runs[head] = run[: blocks * KEY_BYTES] if blocks > 1 else _ONE_BLOCK
 
     def _forget(self, blocks: int) -> None:
         """Forget at least ``blocks`` blocks if there are so many, the least recently used first."""
         for head in list(islice(self._runs, blocks)):
             if blocks <= 0:
                 return
-            run = self._runs[head]
-            length = 1 if run is None else len(run) // KEY_BYTES
+            length = len(self._runs[head]) // KEY_BYTES or 1
             self._cut(head, max(0, length - blocks))
             blocks -= length
 
@@ -141,13 +135,9 @@ def _common(run: bytes, packed: bytes, place: int) -> int:
     start = place * KEY_BYTES
     if packed.startswith(run, start):
         return len(run) // KEY_BYTES
-    # Chained keys agree up to one place and differ from there on.
-    low, high = 1, min(len(run), len(packed) - start) // KEY_BYTES
-    while low < high:
-        middle = (low + high + 1) // 2
-        at = middle * KEY_BYTES
-        if run[at - KEY_BYTES : at] == packed[start + at - KEY_BYTES : start + at]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    both = packed[start : start + len(run)]
+    # The lowest bit in which two little-endian numbers differ lies in the first byte that differs.
+    differing = int.from_bytes(run[: len(both)], "little") ^ int.from_bytes(both, "little")
+    if not differing:
+        return len(both) // KEY_BYTES
+    return ((differing & -differing).bit_length() - 1) // (8 * KEY_BYTES)

@@ -7,24 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
-
-import numpy as np
+from itertools import accumulate
+from typing import Generic, NamedTuple, TypeVar
 
 from penstock_router.policy.instance import Instance, Placed
 from penstock_router.policy.placer import View
 
 T = TypeVar("T")
 
+_STRIDE = 32
+"""About the root of a long queue's length."""
 
-@dataclass(frozen=True, slots=True)
-class Move(Generic[T]):
+
+class Move(NamedTuple, Generic[T]):
     """One request changes its queue.
 
     Attributes:
         placed: The request, still as it stands.
         to: Name of the other instance.
-        benefit_s: Estimated TTFT here less than there, > 0.
+        benefit_s: Estimated TTFT here minus that there, > 0.
     """
 
     placed: Placed[T]
@@ -62,28 +63,15 @@ def decode_delay_s(instance: Instance[T], view: View, now_s: float, bottleneck_s
     return silent_s if silent_s - expected_s > bottleneck_s else 0.0
 
 
-class _Targets(Generic[T]):
-    """The instances that requests may move to, each with its delay, pace and what is pending there by now."""
+class _Target:
+    """An instance that requests may move to, with what is pending there by now."""
 
-    __slots__ = ("_aim", "_known", "_view", "instances")
+    __slots__ = ("delay_s", "token_s", "tokens")
 
-    def __init__(self, instances: Mapping[str, Instance[T]], view: View, aim: Aim) -> None:
-        self.instances = instances
-        self._view = view
-        self._aim = aim
-        self._known: dict[str, list[float]] = {}
-
-    def of(self, name: str) -> list[float] | None:
-        """Return [delay, seconds per token, pending tokens] of an instance; None if it is gone."""
-        known = self._known.get(name)
-        if known is None:
-            instance = self.instances.get(name)
-            if instance is None:
-                return None
-            delay_s = decode_delay_s(instance, self._view, self._aim.now_s, self._aim.bottleneck_s)
-            token_s = self._view.seconds(instance, 1) or 0.0
-            known = self._known[name] = [delay_s, token_s, float(instance.pending_tokens)]
-        return known
+    def __init__(self, instance: Instance[T], view: View, aim: Aim) -> None:
+        self.delay_s = decode_delay_s(instance, view, aim.now_s, aim.bottleneck_s)
+        self.token_s = view.seconds(instance, 1) or 0.0
+        self.tokens = instance.pending_tokens
 
 
 def plan_moves(
@@ -103,45 +91,61 @@ def plan_moves(
     if token_s is None or not source.queue:
         return []
     delay_s = decode_delay_s(source, view, aim.now_s, aim.bottleneck_s)
-    targets = _Targets(instances, view, aim)
     queue = list(source.in_order(hit_first=aim.hit_first))
-    own = np.fromiter((placed.uncached for placed in queue), dtype=np.float64, count=len(queue))
-    here_s = np.cumsum(own)
-    here_s += source.running_tokens + source.others_tokens
-    here_s *= token_s
-    here_s += delay_s
-    order = _by_benefit(queue, here_s.tolist(), targets, aim.slo_s)
+    targets = {
+        name: _Target(instances[name], view, aim)
+        for name in {placed.other for placed in queue}
+        if name in instances
+    }
+    before = delay_s / token_s + source.running_tokens + source.others_tokens
+    here_s = [tokens * token_s for tokens in accumulate((p.uncached for p in queue), initial=before)][1:]
     moves: list[Move[T]] = []
-    left_s = float(here_s[-1])
-    for at in order:
+    gone = _Gone(len(queue))
+    left_s, slo_s = here_s[-1], aim.slo_s
+    for at, there in _by_benefit(queue, here_s, targets, slo_s):
         # With the last of the queue within the SLO, all are.
-        if left_s <= aim.slo_s:
+        if left_s <= slo_s:
             break
         placed = queue[at]
-        there = targets.of(placed.other)
-        assert there is not None  # noqa: S101 - it was weighed above
         # Earlier moves have filled the target and shortened this queue.
-        there_s = there[0] + (there[2] + placed.other_uncached) * there[1]
-        benefit_s = float(here_s[at]) - there_s
-        if there_s >= aim.slo_s or benefit_s <= 0:
-            continue
-        moves.append(Move(placed, placed.other, benefit_s))
-        saved_s = placed.uncached * token_s
-        here_s[at:] -= saved_s
-        left_s -= saved_s
-        there[2] += placed.other_uncached
+        there_s = there.delay_s + (there.tokens + placed.other_uncached) * there.token_s
+        benefit_s = here_s[at] - gone.before(at) * token_s - there_s
+        if there_s < slo_s and benefit_s > 0:
+            moves.append(Move(placed, placed.other, benefit_s))
+            gone.add(at, placed.uncached)
+            left_s -= placed.uncached * token_s
+            there.tokens += placed.other_uncached
     return moves
 
 
-def _by_benefit(queue: list[Placed[T]], here_s: list[float], targets: _Targets[T], slo_s: float) -> list[int]:
-    """Return the places in the queue whose requests may move, the largest benefit first, then the place."""
+class _Gone:
+    """Tokens that have left a queue, summed up to any place in it: in strides, so that both steps are short."""
+
+    __slots__ = ("_each", "_strides")
+
+    def __init__(self, length: int) -> None:
+        self._each = [0] * length
+        self._strides = [0] * (length // _STRIDE + 1)
+
+    def add(self, at: int, tokens: int) -> None:
+        self._each[at] = tokens
+        self._strides[at // _STRIDE] += tokens
+
+    def before(self, at: int) -> int:
+        stride = at // _STRIDE
+        return sum(self._strides[:stride]) + sum(self._each[stride * _STRIDE : at])
+
+
+def _by_benefit(
+    queue: list[Placed[T]], here_s: list[float], targets: Mapping[str, _Target], slo_s: float
+) -> list[tuple[int, _Target]]:
+    """Return places in the queue whose requests may move, with their targets: largest benefit first, then place."""
     benefits = []
-    for at, placed in enumerate(queue):
-        there = targets.of(placed.other) if placed.other else None
-        if there is None:
-            continue
-        there_s = there[0] + (there[2] + placed.other_uncached) * there[1]
-        if there_s < slo_s and there_s < here_s[at]:
-            benefits.append((there_s - here_s[at], at))
-    benefits.sort()
-    return [at for _, at in benefits]
+    for at, (placed, waits_s) in enumerate(zip(queue, here_s, strict=True)):
+        there = targets.get(placed.other)
+        if there is not None:
+            there_s = there.delay_s + (there.tokens + placed.other_uncached) * there.token_s
+            if there_s < slo_s and there_s < waits_s:
+                benefits.append((there_s - waits_s, at, there))
+    benefits.sort()  # no two have the same place, so targets are never compared
+    return [(at, there) for _, at, there in benefits]
