@@ -9,7 +9,7 @@ import click
 
 from penstock_core.errors import ConfigError
 from penstock_graph.loading import load_graph
-from penstock_graph.models import GraphSpec, Role, RouterConfig, RouterPolicy
+from penstock_graph.models import GraphSpec, LeaseConfig, Role, RouterConfig, RouterPolicy
 from penstock_router.discovery.spec import parse_static_workers
 from penstock_router.proxy.auth import read_api_keys
 from penstock_router.server import RouterServer
@@ -76,6 +76,12 @@ def router() -> None:
     help="Append one JSON line per request to a file; - is stdout. Default: none.",
 )
 @click.option(
+    "--kv-lease",
+    type=click.FloatRange(min=0, min_open=True),
+    help="First KV lease of the prefill workers, their kv_lease_duration; modelled seconds. Default: the graph's, "
+    "or 30.",
+)
+@click.option(
     "--shutdown-grace",
     type=click.FloatRange(min=0),
     default=900.0,
@@ -94,6 +100,7 @@ def serve(
     speed: float,
     api_keys_file: Path | None,
     access_log: str | None,
+    kv_lease: float | None,
     shutdown_grace: float,
 ) -> None:
     """Serve /v1/completions, /v1/chat/completions and /v1/models in front of the workers.
@@ -113,6 +120,7 @@ def serve(
             else all(each.role is not Role.AGGREGATED for each in static)
         ),
         config=config,
+        lease_s=_lease_s(kv_lease, spec),
         context_tokens=spec.model.context_tokens if spec is not None else None,
         host=host,
         port=port,
@@ -133,6 +141,12 @@ def _model(flag: str | None, spec: GraphSpec | None) -> str:
     if spec is None:
         raise ConfigError("--model: needed without --graph; name the model that clients ask for")
     return spec.served_name
+
+
+def _lease_s(flag: float | None, spec: GraphSpec | None) -> float:
+    if flag is not None:
+        return flag
+    return (LeaseConfig() if spec is None else spec.lease).duration_seconds
 
 
 def _with_policy(config: RouterConfig, policy: str | None) -> RouterConfig:

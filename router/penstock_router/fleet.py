@@ -42,6 +42,7 @@ class Worker:
         inflight_requests: Requests under way.
         inflight_tokens: Their tokens.
         kv_usage_fraction: Last reading, 0-1; None when unknown.
+        expired_leases: KV leases that ran out there since its start, last reading; None when unknown.
         scraped_tokens: ``inflight_tokens`` at that reading.
         metrics_at_s: When its metrics were last read, modelled seconds; None: never.
         failed_checks: Health checks failed in a row.
@@ -50,6 +51,7 @@ class Worker:
     __slots__ = (
         "breaker",
         "drained",
+        "expired_leases",
         "failed_checks",
         "health_problem",
         "inflight_requests",
@@ -70,6 +72,7 @@ class Worker:
         self.inflight_requests = 0
         self.inflight_tokens = 0
         self.kv_usage_fraction: float | None = None
+        self.expired_leases: float | None = None
         self.scraped_tokens = 0
         self.metrics_at_s: float | None = None
 
@@ -295,6 +298,7 @@ class Fleet:
         if old.incarnation != spec.incarnation:
             worker.breaker.reset()
             worker.kv_usage_fraction = None
+            worker.expired_leases = None
         if spec.ready and not old.ready:
             worker.health_problem = None
             worker.failed_checks = 0

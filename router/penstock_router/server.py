@@ -25,6 +25,7 @@ from penstock_router.proxy.admin import Admin
 from penstock_router.proxy.app import RouterApp
 from penstock_router.proxy.auth import KeyCheck
 from penstock_router.proxy.dispatch import Dispatcher
+from penstock_router.proxy.lease_guard import LeaseGuard
 from penstock_router.proxy.upstream import Exchanger
 from penstock_router.settings import RouterSettings
 from penstock_wire.client import ConnectionPool
@@ -172,6 +173,12 @@ class RouterServer:
             exchanger=Exchanger(self._pool, settings, clock),
             gate=self.gate,
             decode=decode,
+            leases=LeaseGuard(
+                self._probe_pool,
+                clock,
+                lease_s=settings.lease_s,
+                timeout_real_s=config.health.timeout_real_seconds,
+            ),
             metrics=self.metrics,
             budget=RetryBudget(
                 fraction=config.retries.budget_fraction,

@@ -22,6 +22,7 @@ class RouterSettings:
         model: Name under which clients ask for the model.
         disaggregated: Prefill and decode are separate pools.
         config: The graph's router section.
+        lease_s: First KV lease of the prefill workers, modelled seconds.
         context_tokens: Longest prompt plus output, shown by ``/v1/models``; None: not known.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
@@ -36,6 +37,7 @@ class RouterSettings:
     model: str
     disaggregated: bool
     config: RouterConfig = field(default_factory=RouterConfig)
+    lease_s: float = 30.0
     context_tokens: int | None = None
     host: str = "127.0.0.1"
     port: int = 0
@@ -75,6 +77,7 @@ class RouterSettings:
             "discovery": str(self.statefile) if self.statefile else [each.url for each in self.workers],
             "api_keys": len(self.api_keys),
             "access_log": self.access_log,
+            "lease_s": self.lease_s,
             "config": self.config.to_manifest(),
         }
 

@@ -6,16 +6,14 @@ One task per worker, all owned by `FleetWatch`; a worker that hangs delays nobod
 from __future__ import annotations
 
 import asyncio
-import math
 from contextlib import suppress
 from typing import Final
 
-from penstock_core import metric_names as names
 from penstock_core.clock import ModelClock
 from penstock_core.errors import ObservationError, PenstockError
-from penstock_core.exposition import parse_samples
 from penstock_core.logs import get_logger
 from penstock_graph.models import HealthConfig
+from penstock_router.discovery.page import read_page
 from penstock_router.discovery.statefile import StatefileDiscovery
 from penstock_router.fleet import Fleet, Worker
 from penstock_wire.client import ConnectionPool, Timeouts
@@ -24,7 +22,6 @@ log = get_logger(__name__)
 
 FLOOR_REAL_S: Final = 0.1
 """Shortest pause between checks in real time: at high speeds a modelled second would be too many calls."""
-_WANTED: Final = (names.VLLM_KV_USAGE,)
 
 
 class FleetWatch:
@@ -101,28 +98,13 @@ class FleetWatch:
         return None if response.status == 200 else f"health check answered {response.status}"
 
     async def _scrape(self, worker: Worker) -> None:
-        url = worker.spec.url + "/metrics"
         try:
-            response = await self._pool.request("GET", url, timeouts=self._timeouts)
-            if response.status != 200:
-                log.debug("metrics page not served", worker=worker.name, status=response.status)
-                return
-            page = response.body.decode("utf-8", "replace")
-            values = [sample.value for sample in parse_samples(page, _WANTED)]
+            page = await read_page(self._pool, worker.spec.url, self._timeouts)
         except (PenstockError, ObservationError) as exc:
             # The last reading stays, and its age tells what it is worth.
             log.debug("metrics not readable", worker=worker.name, problem=str(exc))
             return
         worker.metrics_at_s = self._clock.now_s()
-        worker.kv_usage_fraction = kv_usage(values)
+        worker.kv_usage_fraction = page.kv_usage_fraction
+        worker.expired_leases = page.expired_leases
         worker.scraped_tokens = worker.inflight_tokens
-
-
-def kv_usage(values: list[float]) -> float | None:
-    """Return a worker's KV usage from its ranks' gauges: their mean, or None if one is no fraction.
-
-    NaN, infinities and values outside 0-1 are a fault of the page; half of a worker is no reading.
-    """
-    if not values or not all(math.isfinite(value) and 0 <= value <= 1 for value in values):
-        return None
-    return sum(values) / len(values)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -30,6 +31,8 @@ from penstock_router.proxy.handover import (
     read_usage,
     with_cached_tokens,
 )
+from penstock_router.proxy.lease_guard import Lease, LeaseGuard
+from penstock_router.proxy.opening import read_opening
 from penstock_router.proxy.prefix import block_tokens
 from penstock_router.proxy.stream_meter import Correction, StreamMeter
 from penstock_router.proxy.upstream import Exchanger, read_whole
@@ -45,6 +48,19 @@ _BACKOFF_REAL_S = 0.05
 that has just been replaced listens within a few of these."""
 
 
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """What a decode answer that rests on another worker's KV needs.
+
+    Attributes:
+        correction: How to rewrite its usage.
+        lease: What must have held for its text to be trusted.
+    """
+
+    correction: Correction
+    lease: Lease
+
+
 class Dispatcher:
     """Serves completion requests."""
 
@@ -54,6 +70,7 @@ class Dispatcher:
         exchanger: Exchanger,
         gate: Entrance,
         decode: Picker | None,
+        leases: LeaseGuard,
         metrics: RouterMetrics,
         budget: RetryBudget,
         max_retries: int,
@@ -68,6 +85,7 @@ class Dispatcher:
             exchanger: Calls workers.
             gate: The way into the first stage.
             decode: Chooses the second stage's worker; None in an aggregated graph.
+            leases: Confirms hand-overs.
             metrics: Counts.
             budget: Allows retries.
             max_retries: Most retries of one request.
@@ -79,6 +97,7 @@ class Dispatcher:
         self._exchanger = exchanger
         self._gate = gate
         self._decode = decode
+        self._leases = leases
         self._metrics = metrics
         self._budget = budget
         self._max_retries = max_retries
@@ -122,15 +141,15 @@ class Dispatcher:
         if self._decode is None:
             inflight = await self._enter(call, again=again)
             call.worker = inflight.worker.name
-            await self._answer(call, inflight, call.request.raw, correction=None)
+            await self._answer(call, inflight, call.request.raw, hand_over=None)
         elif not call.request.is_single:
             # A hand-over carries the blocks of one prompt; several are computed where they are decoded.
-            await self._answer(call, self._pick_decode(call), call.request.raw, correction=None)
+            await self._answer(call, self._pick_decode(call), call.request.raw, hand_over=None)
         else:
-            prefilled = await self._prefill(call, again=again)
+            prefilled, lease = await self._prefill(call, again=again)
             body = decode_body(call.request, prefilled.params)
-            correction = None if prefilled.params is None else Correction(prefilled.cached_tokens)
-            await self._answer(call, self._pick_decode(call), body, correction=correction)
+            hand_over = HandOver(Correction(prefilled.cached_tokens), lease) if prefilled.params else None
+            await self._answer(call, self._pick_decode(call), body, hand_over=hand_over)
 
     # ------------------------------------------------------------------ stages
 
@@ -146,11 +165,13 @@ class Dispatcher:
         per_block = block_tokens(call.request, self._estimator.bytes_per_token)
         return Arrival(call.prefix_keys(), call.prompt_tokens, call.avoid, per_block)
 
-    async def _prefill(self, call: Call, *, again: bool) -> Prefilled:
+    async def _prefill(self, call: Call, *, again: bool) -> tuple[Prefilled, Lease]:
         inflight = await self._enter(call, again=again)
-        name = call.prefill_worker = inflight.worker.name
+        worker = inflight.worker
+        name = call.prefill_worker = worker.name
         async with self._exchanger.open(call, inflight, prefill_body(call.request)) as response:
             content = await read_whole(response)
+            lease = self._leases.granted(worker)
             try:
                 prefilled = read_prefill_answer(content)
             except ValueError as exc:
@@ -160,7 +181,7 @@ class Dispatcher:
             inflight.succeeded()
         self._count_prompt(call, prefilled.prompt_tokens)
         call.cached_tokens = prefilled.cached_tokens
-        return prefilled
+        return prefilled, lease
 
     def _pick_decode(self, call: Call) -> InFlight:
         assert self._decode is not None  # noqa: S101 - only called in a disaggregated graph
@@ -175,23 +196,35 @@ class Dispatcher:
         return inflight
 
     async def _answer(
-        self, call: Call, inflight: InFlight, body: bytes, *, correction: Correction | None
+        self, call: Call, inflight: InFlight, body: bytes, *, hand_over: HandOver | None
     ) -> None:
-        async with self._exchanger.open(call, inflight, body) as response:
+        is_handed_over = hand_over is not None
+        async with self._exchanger.open(call, inflight, body, is_handed_over=is_handed_over) as response:
             content_type = response.headers.get(b"content-type", b"")
             if call.request.stream and content_type.startswith(b"text/event-stream"):
-                await self._stream(call, inflight, response, correction)
+                await self._stream(call, inflight, response, hand_over)
             else:
-                await self._send_whole(call, inflight, response, correction)
+                await self._send_whole(call, inflight, response, hand_over)
 
-    async def _stream(
-        self, call: Call, inflight: InFlight, response: StreamingResponse, correction: Correction | None
-    ) -> None:
-        responder = call.responder
-        # The head waits for the first byte behind it: until then another worker can still be tried.
+    async def _opening(
+        self, inflight: InFlight, response: StreamingResponse, hand_over: HandOver | None
+    ) -> bytes:
+        """Return the first bytes that may be sent; until then another worker can still be tried."""
+        if hand_over is not None:
+            opening = await read_opening(response, inflight.worker.name)
+            await self._leases.confirm(hand_over.lease)
+            return opening
         first = await anext(response, None)
         if first is None:
             raise StreamBroken(f"{inflight.worker.name} ended its stream before the first event")
+        return first
+
+    async def _stream(
+        self, call: Call, inflight: InFlight, response: StreamingResponse, hand_over: HandOver | None
+    ) -> None:
+        responder = call.responder
+        opening = await self._opening(inflight, response, hand_over)
+        correction = None if hand_over is None else hand_over.correction
         meter = StreamMeter(
             self._metrics,
             inflight,
@@ -201,7 +234,7 @@ class Dispatcher:
         )
         try:
             responder.start(200, content_type=EVENT_STREAM, headers=call.headers)
-            responder.write(meter.observe(first))
+            responder.write(meter.observe(opening))
             await relay(response, responder, observe=meter.observe)
             responder.write(meter.rest())
             responder.end()
@@ -215,18 +248,20 @@ class Dispatcher:
             self._note_stream(call, meter)
 
     async def _send_whole(
-        self, call: Call, inflight: InFlight, response: StreamingResponse, correction: Correction | None
+        self, call: Call, inflight: InFlight, response: StreamingResponse, hand_over: HandOver | None
     ) -> None:
         content = await read_whole(response)
         inflight.computed(measured=False)
         inflight.succeeded()
+        if hand_over is not None:
+            await self._leases.confirm(hand_over.lease)
         try:
             answer: Any = orjson.loads(content)
         except orjson.JSONDecodeError as exc:
             raise StreamBroken(f"{inflight.worker.name} answered with what is not JSON") from exc
         usage = answer.get("usage") if isinstance(answer, dict) else None
-        if correction is not None and isinstance(usage, dict):
-            with_cached_tokens(usage, correction.cached_tokens)
+        if hand_over is not None and isinstance(usage, dict):
+            with_cached_tokens(usage, hand_over.correction.cached_tokens)
             content = orjson.dumps(answer)
         self._note_usage(call, usage)
         call.responder.send(200, content, content_type=JSON, headers=call.headers)

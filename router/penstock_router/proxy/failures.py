@@ -20,9 +20,10 @@ from penstock_wire.problem import error_body
 RETRIED_STATUSES = frozenset({502, 503})
 """What a worker that is leaving or restarting answers; 500 and 504 may be the request's own doing."""
 
-KV_LOST = b'"KVLoadError"'
-"""In the 500 of a decode worker that could not fetch the prompt's KV: the prefill worker is gone, or was out of
-reach for longer than its lease. Neither the request nor the decode worker is at fault; a new prefill may work."""
+KV_LOST = (b'"KVLoadError"', b'"InternalServerError"')
+"""In the 500 of a decode worker, simulated or vLLM, that could not fetch a hand-over's KV: the prefill worker is
+gone, or was out of reach for longer than its lease. Neither the request nor the decode worker is at fault; a new
+prefill may work."""
 
 
 @dataclass(frozen=True, slots=True)

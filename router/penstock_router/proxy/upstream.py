@@ -38,12 +38,14 @@ class Exchanger:
         return self._request_s - self._clock.to_model_s(call.age_real_s())
 
     @asynccontextmanager
-    async def open(self, call: Call, inflight: InFlight, body: bytes) -> AsyncIterator[StreamingResponse]:
+    async def open(
+        self, call: Call, inflight: InFlight, body: bytes, *, is_handed_over: bool = False
+    ) -> AsyncIterator[StreamingResponse]:
         """Send ``body`` to a worker; yields a response of status 200.
 
         Whatever way the block is left, the worker's counters are given back and an unfinished response is
         aborted. The block reports the exchange's success by ``inflight.succeeded()``, and lets upstream
-        errors out.
+        errors out. With ``is_handed_over``, a 500 may mean that the prompt's KV could not be fetched.
 
         Raises:
             StageFailed: the worker cannot be reached, broke off, or answered with another status.
@@ -57,7 +59,7 @@ class Exchanger:
             )
             async with response:
                 if response.status != 200:
-                    raise await self._refused(response, inflight)
+                    raise await self._refused(response, inflight, is_handed_over=is_handed_over)
                 yield response
         except UpstreamError as exc:
             if isinstance(exc, UpstreamConnectError):
@@ -67,11 +69,13 @@ class Exchanger:
         finally:
             inflight.abandon()
 
-    async def _refused(self, response: StreamingResponse, inflight: InFlight) -> StageFailed:
+    async def _refused(
+        self, response: StreamingResponse, inflight: InFlight, *, is_handed_over: bool
+    ) -> StageFailed:
         """Return the failure for an answer other than 200."""
         status, headers = response.status, response.headers
         content = await response.read(limit_bytes=_MAX_ERROR_BYTES)
-        kv_lost = status == 500 and KV_LOST in content
+        kv_lost = is_handed_over and status == 500 and any(mark in content for mark in KV_LOST)
         if status >= 500 and not kv_lost:
             inflight.failed(self._clock.now_s())
         else:

@@ -49,6 +49,7 @@ class FakeWorker:
         self.disconnects = 0
         self.health_status = 200
         self.kv_usage = "0.25"
+        self.expired_leases = 0
         self.prompt_tokens = 40
         self.cached_tokens = 16
         self.server = HttpServer(self._handle)
@@ -63,6 +64,8 @@ class FakeWorker:
             responder.send(self.health_status, b"")
         elif request.path == "/metrics":
             page = f'vllm:kv_cache_usage_perc{{engine="0"}} {self.kv_usage}\n'
+            if self.expired_leases is not None:
+                page += f'vllm:nixl_num_kv_expired_reqs_total{{engine="0"}} {self.expired_leases}\n'
             responder.send(200, page.encode(), content_type="text/plain")
         else:
             self.seen.append(Seen(request))

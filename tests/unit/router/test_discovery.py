@@ -5,9 +5,9 @@ import pytest
 
 from penstock_core.errors import ConfigError
 from penstock_graph.models import Role
+from penstock_router.discovery.page import kv_usage
 from penstock_router.discovery.spec import parse_static_workers
 from penstock_router.discovery.statefile import StatefileDiscovery, parse_statefile
-from penstock_router.discovery.watch import kv_usage
 
 
 def _entry(role="decode", state="ready", url="http://127.0.0.1:9", **more):

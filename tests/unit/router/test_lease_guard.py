@@ -1,0 +1,171 @@
+"""Hand-overs whose lease may have run out, and those whose KV a vLLM worker could not fetch."""
+
+import orjson
+import pytest
+
+LEASE_S = 0.0001
+"""Over before any decode worker can answer, so that the prefill worker's count decides."""
+VLLM_ERROR = (
+    b'{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}'
+)
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"right"},"finish_reason":null}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def _send(*pieces, before=lambda: None):
+    """Stream some bytes."""
+
+    async def handler(request, responder):
+        before()
+        responder.start(200)
+        for piece in pieces:
+            responder.write(piece)
+        responder.end()
+
+    return handler
+
+
+def _expire(worker, answer):
+    """Let a lease of a worker run out before an answer."""
+
+    async def handler(request, responder):
+        worker.expired_leases += 1
+        await answer(request, responder)
+
+    return handler
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_text_from_an_expired_hand_over_is_not_passed_on(harness, stream):
+    """The prompt is prefilled again, and the second decode's text is what the client gets."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode, lease_s=LEASE_S)
+    wrong = _send(TOKEN.replace(b"right", b"wrong"), DONE)
+    decode.script.append(_expire(prefill, wrong if stream else decode.complete))
+
+    answer = await router.post(max_tokens=2, stream=stream)
+
+    assert answer.status == 200
+    assert b"wrong" not in answer.body
+    assert (len(prefill.seen), len(decode.seen)) == (2, 2)
+    assert await router.metric("penstock_router_retries_total", reason="lease_expired") == 1
+    await router.assert_idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_late_answer_is_trusted_while_no_lease_has_expired(harness, stream):
+    """Heartbeats keep leases alive for as long as decode needs."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode, lease_s=LEASE_S)
+
+    answer = await router.post(max_tokens=2, stream=stream)
+
+    assert answer.status == 200
+    assert (len(prefill.seen), len(decode.seen)) == (1, 1)
+
+
+async def test_expiries_within_the_lease_are_other_requests(harness):
+    """A lease of a minute cannot have run out yet."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode, lease_s=60.0)
+    decode.script.append(_expire(prefill, decode.complete))
+
+    assert (await router.post()).status == 200
+    assert len(prefill.seen) == 1
+
+
+async def test_an_unknown_count_is_no_proof(harness):
+    """When it stays unknown the client is told, rather than given text that may be wrong."""
+    prefill, decode = await harness.pair()
+    prefill.expired_leases = None
+    config = {"retries": {"maxPerRequest": 1}}
+    router = await harness.router(prefill, decode, lease_s=LEASE_S, config=config)
+
+    answer = await router.post()
+
+    assert answer.status == 502
+    assert orjson.loads(answer.body)["error"]["code"] == "lease_expired"
+    assert len(prefill.seen) == 2
+    await router.assert_idle()
+
+
+@pytest.mark.parametrize("opening", [(), (ROLE,)])
+async def test_an_error_before_the_first_token_is_prefilled_again(harness, opening):
+    """A vLLM says so in a stream of status 200, after the role in a chat; the client sees only what follows."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode)
+    decode.script += [_send(*opening, b"data: " + VLLM_ERROR + b"\n\n", DONE), _send(ROLE, TOKEN, DONE)]
+
+    answer = await router.post(stream=True)
+
+    assert answer.body == ROLE + TOKEN + DONE
+    assert len(prefill.seen) == 2
+    assert await router.metric("penstock_router_retries_total", reason="kv_lost") == 1
+    await router.assert_idle()
+
+
+async def test_an_error_that_stays_is_a_plain_answer(harness):
+    """Status 500 with the worker's own body: a stream has not begun."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode, config={"retries": {"maxPerRequest": 1}})
+    decode.otherwise = _send(b"data: " + VLLM_ERROR + b"\n\n", DONE)
+
+    answer = await router.post(stream=True)
+
+    assert (answer.status, answer.body) == (500, VLLM_ERROR)
+    assert len(decode.seen) == 2
+
+
+async def test_a_refused_parameter_in_a_stream_is_not_tried_again(harness):
+    """A 4xx is the client's, wherever it stands."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode)
+    decode.script.append(_send(b"data: " + VLLM_ERROR.replace(b"500", b"400") + b"\n\n"))
+
+    assert (await router.post(stream=True)).status == 400
+    assert len(decode.seen) == 1
+
+
+async def test_vllms_500_after_a_hand_over_is_prefilled_again(harness):
+    """Whole answers say it by their status; the decode worker's circuit is not charged."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode, config={"breaker": {"consecutiveFailures": 1}})
+    decode.script.append(harness.answers.status(500, VLLM_ERROR))
+
+    assert (await router.post()).status == 200
+    assert len(prefill.seen) == 2
+    assert (await router.workers())[decode.name]["state"] == "ready"
+
+
+async def test_a_prefill_workers_500_is_its_own(harness):
+    """It is passed on, and not tried again."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode)
+    prefill.script.append(harness.answers.status(500, VLLM_ERROR))
+
+    assert (await router.post()).status == 500
+    assert (len(prefill.seen), len(decode.seen)) == (1, 0)
+
+
+async def test_a_stream_of_roles_that_ends_is_broken(harness):
+    """No token ever came: another try, then 502."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode, config={"retries": {"maxPerRequest": 0}})
+    decode.otherwise = _send(ROLE)
+
+    assert (await router.post(stream=True)).status == 502
+    await router.assert_idle()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [b"data: not json\n\n", b"data: 5\n\n", b'data: {"choices":[]}\n\n', b": keep\n\ndata: [DONE]\n\n"],
+)
+async def test_whatever_else_begins_a_stream_is_passed_on(harness, first):
+    """What is neither role nor error is the client's to read."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode)
+    decode.script.append(_send(first))
+
+    assert (await router.post(stream=True)).body == first
