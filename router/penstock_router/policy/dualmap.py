@@ -12,16 +12,21 @@ from typing import Any
 from penstock_router.policy.hotness import WINDOW, HotnessTree
 from penstock_router.policy.instance import Instance
 from penstock_router.policy.placer import Arrival, Instances, Place, View, eligible
+from penstock_router.policy.prefix_cost import HIT_WEIGHT
 from penstock_router.policy.rings import DualRing
 
 
 class PairChoice(StrEnum):
-    """How one of the two candidates is chosen; the last three are the paper's ablation."""
+    """How one of the two candidates is chosen.
+
+    The middle three are the paper's ablation; the last is not the paper's, see `prefix_cost`.
+    """
 
     SLO_AWARE = "slo-aware"
     CACHE_AFFINITY = "cache-affinity"
     LEAST_LOADED = "least-loaded"
     MIN_TTFT = "min-ttft"
+    PREFIX_COST = "prefix-cost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,9 @@ class DualMap:
             case PairChoice.MIN_TTFT:
                 takes_first = work_first + own_first <= work_second + own_second
                 reason = "sooner of its pair"
+            case PairChoice.PREFIX_COST:
+                takes_first = work_first + HIT_WEIGHT * own_first <= work_second + HIT_WEIGHT * own_second
+                reason = "lowest prefix cost of its pair"
             case _ if own_first == own_second:
                 takes_first, reason = work_first <= work_second, "equal hits: less loaded of its pair"
             case PairChoice.SLO_AWARE if late_first if is_first_nearer else late_second:

@@ -15,6 +15,7 @@ from penstock_router.policy.baselines import LeastLoaded, RoundRobin
 from penstock_router.policy.candidate import Policy
 from penstock_router.policy.dualmap import DualMap, DualMapSettings
 from penstock_router.policy.placer import Placer
+from penstock_router.policy.prefix_cost import PrefixCost
 from penstock_router.policy.rivals import CacheAffinity, KvCost, LeastPending, MinTtft, Preble
 
 POLICIES: Final[Mapping[RouterPolicy, Callable[[], Policy]]] = {
@@ -25,6 +26,9 @@ POLICIES: Final[Mapping[RouterPolicy, Callable[[], Policy]]] = {
 LEAST_PENDING = "least-pending"
 """The DualMap paper's Least Loaded, placed at arrival; for comparisons in the simulator, not in manifests."""
 
+PREFIX_COST = "prefix-cost"
+"""Not in manifests yet: measured best behind a single router, see bench/dualmap."""
+
 PLACERS: Final[Mapping[str, Callable[[DualMapSettings], Placer]]] = {
     RouterPolicy.DUALMAP.value: DualMap,
     RouterPolicy.CACHE_AFFINITY.value: lambda _: CacheAffinity(),
@@ -32,6 +36,7 @@ PLACERS: Final[Mapping[str, Callable[[DualMapSettings], Placer]]] = {
     RouterPolicy.PREBLE.value: lambda _: Preble(),
     RouterPolicy.KV_COST.value: lambda _: KvCost(),
     LEAST_PENDING: lambda _: LeastPending(),
+    PREFIX_COST: lambda _: PrefixCost(),
 }
 
 
