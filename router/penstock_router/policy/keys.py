@@ -22,7 +22,9 @@ MAX_BLOCKS = 512
 """Blocks hashed of one prompt. Chosen: 262,144 tokens; what follows cannot change where a request goes."""
 KEY_BYTES = 8
 
-_ROOT = 0x50E570C4
+ROOT = 0x50E570C4
+"""Seed of the chain of a prompt that shares its cache with everybody. Chosen freely; fixed, because routers side by
+side must agree."""
 
 
 class Prefix:
@@ -46,11 +48,11 @@ def space_seed(*parts: str) -> int:
     Args:
         parts: What separates caches in a worker, for example the model's name and a request's ``cache_salt``.
     """
-    return xxhash.xxh3_64_intdigest("\0".join(parts).encode(), _ROOT) if any(parts) else _ROOT
+    return xxhash.xxh3_64_intdigest("\0".join(parts).encode(), ROOT) if any(parts) else ROOT
 
 
 def prompt_keys(
-    prompt: bytes | memoryview, *, block_bytes: int = BLOCK_BYTES, seed: int = _ROOT
+    prompt: bytes | memoryview, *, block_bytes: int = BLOCK_BYTES, seed: int = ROOT
 ) -> tuple[int, ...]:
     """Return one key per begun block of a prompt, each depending on all before it.
 
@@ -59,28 +61,35 @@ def prompt_keys(
         block_bytes: Bytes per block, >= 1.
         seed: From `space_seed`.
     """
-    digest = xxhash.xxh3_64_intdigest
-    view = memoryview(prompt)[: MAX_BLOCKS * block_bytes]
-    key = seed
-    keys = []
-    for start in range(0, len(view), block_bytes):
-        key = digest(view[start : start + block_bytes], key)
-        keys.append(key)
-    return tuple(keys)
+    return _chained(memoryview(prompt)[: MAX_BLOCKS * block_bytes], block_bytes, seed)
 
 
 def token_keys(
-    tokens: Sequence[int], *, block_tokens: int = BLOCK_TOKENS, seed: int = _ROOT
+    tokens: Sequence[int],
+    *,
+    block_tokens: int = BLOCK_TOKENS,
+    unit_tokens: int | None = None,
+    seed: int = ROOT,
 ) -> tuple[int, ...]:
     """Return one key per begun block of token ids; for prompts that come as ids, or are tokenized here.
 
     Args:
         tokens: Ids in [0, 2**32).
-        block_tokens: Tokens per block, >= 1.
+        block_tokens: Tokens per key, >= 1.
+        unit_tokens: Tokens per engine block, a divisor of ``block_tokens``: chained over those, so that
+            `kv_events` can make the same keys from the engine's events. None: without events.
         seed: From `space_seed`.
+
+    Raises:
+        OverflowError, TypeError: what is no token id.
     """
     packed = array("I", tokens[: MAX_BLOCKS * block_tokens]).tobytes()
-    return prompt_keys(packed, block_bytes=4 * block_tokens, seed=seed)
+    if unit_tokens is None:
+        return _chained(memoryview(packed), 4 * block_tokens, seed)
+    units = _chained(memoryview(packed), 4 * unit_tokens, seed)
+    per_key = block_tokens // unit_tokens
+    keys = units[per_key - 1 :: per_key]
+    return keys if len(units) % per_key == 0 else (*keys, units[-1])
 
 
 def exact_keys(
@@ -88,18 +97,20 @@ def exact_keys(
     tokenize: Callable[[str], Sequence[int]],
     *,
     block_tokens: int = BLOCK_TOKENS,
-    seed: int = _ROOT,
+    unit_tokens: int | None = None,
+    seed: int = ROOT,
 ) -> tuple[int, tuple[int, ...]]:
     """Return a prompt's token count and its keys by the model's own tokenizer: the exact mode.
 
     Args:
         prompt: As the worker will see it, chat template applied.
         tokenize: Returns the ids of a text.
-        block_tokens: Tokens per block, >= 1.
+        block_tokens: Tokens per key, >= 1.
+        unit_tokens: See `token_keys`.
         seed: From `space_seed`.
     """
     tokens = tokenize(prompt)
-    return len(tokens), token_keys(tokens, block_tokens=block_tokens, seed=seed)
+    return len(tokens), token_keys(tokens, block_tokens=block_tokens, unit_tokens=unit_tokens, seed=seed)
 
 
 def render_chat(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> bytes:
@@ -125,3 +136,13 @@ def render_chat(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> byt
 
 def _text(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
+
+
+def _chained(view: memoryview, width: int, seed: int) -> tuple[int, ...]:
+    digest = xxhash.xxh3_64_intdigest
+    key = seed
+    keys = []
+    for start in range(0, len(view), width):
+        key = digest(view[start : start + width], key)
+        keys.append(key)
+    return tuple(keys)

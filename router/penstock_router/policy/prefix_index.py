@@ -66,7 +66,10 @@ class PrefixIndex:
             if run is None:
                 break
             passed.append(head)
-            place += _common(run, prefix.packed, place) if run else 1
+            length = _common(run, prefix.packed, place) if run else 1
+            place += length
+            if length * KEY_BYTES < len(run) and place < total:
+                self._split(head, length)
         if place < total:
             runs[keys[place]] = prefix.packed[place * KEY_BYTES :] if total - place > 1 else _ONE_BLOCK
             self.count += total - place
@@ -107,6 +110,15 @@ class PrefixIndex:
         """Return the memory of the index: the dict, its keys and the packed runs."""
         own = getsizeof(self._runs)
         return own + sum(getsizeof(head) + (getsizeof(run) if run else 0) for head, run in self._runs.items())
+
+    def _split(self, head: int, blocks: int) -> None:
+        """Let what follows ``blocks`` blocks of a run age by itself: another prompt goes on differently there."""
+        rest = self._runs[head][blocks * KEY_BYTES :]
+        self._cut(head, blocks)
+        rest_head = int.from_bytes(rest[:KEY_BYTES], "little")
+        if rest_head not in self._runs:
+            self._runs[rest_head] = rest if len(rest) > KEY_BYTES else _ONE_BLOCK
+            self.count += len(rest) // KEY_BYTES
 
     def _cut(self, head: int, blocks: int) -> None:
         """Shorten a run to ``blocks`` blocks."""

@@ -17,6 +17,10 @@ _PREBLE_SHARE = 0.5
 """Share of a prompt that must be cached for affinity. Source: Preble, as the DualMap paper states it."""
 
 
+_NOISE = 0.05
+"""Chosen: estimates that differ by less are equal, since measured paces of equal GPUs do."""
+
+
 class Memoryless:
     """A policy that need not know who joins and leaves."""
 
@@ -86,15 +90,16 @@ class MinTtft(Memoryless):
 
     def place(self, arrival: Arrival, instances: Instances, view: View) -> Place:
         """Return the instance with the smallest estimate; by tokens alone while no pace is known."""
-        best, least, least_blocks = None, float("inf"), 0
         fleet = view.pace.tokens_per_s
-        for each in eligible(instances, arrival.avoid):
-            tokens = each.pending_tokens + each.uncached(arrival)
-            cost = tokens / (each.pace.mixed(fleet) or 1.0)
-            blocks = each.index.count
-            if best is None or cost < least or (cost == least and blocks < least_blocks):
-                best, least, least_blocks = each, cost, blocks
-        assert best is not None  # noqa: S101 - there is at least one instance
+        pool = eligible(instances, arrival.avoid)
+        costs = [
+            (each.pending_tokens + each.uncached(arrival)) / (each.pace.mixed(fleet) or 1.0) for each in pool
+        ]
+        as_good = min(costs) * (1 + _NOISE)
+        best = min(
+            (each for each, cost in zip(pool, costs, strict=True) if cost <= as_good),
+            key=lambda each: each.index.count,
+        )
         return Place(best.name, "smallest estimated TTFT")
 
 

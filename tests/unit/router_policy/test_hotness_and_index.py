@@ -56,6 +56,35 @@ def test_an_empty_prompt_has_a_key_and_leaves_no_trace():
     assert HotnessTree().key((), instances=8) == 0
 
 
+def test_a_long_shared_prompt_is_told_apart_as_soon_as_it_is_hot():
+    """Twelve shared blocks: the window is counted deeper at once, instead of one block per 2/n of new traffic."""
+    tree = HotnessTree(window=200)
+    shared = tuple(range(1, 13))
+    keys = [tree.key((*shared, 100 + i), instances=8) for i in range(60)]
+
+    first_deep = next(i for i, key in enumerate(keys) if key >= 100)
+    assert first_deep < 20
+    assert all(key >= 100 for key in keys[first_deep:])
+
+
+def test_a_large_fleet_does_not_make_every_prompt_hot():
+    """At 1,024 instances 2/n of 200 requests would be less than one; the window grows with n."""
+    tree = HotnessTree(window=200)
+
+    assert all(tree.key((i, 1_000_000 + i), instances=1024) == i for i in range(3000))
+
+
+def test_hotness_follows_the_number_of_instances():
+    """A fifth of all traffic is cold among four instances, hot among sixteen, and cold again."""
+    tree = HotnessTree(window=200)
+
+    def share(instances):
+        keys = [tree.key((i % 5, 50 + i % 5), instances=instances) for i in range(400)]
+        return keys[-1] >= 50
+
+    assert [share(4), share(16), share(4)] == [False, True, False]
+
+
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), max_size=300), st.integers(1, 16))
 def test_the_tree_is_bounded_by_its_window(chains, instances):
     """However prompts look, no more nodes than blocks of the requests in the window."""
@@ -87,6 +116,38 @@ def test_the_least_recently_used_go_first():
 
     assert index.held(Prefix((1, 2))) == 2
     assert index.held(Prefix((3, 4))) == 0
+
+
+def test_limit_cuts_one_prompt_and_leaves_the_others():
+    """What an instance turns out not to hold is forgotten, from there to the prompt's end."""
+    index = PrefixIndex(capacity=100)
+    index.use(Prefix((1, 2, 3, 4)))
+    index.use(Prefix((1, 2, 8, 9)))
+    index.limit(Prefix((1, 2, 3, 4)), 3)
+
+    assert index.held(Prefix((1, 2, 3, 4))) == 3
+    assert index.held(Prefix((1, 2, 8, 9))) == 4
+    assert len(index) == 5
+
+    index.limit(Prefix((1, 2, 8, 9)), 2)
+
+    assert index.held(Prefix((1, 2, 8, 9))) == 2
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), max_size=80), st.integers(4, 64))
+def test_the_index_stays_within_its_capacity_and_holds_only_what_was_used(chains, capacity):
+    """Bounded, never more than the longest prefix ever used, and the newest prompt is there if it fits."""
+    index = PrefixIndex(capacity)
+    used = set()
+    for chain in chains:
+        chained = tuple(hash(tuple(chain[: i + 1])) % 2**64 for i in range(len(chain)))
+        used.update(chained)
+        index.use(Prefix(chained))
+
+        assert len(index) <= capacity
+        assert all(key in used for key in chained[: index.held(Prefix(chained))])
+        if len(chained) <= capacity - capacity // 32:
+            assert index.held(Prefix(chained)) == len(chained)
 
 
 def test_a_restart_forgets_everything():

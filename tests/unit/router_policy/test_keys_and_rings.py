@@ -1,11 +1,12 @@
 """Prefix keys and hash rings."""
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_router.policy.keys import MAX_BLOCKS, prompt_keys, token_keys
-from penstock_router.policy.rings import DualRing, HashRing
+from penstock_router.policy.keys import MAX_BLOCKS, prompt_keys, render_chat, space_seed, token_keys
+from penstock_router.policy.rings import VIRTUAL_NODES, DualRing, HashRing
 
 NAMES = [f"w{i}" for i in range(8)]
 KEYS = [key * 0x9E3779B97F4A7C15 % 2**64 for key in range(2000)]
@@ -124,3 +125,41 @@ def test_shares_are_roughly_even():
         counts[ring.find(key)] += 1
 
     assert max(counts.values()) < 2 * len(KEYS) / len(NAMES)
+
+
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+]
+
+
+@pytest.mark.parametrize("tools", [None, [{"type": "function"}]])
+def test_a_longer_conversation_keeps_its_prefix(tools):
+    """Appending messages changes no byte before them."""
+    longer = [*TURNS, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+
+    assert render_chat(longer, tools).startswith(render_chat(TURNS, tools))
+    assert render_chat(TURNS, tools) != render_chat(TURNS[:1], tools)
+
+
+def test_key_spaces_do_not_meet():
+    """Prompts with another salt share no cache, and no key."""
+    salted = prompt_keys(b"x" * 100, seed=space_seed("salt"))
+
+    assert prompt_keys(b"x" * 100) == prompt_keys(b"x" * 100, seed=space_seed(""))
+    assert salted != prompt_keys(b"x" * 100)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 300])
+def test_lookup_agrees_with_the_definition(count):
+    """The first anchor at or after the key's point, the first of all after the last."""
+    ring = HashRing(seed=1)
+    names = [f"n{i}" for i in range(count)]
+    for name in names:
+        ring.add(name)
+    digest = xxhash.xxh3_64_intdigest
+    anchors = sorted((digest(f"{n}#{i}".encode(), 1), n) for n in names for i in range(VIRTUAL_NODES))
+    for key in KEYS[:200]:
+        point = digest(key.to_bytes(8, "little"), 1)
+
+        assert next((n for a, n in anchors if a >= point), anchors[0][1]) == ring.find(key)

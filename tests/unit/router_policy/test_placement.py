@@ -5,10 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
+from penstock_router.policy.instance import Pace, Placed
 from penstock_router.policy.placement import Placement, PlacementSettings
 from penstock_router.policy.placer import Arrival
+from penstock_router.policy.rebalance import Aim, plan_moves
 from penstock_router.policy.registry import PLACERS
 from penstock_router.policy.rivals import CacheAffinity, KvCost, LeastPending, MinTtft, Preble
+from penstock_router.policy.sticky import StickySessions
 
 PACE = 1000.0
 
@@ -232,6 +235,156 @@ def test_an_idle_instance_takes_one_prompt_however_long():
     queues.submit("huge", arrival(tokens=1_000_000), 0.0)
 
     assert [handed.item for handed in queues.take(0.0)] == ["huge"]
+
+
+def test_pace_weighs_by_tokens_and_not_by_prompts():
+    """Ten tokens that took a launch of 20 ms do not halve a pace of 10,000 tokens/s."""
+    pace = Pace()
+    for _ in range(50):
+        pace.learn(10_000, 1.0)
+        pace.learn(10, 0.02)
+
+    assert 9_500 < pace.tokens_per_s < 10_000
+
+
+def test_prompts_of_one_batch_count_together():
+    """Four prompts that end at the same moment took that time once."""
+    queues = placement(LeastPending(), names=("a",))
+    for item in range(4):
+        queues.submit(item, arrival(item), 0.0)
+    queues.take(0.0)
+    for item in range(4):
+        queues.computed(item, 1.0)
+
+    assert queues._instances["a"].pace.tokens_per_s == pytest.approx(2048, rel=0.1)
+
+
+def test_the_workers_own_count_of_cached_tokens_corrects_the_pace():
+    """Nothing was expected in the cache; 412 of 512 tokens were: 100 tokens took the second."""
+    queues = placement(LeastPending(), names=("a",))
+    queues.submit("x", arrival(1), 0.0)
+    queues.take(0.0)
+    queues.computed("x", 1.0, cached_tokens=412)
+
+    assert queues._instances["a"].pace.tokens_per_s == pytest.approx(100)
+
+
+def test_a_retry_waits_before_all_others_and_avoids_its_worker():
+    """It has waited once already."""
+    queues = placement(LeastPending(), names=("a", "b"), slot_requests=1)
+    for item in range(4):
+        queues.submit(item, arrival(item), 0.0)
+    ran = {handed.item: handed.instance for handed in queues.take(0.0)}
+    failed, worker = next(iter(ran.items()))
+    queues.lost(failed, 1.0)
+    again = Arrival((failed,), 512, frozenset({worker}))
+    queues.submit(failed, again, 1.0, again=True)
+    other = next(item for item in ran if item != failed)
+    queues.computed(other, 2.0)
+
+    assert (failed, ran[other]) in [(handed.item, handed.instance) for handed in queues.take(2.0)]
+
+
+def test_what_was_not_computed_is_not_held():
+    """A lost request's blocks are unlearnt, those it found stay."""
+    queues = placement(LeastPending(), names=("a",))
+    queues.submit("first", arrival(1), 0.0)
+    queues.submit("second", arrival(1, 2, 3), 0.0)
+    queues.take(0.0)
+    queues.computed("first", 1.0)
+    queues.lost("second", 1.0)
+
+    assert queues._instances["a"].index.held(arrival(1, 2, 3).prefix) == 1
+
+
+@pytest.mark.parametrize(("resting", "held"), [(["a"], 2), ([], 0)])
+def test_an_instance_that_only_rests_keeps_its_cache(resting, held):
+    """Unhealthy for a moment: its cache is still there. Gone: whoever comes back under its name is new."""
+    queues = placement(LeastPending(), names=("a",))
+    queues.submit("x", arrival(1, 2), 0.0)
+    queues.take(0.0)
+    queues.computed("x", 1.0)
+    queues.set_instances(["b"], 2.0, resting=resting)
+    queues.set_instances(["a", "b"], 3.0)
+
+    assert held == queues._instances["a"].index.held(arrival(1, 2).prefix)
+
+
+def test_a_restart_forgets_the_cache_even_of_one_that_rests():
+    """A new process has an empty cache."""
+    queues = placement(LeastPending(), names=("a",))
+    queues.submit("x", arrival(1), 0.0)
+    queues.set_instances([], 1.0, resting=["a"])
+    queues.restarted("a")
+    queues.restarted("never seen")
+    queues.set_instances(["a"], 2.0)
+
+    assert queues.take(2.0)[0].item == "x"
+
+
+def test_a_move_must_still_pay_when_its_turn_comes():
+    """Later moves are weighed against what earlier ones have left here and brought there."""
+    queues = placement(LeastPending(), names=("a", "b"))
+    for item, tokens in enumerate([100, 3000, 3000, 3000]):
+        queues.submit(item, arrival(item, tokens=tokens), 0.0)
+    source, target = queues._instances["a"], queues._instances["b"]
+    for placed in [*source.queue.values(), *target.queue.values()]:
+        queues.withdraw(placed.item)
+    for item, tokens in enumerate([100, 3000, 3000, 3000]):
+        source.put(Placed(item, arrival(10 + item, tokens=tokens), 0.0, "a", tokens, 0, "b", tokens))
+        queues._placed[item] = source.queue[item]
+
+    moves = plan_moves(source, queues._instances, queues._view, Aim(5.0, 3.0, 0.0, hit_first=False))
+
+    # 9.1 s of work here: the last (9.1 - 3) goes first, then nothing else fits within 5 s on the other side.
+    assert [(move.placed.item, round(move.benefit_s, 1)) for move in moves] == [(3, 6.1)]
+
+
+def test_sessions_stay_where_they_began():
+    """Whatever the policy would say now, as long as the instance is there and has not failed them."""
+    queues = placement(StickySessions(LeastPending(), limit=2), names=("a", "b"))
+    homes = []
+    for item in range(3):
+        queues.submit(item, Arrival((item,), 512, session="s"), 0.0)
+        homes.append(where(queues)[item])
+    queues.submit("failed", Arrival((9,), 512, frozenset(homes[:1]), session="s"), 0.0)
+    queues.submit("none", Arrival((8,), 512), 0.0)
+
+    assert len(set(homes)) == 1
+    assert where(queues)["failed"] != homes[0]
+
+
+def test_few_sessions_are_remembered():
+    """Bounded: the quietest is placed anew."""
+    policy = StickySessions(LeastPending(), limit=2)
+    queues = placement(policy, names=("a", "b"))
+    for item, session in enumerate("stuv"):
+        queues.submit(item, Arrival((item,), 512, session=session), 0.0)
+
+    assert len(policy._homes) <= 2
+
+
+def test_cold_prompts_fill_idle_caches_evenly():
+    """Among equals the instance that remembers least is taken."""
+    queues = placement(MinTtft(), names=("a", "b"))
+    homes = []
+    for item in range(4):
+        queues.submit(item, arrival(100 + item), float(item))
+        homes.append(where(queues)[item])
+        queues.take(float(item))
+        queues.computed(item, item + 0.5)
+
+    assert homes.count("a") == homes.count("b") == 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "blocks", "expected"), [(600, 1, 88), (600, 2, 1), (0, 0, 0), (1024, 2, 1)]
+)
+def test_cached_tokens_are_whole_blocks(tokens, blocks, expected):
+    """A partial last block counts its own tokens; at least one token of a prompt is computed."""
+    chain = tuple(range(-(-tokens // 512)))
+
+    assert expected == Arrival(chain, tokens).uncached(blocks)
 
 
 EVENTS = st.lists(

@@ -1,0 +1,135 @@
+"""KV events of an engine, told to the prefix index: what an instance really holds, instead of what it should hold.
+
+Engines that publish events (vLLM over ZMQ) number them and name blocks by hashes of their own, each with its parent
+and its token ids. From those this makes the router's exact keys, so it needs the exact mode:
+`keys.token_keys` with the engine's block size as its unit. A gap in the numbers means that removals may be lost:
+everything is forgotten then, since a block believed held sends requests to the wrong place, one not known only
+costs a prefill. Whoever reads the socket calls this. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock_router.policy.keys import BLOCK_TOKENS, ROOT, Prefix, token_keys
+from penstock_router.policy.prefix_index import PrefixIndex
+
+MAX_BLOCKS: Final = 1 << 20
+"""Engine blocks known per instance. Chosen: 16 M tokens of 16-token blocks; beyond it events are a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One engine block.
+
+    Attributes:
+        key: Chained key of everything up to its end.
+        depth: Engine blocks up to its end, >= 1.
+        corner: Hash of the last block before it that ends a router's block; None: there is none.
+    """
+
+    key: int
+    depth: int
+    corner: Hashable | None
+
+
+class KvEvents:
+    """The events of one instance."""
+
+    __slots__ = ("_blocks", "_expected", "_index", "_per_key", "_seed", "_unit_tokens", "gaps")
+
+    def __init__(
+        self, index: PrefixIndex, *, unit_tokens: int, block_tokens: int = BLOCK_TOKENS, seed: int = ROOT
+    ) -> None:
+        """Start without any event.
+
+        Args:
+            index: Learns from the events.
+            unit_tokens: Tokens of one engine block, a divisor of ``block_tokens``.
+            block_tokens: Tokens of one key.
+            seed: From `keys.space_seed`.
+        """
+        self._index = index
+        self._unit_tokens = unit_tokens
+        self._per_key = block_tokens // unit_tokens
+        self._seed = seed
+        self._blocks: dict[Hashable, _Block] = {}
+        self._expected: int | None = None
+        self.gaps = 0
+
+    def __len__(self) -> int:
+        """Return the engine blocks known."""
+        return len(self._blocks)
+
+    def numbered(self, sequence: int) -> bool:
+        """Take note of a batch's number; False: it is old, and must not be applied.
+
+        A number beyond the expected one, or 0 from an engine that has started anew, forgets everything first.
+        """
+        expected = self._expected
+        if expected is not None and sequence != expected:
+            if 0 < sequence < expected:
+                return False
+            self.gaps += 1
+            self.cleared()
+        self._expected = sequence + 1
+        return True
+
+    def stored(self, hashes: Sequence[Hashable], parent: Hashable | None, tokens: Sequence[int]) -> None:
+        """Learn that blocks are held.
+
+        Args:
+            hashes: The engine's names of consecutive blocks.
+            parent: Name of the block before them; None: they begin a prompt. An unknown one, whose own event was
+                lost, makes all that follows it useless.
+            tokens: Their ids, ``unit_tokens`` each; more blocks than ids, or ids out of range, are ignored.
+        """
+        if parent is None:
+            key, depth, corner = self._seed, 0, None
+        elif (before := self._blocks.get(parent)) is not None:
+            key, depth = before.key, before.depth
+            corner = parent if depth % self._per_key == 0 else before.corner
+        else:
+            return
+        unit, last = self._unit_tokens, None
+        if len(self._blocks) + len(hashes) > MAX_BLOCKS or len(tokens) < unit * len(hashes):
+            return
+        try:
+            keys = token_keys(tokens[: unit * len(hashes)], block_tokens=unit, seed=key)
+        except (OverflowError, TypeError):
+            return
+        for name, key in zip(hashes, keys, strict=False):
+            depth += 1
+            self._blocks[name] = _Block(key, depth, corner)
+            if depth % self._per_key == 0:
+                corner = last = name
+        if last is not None:
+            self._index.use(Prefix(self._chain(last)))
+
+    def removed(self, hashes: Sequence[Hashable]) -> None:
+        """Learn that blocks are no longer held; unknown ones are ignored."""
+        for name in hashes:
+            block = self._blocks.get(name)
+            if block is None:
+                continue
+            # Engines free prompts from their ends, so a router's block loses the unit that ends it first.
+            if block.depth % self._per_key == 0:
+                chain = self._chain(name)
+                self._index.limit(Prefix(chain), len(chain) - 1)
+            del self._blocks[name]
+
+    def cleared(self) -> None:
+        """Learn that nothing is held."""
+        self._blocks.clear()
+        self._index.clear()
+
+    def _chain(self, name: Hashable) -> tuple[int, ...]:
+        """Return the keys of a prompt up to a block that ends a router's block, as far back as they are known."""
+        keys = []
+        at: Hashable | None = name
+        while at is not None and (block := self._blocks.get(at)) is not None:
+            keys.append(block.key)
+            at = block.corner
+        return tuple(reversed(keys))
