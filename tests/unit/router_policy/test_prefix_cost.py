@@ -14,7 +14,7 @@ def filled(placer, waiting_tokens):
     """Two instances: "a" has the prefix cached and that many tokens waiting, "b" has nothing."""
     placement = Placement(placer, PlacementSettings(slot_requests=1))
     placement.set_instances(["a"], 0.0)
-    placement.submit("first", Arrival(CHAIN, 4000), 0.0)
+    placement.submit("first", Arrival(CHAIN, 4000, block_tokens=1000), 0.0)
     placement.take(0.0)
     placement.computed("first", 1.0)
     placement.submit("load", Arrival((21,), waiting_tokens), 1.0)
@@ -30,7 +30,7 @@ def test_a_hit_is_worth_four_times_its_tokens_of_waiting(placer, waiting_tokens,
     """4,000 cached tokens outweigh just under 16,000 waiting ones; all of two instances or a pair alike."""
     placement = filled(placer(), waiting_tokens)
 
-    placement.submit("r", Arrival(CHAIN, 4000), 2.0)
+    placement.submit("r", Arrival(CHAIN, 4000, block_tokens=1000), 2.0)
 
     assert expected in {handed.instance for handed in placement.take(2.0) if handed.item == "r"} or (
         placement.queued_tokens(expected) > 0
