@@ -12,6 +12,7 @@ import orjson
 from penstock_engine.core.requests import FinishReason
 from penstock_engine.serve.protocol import Call
 
+EVENT_STREAM = "text/event-stream; charset=utf-8"
 _SLOT = "\x00"
 """Stands for the word while an event is encoded; JSON escapes it, so it cannot be taken for anything else."""
 _ENCODED_SLOT = b"\\u0000"
@@ -69,10 +70,7 @@ class EventFormat:
         return lead, tail
 
     def _event(self, choice: dict[str, Any]) -> bytes:
-        body = {**self._head, "choices": [choice]}
-        if self._call.include_usage:
-            body["usage"] = None
-        return b"data: " + orjson.dumps(body) + b"\n\n"
+        return b"data: " + orjson.dumps({**self._head, "choices": [choice]}) + b"\n\n"
 
 
 def whole(

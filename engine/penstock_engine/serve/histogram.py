@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
+
+from prometheus_client.utils import floatToGoString
 
 from penstock_core.histogram import BucketCounts
 
@@ -22,6 +25,11 @@ def token_buckets(max_model_len: int) -> tuple[float, ...]:
     return tuple(bounds)
 
 
+def _edge(bound: float) -> str:
+    """Return a bound as vLLM's page spells it, ``2.097152e+06`` above a million."""
+    return str(floatToGoString(bound))  # type: ignore[no-untyped-call]
+
+
 class Histogram(BucketCounts):
     """Counts per bucket under one metric name."""
 
@@ -37,7 +45,7 @@ class Histogram(BucketCounts):
         """
         super().__init__(bounds)
         self.name = name
-        edges = [*map(repr, map(float, self.bounds)), "+Inf"]
+        edges = [_edge(edge) for edge in (*self.bounds, math.inf)]
         self._heads = [f'{name}_bucket{{{labels},le="{edge}"}} ' for edge in edges]
         self._heads += [f"{name}_sum{{{labels}}} ", f"{name}_count{{{labels}}} "]
 

@@ -26,6 +26,9 @@ from penstock_engine.serve.settings import ServeSettings
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+_REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+"""vLLM's; a simulated worker never rejects."""
+
 Read = Callable[[], float]
 
 
@@ -36,8 +39,6 @@ class EngineMetrics:
         self._timeline = timeline
         self._lag = lag
         self._labels = f'engine="0",model_name="{_escape(settings.served_names[0])}"'
-        self._block_size = settings.engine.limits.block_size
-        self._prefix_caching = settings.flags.enable_prefix_caching
         self.finished = dict.fromkeys(FinishReason, 0)
         self.failed_transfers = 0
         self.failed_notifications = 0
@@ -56,6 +57,7 @@ class EngineMetrics:
         self._transfer_s = self._histogram(names.VLLM_NIXL_XFER_TIME, TRANSFER_BOUNDS_S)
         self._transfer_bytes = self._histogram(names.VLLM_NIXL_BYTES, TRANSFER_BOUNDS_BYTES)
         self._histograms = [value for value in vars(self).values() if isinstance(value, Histogram)]
+        self._static_lines = self._list_static(settings)
         self._gauges = self._list_gauges(timeline.engine)
         self._counters = self._list_counters(timeline.engine)
 
@@ -114,9 +116,25 @@ class EngineMetrics:
         for item in self._histograms:
             page.append(f"# HELP {item.name} {_HELP[item.name]}\n# TYPE {item.name} histogram")
             page += item.lines()
+        page += self._static_lines
         page += self._lag_lines()
         page.append("")
         return "\n".join(page).encode()
+
+    def _list_static(self, settings: ServeSettings) -> list[str]:
+        """Return what never changes, and in vLLM has other labels than the rest."""
+        info, engine = names.VLLM_CACHE_CONFIG_INFO, settings.engine
+        rejections = names.VLLM_ADMISSION_REJECTIONS + names.COUNTER_SUFFIX
+        model = _escape(settings.served_names[0])
+        return [
+            f"# HELP {info} {_HELP[info]}\n# TYPE {info} gauge",
+            (
+                f'{info}{{engine="0",block_size="{engine.limits.block_size}",num_gpu_blocks="{engine.num_blocks}",'
+                f'enable_prefix_caching="{settings.flags.enable_prefix_caching}"}} 1'
+            ),
+            f"# HELP {rejections} {_HELP[names.VLLM_ADMISSION_REJECTIONS]}\n# TYPE {rejections} counter",
+            *(f'{rejections}{{model_name="{model}",reason="{reason}"}} 0' for reason in _REJECTION_REASONS),
+        ]
 
     def _lag_lines(self) -> list[str]:
         sample = names.SCHEDULE_LAG_SAMPLES + names.COUNTER_SUFFIX
@@ -136,10 +154,6 @@ class EngineMetrics:
         def capacity() -> int:
             return engine.waiting_for_capacity + self._timeline.backlog
 
-        config = (
-            f',block_size="{self._block_size}",num_gpu_blocks="{engine.settings.num_blocks}"'
-            f',enable_prefix_caching="{self._prefix_caching}"'
-        )
         return {
             names.VLLM_RUNNING: [("", lambda: engine.running)],
             names.VLLM_WAITING: [("", lambda: capacity() + engine.waiting_deferred)],
@@ -152,7 +166,6 @@ class EngineMetrics:
                 (f',sleep_state="{state}"', _constant(state == "awake"))
                 for state in ("awake", "weights_offloaded", "discard_all")
             ],
-            names.VLLM_CACHE_CONFIG_INFO: [(config, _constant(True))],
         }
 
     def _list_counters(self, engine: Engine) -> dict[str, list[tuple[str, Read]]]:
@@ -162,7 +175,6 @@ class EngineMetrics:
             names.VLLM_PROMPT_TOKENS_CACHED: lambda: counters.prompt_tokens_cached,
             names.VLLM_GENERATION_TOKENS: lambda: counters.generation_tokens,
             names.VLLM_PREEMPTIONS: lambda: counters.preemptions,
-            names.VLLM_ADMISSION_REJECTIONS: lambda: 0,
             names.VLLM_PREFIX_QUERIES: lambda: counters.prefix_queries,
             names.VLLM_PREFIX_HITS: lambda: counters.prefix_hits,
             names.VLLM_EXTERNAL_PREFIX_QUERIES: lambda: counters.external_queries,

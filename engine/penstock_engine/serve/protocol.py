@@ -48,12 +48,17 @@ class RequestError(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class RemoteKv:
-    """Where a prompt's KV lies, from ``kv_transfer_params``."""
+    """Where a prompt's KV lies, from ``kv_transfer_params``.
+
+    Attributes:
+        cached_tokens: Prompt tokens that the prefill worker found in its own cache; None: it did not say.
+    """
 
     engine_id: str
     request_id: str
     host: str
     port: int
+    cached_tokens: int | None = None
 
     @property
     def notify_url(self) -> str:
@@ -149,7 +154,10 @@ def _check_model(fields: Mapping[str, Any], settings: ServeSettings) -> None:
     model = fields.get("model")
     if model is not None and model not in settings.served_names:
         raise RequestError(
-            f"The model `{model}` does not exist.", status=404, kind="NotFoundError", param="model"
+            f"The model `{model}` does not exist. Valid aliases: {', '.join(settings.served_names)}.",
+            status=404,
+            kind="NotFoundError",
+            param="model",
         )
 
 
@@ -217,26 +225,29 @@ def _content(message: Mapping[str, Any]) -> str:
 def _output_limit(
     fields: Mapping[str, Any], settings: ServeSettings, prompt_tokens: int, *, is_chat: bool
 ) -> int:
-    room = settings.max_model_len - prompt_tokens
-    if room < 1:
+    longest = settings.max_model_len
+    room = longest - prompt_tokens
+    if room < 0:
         raise RequestError(
-            f"This model's maximum context length is {settings.max_model_len} tokens. However, your request has "
-            f"{prompt_tokens} input tokens. Please reduce the length of the input messages.",
+            f"This model's maximum context length is {longest} tokens. However, your prompt contains "
+            f"{prompt_tokens} input tokens, which exceeds this limit even without any output tokens. Please reduce "
+            f"the length of the input prompt. (parameter=input_tokens, value={prompt_tokens})",
             param="input_tokens",
         )
+    if room == 0:
+        raise _too_small("max_tokens", 0)
     asked = _integer(fields, "max_completion_tokens", lowest=1) if is_chat else None
     if asked is None:
         asked = _integer(fields, "max_tokens", lowest=1)
     if asked is None:
         return room if is_chat else min(room, DEFAULT_COMPLETION_TOKENS)
-    if asked > room:
+    if asked > longest:
         raise RequestError(
-            f"'max_tokens' or 'max_completion_tokens' is too large: {asked}. This model's maximum context length is "
-            f"{settings.max_model_len} tokens and your request has {prompt_tokens} input tokens "
-            f"({asked} > {settings.max_model_len} - {prompt_tokens}).",
+            f"max_tokens={asked} cannot be greater than max_model_len={longest}. Please request fewer output tokens. "
+            f"(parameter=max_tokens, value={asked})",
             param="max_tokens",
         )
-    return asked
+    return min(asked, room)
 
 
 def _natural_length(salt: int, settings: ServeSettings) -> int:
@@ -257,7 +268,10 @@ def _priority(fields: Mapping[str, Any], settings: ServeSettings) -> int:
 def _include_usage(fields: Mapping[str, Any]) -> bool:
     options = _mapping(fields, "stream_options")
     if options and not _flag(fields, "stream"):
-        raise RequestError("Stream options can only be defined when `stream=True`.", param="stream_options")
+        raise RequestError(
+            "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
+            param="stream_options",
+        )
     return options.get("include_usage") is True
 
 
@@ -275,7 +289,10 @@ def _remote(params: Mapping[str, Any]) -> RemoteKv:
             "remote_port, as the prefill worker's answer gave them.",
             param="kv_transfer_params",
         )
-    return RemoteKv(str(engine_id), str(request_id), str(host), number)
+    cached = params.get("remote_prefill_cached_tokens")
+    return RemoteKv(
+        str(engine_id), str(request_id), str(host), number, cached if type(cached) is int else None
+    )
 
 
 def _mapping(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -301,5 +318,10 @@ def _integer(fields: Mapping[str, Any], name: str, *, lowest: int | None = None)
     if type(value) is not int:
         raise RequestError(f"{name} must be an integer.", param=name)
     if lowest is not None and value < lowest:
-        raise RequestError(f"{name} must be at least {lowest}, got {value}.", param=name)
+        raise _too_small(name, value, lowest)
     return value
+
+
+def _too_small(name: str, value: int, lowest: int = 1) -> RequestError:
+    message = f"{name} must be at least {lowest}, got {value}. (parameter={name}, value={value})"
+    return RequestError(message, param=name)

@@ -135,7 +135,7 @@ class Stream:
         parts = []
         if events is None:
             events = self._format = answers.EventFormat(self.call, self.response_id, int(time.time()))
-            self._responder.start(200, headers=self._headers)
+            self._responder.start(200, content_type=answers.EVENT_STREAM, headers=self._headers)
             parts.append(events.opening)
         texts = self._due_texts(outputs, is_last=reason is not None)
         if reason is None:
@@ -185,5 +185,8 @@ class Stream:
         self.done.set_result(None)
 
     def _usage(self, state: RequestState) -> dict[str, Any]:
+        remote = self.call.remote
         cached = state.cached_tokens + state.external_tokens
+        if remote is not None and remote.cached_tokens is not None:
+            cached = remote.cached_tokens
         return answers.usage_of(self.call, state.outputs, cached)

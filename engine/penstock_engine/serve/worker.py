@@ -210,24 +210,25 @@ class Worker:
     def pinned_params(self, state: RequestState) -> dict[str, Any] | None:
         """Return ``kv_transfer_params`` for a request whose blocks are kept, or None."""
         request_id = state.request.request_id
-        expiry_s = self.engine.lease_expiry_s(request_id)
-        if expiry_s is None:
+        if self.engine.lease_expiry_s(request_id) is None:
             return None
         flags = self.settings.flags
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "remote_block_ids": self.engine.pinned_blocks(request_id),
+            # One list for each group of layers; the model has one.
+            "remote_block_ids": [self.engine.pinned_blocks(request_id)],
             "remote_engine_id": self._engine_id,
             "remote_request_id": request_id,
             "remote_host": flags.kv_host or flags.host,
             "remote_port": self._port,
             "remote_num_tokens": state.request.prompt_tokens,
-            "remote_blocks_expiry_time": expiry_s,
+            "remote_blocks_expiry_time": None,
             "tp_size": self.settings.profile.tensor_parallel,
             "dcp_size": 1,
             "pp_size": 1,
-            "transfer_mode": "read",
+            "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": state.cached_tokens,
         }
 
     def listen_as(self, engine_id: str, port: int) -> None:

@@ -14,7 +14,8 @@ async def test_decode_goes_on_where_prefill_stopped(serving, hand_over):
     async with serving(role="prefill") as prefill, serving(role="decode") as decode:
         params = await hand_over(prefill, PROMPT)
         assert params["remote_num_tokens"] == 100
-        assert len(params["remote_block_ids"]) == 7
+        assert [len(group) for group in params["remote_block_ids"]] == [7]
+        assert (params["remote_blocks_expiry_time"], params["remote_prefill_cached_tokens"]) == (None, 0)
         assert (params["remote_host"], params["remote_port"]) == ("127.0.0.1", prefill.server.port)
         assert (params["do_remote_prefill"], params["do_remote_decode"], params["tp_size"]) == (
             True,
@@ -24,7 +25,7 @@ async def test_decode_goes_on_where_prefill_stopped(serving, hand_over):
         assert await prefill.metric(KV) > 0
         body = await decode.complete(PROMPT, max_tokens=8, kv_transfer_params=params)
         assert body["usage"]["completion_tokens"] == 8
-        assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 100
+        assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert body["kv_transfer_params"] is None
         assert await prefill.metric(KV) == 0
         assert await decode.metric("vllm:nixl_xfer_time_seconds_count") == 1

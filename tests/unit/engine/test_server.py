@@ -41,7 +41,7 @@ async def test_stream_has_one_event_per_token_and_usage(serving):
     async with serving() as client:
         response = await client.stream(max_tokens=6, stream_options={"include_usage": True})
         assert response.status == 200
-        assert response.headers[b"content-type"] == b"text/event-stream"
+        assert response.headers[b"content-type"] == b"text/event-stream; charset=utf-8"
         events = await events_of(response)
         texts = [event["choices"][0]["text"] for event in events[:-1]]
         assert [len(text) for text in texts] == [4] * 6
