@@ -22,7 +22,8 @@ from penstock_graph.runtimes.worker import WorkerCommand
 def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
     """Return the command of one vLLM worker."""
     argv = ["vllm", "serve", spec.model.name, "--served-model-name", spec.served_name]
-    argv += ["--host", context.host, "--port", "{port}"]
+    # Without it vLLM's usage holds no cached tokens, and the router could not tell the prefill's own.
+    argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
     argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
     argv += kv_transfer_flags(spec, service.role)
     if service.role is Role.AGGREGATED:

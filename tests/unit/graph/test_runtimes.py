@@ -125,8 +125,8 @@ def test_vllm_worker(build, context):
     }
     assert specs["decode"].argv == (
         "vllm", "serve", "meta/llama", "--served-model-name", "llama", "--host", "127.0.0.1",
-        "--port", "{port}", "--tensor-parallel-size", "4", "--stream-interval", "4",
-        "--scheduling-policy", "priority", "--kv-transfer-config", json.dumps(config, separators=(",", ":")),
+        "--port", "{port}", "--enable-prompt-tokens-details", "--tensor-parallel-size", "4",
+        "--stream-interval", "4", "--scheduling-policy", "priority", "--kv-transfer-config", json.dumps(config, separators=(",", ":")),
     )  # fmt: skip
     assert specs["decode"].env == {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
