@@ -1,4 +1,4 @@
-"""What one routing decision costs, hashing included, for fleets of growing size; and a rebalancing.
+"""What one routing decision costs, hashing included, for fleets of growing size; a rebalancing; the index's memory.
 
     python bench/routing.py [--json]
 
@@ -13,11 +13,13 @@ import json
 import random
 import statistics
 import time
+import tracemalloc
 
 from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
-from penstock_router.policy.keys import prompt_keys
+from penstock_router.policy.keys import Prefix, prompt_keys
 from penstock_router.policy.placement import Placement, PlacementSettings
 from penstock_router.policy.placer import Arrival
+from penstock_router.policy.prefix_index import PrefixIndex
 from penstock_router.policy.registry import PLACERS
 
 FLEETS = (8, 64, 256, 1024)
@@ -72,6 +74,18 @@ def rebalance_ms() -> float:
     return statistics.median(took)
 
 
+def index_bytes(blocks: int) -> float:
+    """Return the bytes of memory per block of a full index, all told, with prompts of ``blocks`` unshared blocks."""
+    rng = random.Random(2)
+    tracemalloc.start()
+    index = PrefixIndex(20_000)
+    for _ in range(40_000 // blocks):
+        index.use(Prefix(tuple(rng.getrandbits(64) for _ in range(blocks))))
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return used / len(index)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -86,8 +100,13 @@ def main() -> None:
             p50, p99 = statistics.median(took), took[int(0.99 * len(took))]
             rows.append({"policy": policy, "instances": fleet, "p50_us": p50, "p99_us": p99})
     relief = rebalance_ms()
+    memory = {blocks: index_bytes(blocks) for blocks in (1, 4, 24)}
     if arguments.json:
-        print(json.dumps({"hashing_us": hashing, "decisions": rows, "rebalance_1000_ms": relief}))
+        print(
+            json.dumps(
+                {"hashing_us": hashing, "decisions": rows, "rebalance_1000_ms": relief, "index_bytes": memory}
+            )
+        )
         return
     print(f"hashing a 12,000-token prompt: {hashing:.1f} us (part of each figure below)")
     print(f"{'policy':<16}{'instances':>10}{'p50 us':>10}{'p99 us':>10}{'ratio to 8':>12}")
@@ -99,6 +118,8 @@ def main() -> None:
             f"{row['policy']:<16}{row['instances']:>10}{row['p50_us']:>10.1f}{row['p99_us']:>10.1f}{ratio:>12.2f}"
         )
     print(f"rebalancing a queue of 1,000: {relief:.2f} ms (goal <= 2 ms)")
+    shown = ", ".join(f"{each:.0f} with {blocks} new blocks a prompt" for blocks, each in memory.items())
+    print(f"index, bytes a block: {shown} (goal <= 64)")
     print(GOALS)
 
 

@@ -39,7 +39,7 @@ class HotnessTree:
     a shared prompt of twelve blocks would need twelve times the traffic of one to be told apart.
     """
 
-    __slots__ = ("_counts", "_hot", "_seen", "_start_depth", "_window")
+    __slots__ = ("_counts", "_ends", "_hot", "_seen", "_start_depth", "_window")
 
     def __init__(self, *, window: int = WINDOW, start_depth: int = 1) -> None:
         """Start empty.
@@ -52,6 +52,8 @@ class HotnessTree:
         self._start_depth = start_depth
         self._counts: dict[int, int] = {}
         self._hot: set[int] = set()
+        # Requests by the deepest prefix that they are counted in, to be found when that turns hot.
+        self._ends: dict[int, list[_Seen]] = {}
         self._seen: deque[_Seen] = deque()
 
     def __len__(self) -> int:
@@ -79,6 +81,8 @@ class HotnessTree:
         while self._is_hot(seen.keys[depth - 1], hot, cold) and depth < len(seen.keys):
             depth += 1
             self._count(seen, depth)
+        # Not before: it counts itself on its way down.
+        self._ends.setdefault(seen.keys[depth - 1], []).append(seen)
         return seen.keys[depth - 1]
 
     def _count(self, seen: _Seen, depth: int) -> None:
@@ -101,13 +105,23 @@ class HotnessTree:
 
     def _deepen(self, key: int) -> None:
         """Count the next block of every request in the window below a prefix that has turned hot."""
-        for seen in self._seen:
-            counted = seen.counted
-            if counted < len(seen.keys) and counted and seen.keys[counted - 1] == key:
-                self._count(seen, counted + 1)
+        stay = []
+        for seen in self._ends.pop(key, ()):
+            if seen.counted < len(seen.keys):
+                self._count(seen, seen.counted + 1)
+                self._ends.setdefault(seen.keys[seen.counted - 1], []).append(seen)
+            else:
+                stay.append(seen)
+        if stay:
+            self._ends[key] = stay
 
     def _forget(self, seen: _Seen) -> None:
         counts = self._counts
+        last = seen.keys[seen.counted - 1]
+        ends = self._ends[last]
+        ends.remove(seen)
+        if not ends:
+            del self._ends[last]
         for key in seen.keys[: seen.counted]:
             left = counts[key] - 1
             if left:

@@ -234,10 +234,10 @@ class Placement(Generic[T]):
         aim = Aim(settings.slo_s, settings.bottleneck_s, now_s, settings.hit_first)
         count = 0
         for name in names:
-            source = self._instances[name]
+            source, reason = self._instances[name], f"sooner than at {name}: moved"
             for move in plan_moves(source, self._instances, self._view, aim):
                 self._move(move.placed, source, self._instances[move.to])
-                move.placed.reason = f"moved from {name}: {move.benefit_s:.2f} s sooner"
+                move.placed.reason = reason
                 count += 1
         self.moved += count
         return count

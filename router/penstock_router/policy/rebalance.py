@@ -102,11 +102,12 @@ def plan_moves(
     moves: list[Move[T]] = []
     gone = _Gone(len(queue))
     left_s, slo_s = here_s[-1], aim.slo_s
-    for at, there in _by_benefit(queue, here_s, targets, slo_s):
+    for at in _by_benefit(queue, here_s, targets, slo_s):
         # With the last of the queue within the SLO, all are.
         if left_s <= slo_s:
             break
         placed = queue[at]
+        there = targets[placed.other]
         # Earlier moves have filled the target and shortened this queue.
         there_s = there.delay_s + (there.tokens + placed.other_uncached) * there.token_s
         benefit_s = here_s[at] - gone.before(at) * token_s - there_s
@@ -138,14 +139,17 @@ class _Gone:
 
 def _by_benefit(
     queue: list[Placed[T]], here_s: list[float], targets: Mapping[str, _Target], slo_s: float
-) -> list[tuple[int, _Target]]:
-    """Return places in the queue whose requests may move, with their targets: largest benefit first, then place."""
+) -> list[int]:
+    """Return the places in the queue of requests that may move: the largest benefit first, then the place."""
+    costs = {
+        name: (there.delay_s + there.tokens * there.token_s, there.token_s) for name, there in targets.items()
+    }
     benefits = []
     for at, (placed, waits_s) in enumerate(zip(queue, here_s, strict=True)):
-        there = targets.get(placed.other)
-        if there is not None:
-            there_s = there.delay_s + (there.tokens + placed.other_uncached) * there.token_s
+        cost = costs.get(placed.other)
+        if cost is not None:
+            there_s = cost[0] + placed.other_uncached * cost[1]
             if there_s < slo_s and there_s < waits_s:
-                benefits.append((there_s - waits_s, at, there))
-    benefits.sort()  # no two have the same place, so targets are never compared
-    return [(at, there) for _, at, there in benefits]
+                benefits.append((there_s - waits_s, at))
+    benefits.sort()
+    return [at for _, at in benefits]
