@@ -25,7 +25,7 @@ class Move(NamedTuple, Generic[T]):
     Attributes:
         placed: The request, still as it stands.
         to: Name of the other instance.
-        benefit_s: Estimated TTFT here minus that there, > 0.
+        benefit_s: Estimated TTFT here, as the queue stood before any move, minus that there after those before, > 0.
     """
 
     placed: Placed[T]
@@ -108,14 +108,17 @@ def plan_moves(
             break
         placed = queue[at]
         there = targets[placed.other]
-        # Earlier moves have filled the target and shortened this queue.
+        # Earlier moves have filled the target and shortened this queue: at most by all that they saved.
         there_s = there.delay_s + (there.tokens + placed.other_uncached) * there.token_s
-        benefit_s = here_s[at] - gone.before(at) * token_s - there_s
-        if there_s < slo_s and benefit_s > 0:
-            moves.append(Move(placed, placed.other, benefit_s))
-            gone.add(at, placed.uncached)
-            left_s -= placed.uncached * token_s
-            there.tokens += placed.other_uncached
+        benefit_s = here_s[at] - there_s
+        if there_s >= slo_s or benefit_s <= 0:
+            continue
+        if benefit_s <= here_s[-1] - left_s and benefit_s <= gone.before(at) * token_s:
+            continue
+        moves.append(Move(placed, placed.other, benefit_s))
+        gone.add(at, placed.uncached)
+        left_s -= placed.uncached * token_s
+        there.tokens += placed.other_uncached
     return moves
 
 
