@@ -21,6 +21,7 @@ BENCHMARKS = {
     "planner": ("planner_decide.py",),
     "routing": ("routing.py",),
     "load": ("load_client.py",),
+    "simulator": ("simulator.py",),
 }
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock_graph.models import Role
 from penstock_simulator.jobs import Fate
 from penstock_simulator.output import to_json
+from penstock_simulator.routing import policy_names
 from penstock_simulator.scenario import Failure, PoolSpec, ProfiledModel, Resize, RouterSpec, Scenario
 from penstock_simulator.sweep import RunSpec, run_all
 from penstock_simulator.workload import WorkloadSpec
@@ -101,7 +102,7 @@ def test_equal_arrivals_keep_their_order(simple_world, request_at):
 # -- determinism
 
 
-@pytest.mark.parametrize("policy", ["least-loaded", "round-robin"])
+@pytest.mark.parametrize("policy", policy_names())
 def test_same_seed_same_bytes(split_world, policy):
     """Two runs give the same JSON, in one process or in another."""
     scenario = split_world(router=RouterSpec(policy=policy))
@@ -224,6 +225,8 @@ def test_without_any_worker_left_the_run_still_ends(simple_world, request_at):
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
+    policy=st.sampled_from(["dualmap", "prefix-cost", "least-loaded"]),
+    routers=st.integers(1, 3),
     gaps=st.lists(st.floats(0, 0.4), min_size=1, max_size=25),
     resizes=st.lists(
         st.tuples(st.floats(0, 4), st.sampled_from([Role.PREFILL, Role.DECODE]), st.integers(1, 4)),
@@ -237,7 +240,7 @@ def test_without_any_worker_left_the_run_still_ends(simple_world, request_at):
     ),
 )
 def test_whatever_happens_every_request_ends_once_and_the_budget_holds(
-    split_world, request_at, gaps, resizes, failures
+    split_world, request_at, *, policy, routers, gaps, resizes, failures
 ):
     """Under any joins, leaves and deaths; the world itself asserts the budget after every event."""
     at_s, requests = 0.0, []
@@ -248,6 +251,7 @@ def test_whatever_happens_every_request_ends_once_and_the_budget_holds(
         split_world(
             2,
             2,
+            router=RouterSpec(policy, routers=routers),
             cold_start_s=0.5,
             max_gpus=6,
             resizes=tuple(Resize(*each) for each in resizes),

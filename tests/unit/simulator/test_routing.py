@@ -1,0 +1,105 @@
+"""Routers in the world: the live bodies behind one port, side by side, and with old news."""
+
+import pytest
+
+from penstock_core.errors import ConfigError
+from penstock_graph.models import Role
+from penstock_simulator.routing import PlacedRouting, make_routing, policy_names
+from penstock_simulator.scenario import QueueOrder, RouterSpec
+from penstock_simulator.world import World
+
+
+def placed(policy="dualmap", **options):
+    """Make a spec of one request at a time."""
+    return RouterSpec(policy, slot_requests=1, slot_tokens=None, **options)
+
+
+def routing(spec):
+    """Make a router over servers of 100,000 cached tokens."""
+    return make_routing(spec, Role.AGGREGATED, slo_s=5.0, cache_tokens=100_000)
+
+
+def test_every_policy_of_the_manifest_is_known():
+    """And those that exist for comparison."""
+    from penstock_graph.models import RouterPolicy
+
+    assert {policy.value for policy in RouterPolicy} <= set(policy_names())
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (placed("fastest"), "policy 'fastest': choose from"),
+        (placed(settings={"speed": 3}), "settings of dualmap"),
+    ],
+)
+def test_unknown_policies_and_settings_are_refused(spec, told):
+    """With what is known."""
+    with pytest.raises(ConfigError, match=told):
+        routing(spec)
+
+
+def test_equal_prefixes_meet_again_across_routers(simple_world, request_at):
+    """Two routers that never hear of each other send one prefix to one pair: rings need no news."""
+    requests = [request_at(i * 3.0, 1024, ids=(7, 100 + i), line=i) for i in range(1, 21)]
+    world = World(simple_world(8, router=placed(routers=2)), requests)
+
+    world.run()
+
+    assert len({job.worker for job in world.jobs}) <= 2
+
+
+def test_routers_hear_of_each_other_s_load_late(simple_world, request_at):
+    """All at once to four servers by least-pending: two routers pile up until the first scrape tells them."""
+    requests = [request_at(0.1, 1000, line=line) for line in range(1, 9)]
+
+    ends = {}
+    for routers in (1, 2):
+        world = World(simple_world(4, router=placed("least-pending", routers=routers)), requests)
+        ends[routers] = float(world.run().requests.ttft_s.max())
+
+    assert ends == {1: pytest.approx(2.0), 2: pytest.approx(2.0)}
+
+
+def test_news_count_other_routers_jobs(request_at):
+    """What another router has pending at "a" sends the next request to "b"."""
+    from penstock_simulator.jobs import Job, PrefixChains
+
+    router = routing(placed("least-pending"))
+    router.set_workers(["a", "b"], 0.0)
+    router.heard({"a": 5000, "b": 10})
+    request = request_at(0.0)
+
+    router.submit(Job(0, request, PrefixChains(0).chain(request)), 0.0)
+
+    assert [name for _, name in router.take(0.0)] == ["b"]
+    assert router.pending_tokens("b") == 1000
+
+
+def test_the_longest_hit_goes_first_where_asked(simple_world, request_at):
+    """While the server works on another prompt, a cached one overtakes an earlier one that is not."""
+    requests = [
+        request_at(0.0, 1024, ids=(1, 2)),
+        request_at(2.0, 3000),
+        request_at(2.5, 2000, ids=(50, 51, 52, 53)),
+        request_at(3.0, 1536, ids=(1, 2, 3)),
+    ]
+    orders = {}
+    for order in QueueOrder:
+        world = World(simple_world(router=placed("least-pending", queue_order=order)), requests)
+        world.run()
+        orders[order] = [job.index for job in sorted(world.jobs, key=lambda job: job.handed_s)]
+
+    assert orders == {QueueOrder.ARRIVAL: [0, 1, 2, 3], QueueOrder.HIT_FIRST: [0, 1, 3, 2]}
+
+
+def test_rebalancing_moves_what_would_wait_too_long(simple_world, request_at):
+    """One prefix in a burst: both of its pair are late, and its queue is shared out between them."""
+    requests = [request_at(0.01 * i, 1000, ids=(1, 500 + i), line=i + 1) for i in range(40)]
+    router = placed("dualmap")
+    moving = World(simple_world(4, router=router), requests)
+
+    moving.run()
+
+    assert isinstance(moving._routers[0], PlacedRouting)
+    assert len({job.worker for job in moving.jobs}) >= 2
