@@ -35,7 +35,12 @@ class Candidate:
         A scrape is up to a second old; without the projection every request of that second would go to
         the worker that was emptiest at its start. Half full at 1,000 tokens in flight and 1,500 now: 0.75.
         """
-        if self.kv_usage_fraction is None or self.scraped_tokens <= 0:
+        if self.kv_usage_fraction is None:
+            return None
+        if self.scraped_tokens <= 0 and self.kv_usage_fraction == 0:
+            # Idle when scraped and busy now: its usage says nothing about the requests sent since.
+            return 0.0 if self.inflight_tokens <= 0 else None
+        if self.scraped_tokens <= 0:
             return self.kv_usage_fraction
         return min(1.0, self.kv_usage_fraction * self.inflight_tokens / self.scraped_tokens)
 

@@ -53,6 +53,8 @@ def test_round_robin_survives_a_shrinking_pool():
         ([_candidate("a", 900, kv=0.0), _candidate("b", 5)], "b"),
         # Since the scrape a's tokens have tripled, so its 0.2 stands for 0.6.
         ([_candidate("a", 300, kv=0.2, scraped=100), _candidate("b", 100, kv=0.3, scraped=100)], "b"),
+        # Idle at the scrape and busy since: its zero says nothing, so tokens decide for all.
+        ([_candidate("a", 900, kv=0.0), _candidate("b", 5, kv=0.3, scraped=5)], "b"),
         ([_candidate("a")], "a"),
     ],
 )
