@@ -46,7 +46,9 @@ class EventFormat:
         self._seam = self._tail + self._lead
         self.opening = b""
         if call.is_chat:
-            self.opening = self._event({"index": 0, "delta": {"role": "assistant", "content": ""}, **_open()})
+            self.opening = self._event(
+                {"index": 0, "delta": {"role": "assistant", "content": ""}, **_chat_open()}
+            )
 
     def tokens(self, texts: list[bytes]) -> bytes:
         """Return one event per text."""
@@ -63,7 +65,7 @@ class EventFormat:
 
     def _around(self, reason: FinishReason | None) -> tuple[bytes, bytes]:
         if self._call.is_chat:
-            choice: dict[str, Any] = {"index": 0, "delta": {"content": _SLOT}, **_open(reason)}
+            choice: dict[str, Any] = {"index": 0, "delta": {"content": _SLOT}, **_chat_open(reason)}
         else:
             choice = {"index": 0, "text": _SLOT, **_open(reason)}
         lead, _, tail = self._event(choice).partition(_ENCODED_SLOT)
@@ -120,3 +122,8 @@ def problem(message: str, status: int, kind: str) -> bytes:
 
 def _open(reason: FinishReason | None = None) -> dict[str, Any]:
     return {"logprobs": None, "finish_reason": reason, "stop_reason": None}
+
+
+def _chat_open(reason: FinishReason | None = None) -> dict[str, Any]:
+    """Return the same for chat events, of which only the last has the stop reason."""
+    return {"logprobs": None, "finish_reason": None} if reason is None else _open(reason)
