@@ -1,0 +1,69 @@
+"""Labels, annotations and names that operator, planner and router agree on in a cluster.
+
+Pure. Everything that two of them must spell alike is here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+DOMAIN: Final = "penstock.dev"
+
+GRAPH_LABEL: Final = f"{DOMAIN}/graph"
+"""Graph's name; on every child, its pods and its EndpointSlices."""
+
+SERVICE_LABEL: Final = f"{DOMAIN}/service"
+"""Service's name within the graph; on Deployments, pods and EndpointSlices."""
+
+ROLE_LABEL: Final = f"{DOMAIN}/role"
+"""router, prefill, decode or aggregated; beside `SERVICE_LABEL`."""
+
+SERVING_LABEL: Final = f"{DOMAIN}/serving"
+"""On pods: `SERVING` in the template; `DRAINING` takes a pod out of its Service, so routers send nothing new."""
+
+SERVING: Final = "true"
+DRAINING: Final = "draining"
+
+MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+MANAGED_BY: Final = "penstock"
+
+DRAIN_ANNOTATION: Final = f"{DOMAIN}/drain-since"
+"""On a draining pod: when its drain began, RFC 3339."""
+
+DELETION_COST_ANNOTATION: Final = "controller.kubernetes.io/pod-deletion-cost"
+"""Kubernetes' own: of two equal pods the one with the lower cost is deleted first."""
+
+DECISION_ANNOTATION: Final = f"{DOMAIN}/decision-id"
+"""On a ScalingAdapter: the ledger's id of the planner's newest change to it."""
+
+CONFIG_ANNOTATION: Final = f"{DOMAIN}/config"
+"""On a pod template: digest of the configuration that the pod reads once, so that a change rolls it."""
+
+BUDGET_GATE: Final = f"{DOMAIN}/gpu-budget"
+"""Scheduling gate of every worker pod of a graph with a GPU ceiling; the operator lifts it within the budget."""
+
+DRAIN_FINALIZER: Final = f"{DOMAIN}/drain"
+"""On a GraphDeployment: it is gone only after its requests are finished and its children deleted in order."""
+
+OPERATOR: Final = "penstock-operator"
+"""Field manager and event source of the operator."""
+
+PLANNER: Final = "penstock-planner"
+"""Field manager and event source of the planner."""
+
+HTTP_PORT: Final = "http"
+"""Name of the port that serves requests, on pods and Services."""
+
+WORKER_PORT: Final = 8000
+"""Port of router and workers in their pods."""
+
+SIDE_CHANNEL_PORT: Final = 5600
+"""Port of vLLM's KV side channel in worker pods; vLLM's default."""
+
+GRAPH_FILE: Final = "/etc/penstock/graph.yaml"
+"""Where router pods find the graph's manifest."""
+
+
+def child_name(graph: str, service: str) -> str:
+    """Return the name of a service's Deployment, Service and ScalingAdapter."""
+    return f"{graph}-{service}"

@@ -1,0 +1,1 @@
+"""Turns GraphDeployments into Kubernetes objects and keeps them true."""

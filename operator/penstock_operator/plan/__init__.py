@@ -1,0 +1,1 @@
+"""Pure: what differs, what may start, what must drain, and what the status says."""
