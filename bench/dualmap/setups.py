@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock_graph.models import Role
+from penstock_graph.models import QueueOrder, Role
 from penstock_simulator.routing import policy_names
 from penstock_simulator.scenario import (
     DUALMAP_7B,
     DUALMAP_14B,
     PoolSpec,
-    QueueOrder,
     Resize,
     RouterSpec,
     Scenario,

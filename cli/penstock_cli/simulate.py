@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock_core.errors import ConfigError
-from penstock_graph.models import Role
+from penstock_graph.models import QueueOrder, Role
 from penstock_simulator.output import open_directory, to_json, write
 from penstock_simulator.plan import Plan, SimulateOptions, make_plan, record, run_plan
-from penstock_simulator.scenario import Failure, QueueOrder, Resize
+from penstock_simulator.scenario import Failure, Resize
 from penstock_simulator.text import scoreboard
 from penstock_workload.arrivals import Spread
 from penstock_workload.selection import OnLong

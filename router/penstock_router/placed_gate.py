@@ -206,6 +206,7 @@ def make_placed_gate(
         slot_tokens=queue.worker_tokens,
         max_requests=queue.max_requests,
         max_wait_s=queue.max_wait_seconds,
+        order=queue.order,
         slo_s=config.ttft_slo_seconds,
         bottleneck_s=dualmap.decode_bottleneck_seconds,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock_core.errors import ConfigError
 from penstock_graph.loading import load_graph
-from penstock_graph.models import GraphDeployment, Role
+from penstock_graph.models import GraphDeployment, QueueOrder, Role
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.options import join
@@ -23,7 +23,6 @@ from penstock_simulator.scenario import (
     Model,
     PoolSpec,
     ProfiledModel,
-    QueueOrder,
     Resize,
     RouterSpec,
     Scenario,

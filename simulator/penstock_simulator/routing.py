@@ -18,7 +18,7 @@ from penstock_router.policy.placer import Arrival, Placer
 from penstock_router.policy.prefill_queue import PrefillQueue, Waiting, has_free_slot
 from penstock_router.policy.registry import PLACERS, POLICIES, make_policy
 from penstock_simulator.jobs import Job
-from penstock_simulator.scenario import QueueOrder, RouterSpec
+from penstock_simulator.scenario import RouterSpec
 from penstock_workload.traces import BLOCK_TOKENS
 
 _UNBOUNDED = 1 << 60
@@ -240,7 +240,7 @@ def make_routing(spec: RouterSpec, role: Role, *, slo_s: float, cache_tokens: in
         slot_requests=spec.slot_requests,
         max_requests=spec.max_waiting,
         max_wait_s=spec.max_wait_s,
-        hit_first=spec.queue_order is QueueOrder.HIT_FIRST,
+        order=spec.queue_order,
         cache_blocks=max(2, cache_tokens // BLOCK_TOKENS),
         slo_s=slo_s,
     )

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from penstock_core.errors import ConfigError
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.core.transfer import LinkTerms
-from penstock_graph.models import Role
+from penstock_graph.models import QueueOrder, Role
 from penstock_planner.decide.config import DecideConfig
 from penstock_workload.traces import BLOCK_TOKENS
 
@@ -164,13 +163,6 @@ class Failure:
         _require("failure.at_s", self.at_s, is_fine=0 <= self.at_s < math.inf, bound="finite, at least 0")
         is_later = self.back_s is None or self.at_s < self.back_s < math.inf
         _require("failure.back_s", self.back_s, is_fine=is_later, bound=f"after at_s ({self.at_s:g})")
-
-
-class QueueOrder(StrEnum):
-    """Who is next in a worker's queue."""
-
-    ARRIVAL = "arrival"
-    HIT_FIRST = "hit-first"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,14 @@ class RouterPolicy(StrEnum):
     ROUND_ROBIN = "round-robin"
 
 
+class QueueOrder(StrEnum):
+    """Who is next in a worker's queue in the router."""
+
+    ARRIVAL = "arrival"
+    HIT_FIRST = "hit-first"
+    IN_TIME_FIRST = "in-time-first"
+
+
 class AdmissionMode(StrEnum):
     """Whether the router refuses requests while all workers are busy."""
 

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from penstock_graph.models.base import Flag, Fraction, Integer, Number, SpecModel, Text, Violation, refuse
-from penstock_graph.models.enums import AdmissionMode, RouterPolicy, Tier
+from penstock_graph.models.enums import AdmissionMode, QueueOrder, RouterPolicy, Tier
 
 Seconds = Annotated[Number, Field(gt=0, le=86400)]
 
@@ -102,6 +102,11 @@ class PrefillQueueConfig(SpecModel):
     worker_tokens: Annotated[Integer, Field(ge=1)] = Field(
         default=8192,
         description="Prompt tokens given to one prefill worker at a time; a longer prompt goes alone.",
+    )
+    order: QueueOrder = Field(
+        default=QueueOrder.IN_TIME_FIRST,
+        description="Who is next where a policy gives each worker a queue: the first to arrive; the one with the "
+        "most cached tokens; or the first that can still meet ttftSloSeconds, before those that cannot.",
     )
 
 

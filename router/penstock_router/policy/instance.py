@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -15,6 +15,9 @@ _PACE_KEPT = 0.95
 """Chosen: sums over about the last twenty prefills, so that a slower GPU shows within seconds."""
 _BORROWED_S = 1.0
 """Chosen: an instance's own measurements outweigh those of all together after a second of computing."""
+
+_LATE_TURN = 10
+"""Chosen: late requests get at least every tenth turn, so that they end, and leave the others 90% of an instance."""
 
 
 class Pace:
@@ -97,7 +100,9 @@ class Instance(Generic[T]):
         index: Blocks that it holds, as far as known.
         pace: How fast it computes.
         queue: Requests that wait for it, in order of arrival.
-        queued_tokens: Their uncached tokens.
+        late: Requests that wait and were found unable to be in time; kept apart only if asked for, see `next_up`.
+        queued_tokens: Uncached tokens of both.
+        late_tokens: Those of the late ones.
         running: Requests handed over and not computed yet.
         running_tokens: Their uncached tokens.
         running_prompt_tokens: Their prompt tokens, cached or not.
@@ -106,7 +111,10 @@ class Instance(Generic[T]):
     """
 
     __slots__ = (
+        "_late_turns",
         "index",
+        "late",
+        "late_tokens",
         "name",
         "others_tokens",
         "pace",
@@ -123,6 +131,9 @@ class Instance(Generic[T]):
         self.index = PrefixIndex(cache_blocks)
         self.pace = Pace()
         self.queue: dict[T, Placed[T]] = {}
+        self.late: dict[T, Placed[T]] = {}
+        self.late_tokens = 0
+        self._late_turns = 0
         self.queued_tokens = 0
         self.running: dict[T, Placed[T]] = {}
         self.running_tokens = 0
@@ -132,8 +143,8 @@ class Instance(Generic[T]):
 
     @property
     def pending_tokens(self) -> int:
-        """Return the uncached tokens to compute before a request that comes now."""
-        return self.queued_tokens + self.running_tokens + self.others_tokens
+        """Return the uncached tokens to compute before a request that comes now; late ones let it go first."""
+        return self.queued_tokens - self.late_tokens + self.running_tokens + self.others_tokens
 
     def uncached(self, arrival: Arrival) -> int:
         """Return how many of a prompt's tokens would have to be computed here; at least 1 of any.
@@ -154,7 +165,9 @@ class Instance(Generic[T]):
 
     def pull(self, placed: Placed[T]) -> None:
         """Take a request out of the queue."""
-        del self.queue[placed.item]
+        if self.queue.pop(placed.item, None) is None:
+            del self.late[placed.item]
+            self.late_tokens -= placed.uncached
         self.queued_tokens -= placed.uncached
 
     def forget(self, placed: Placed[T]) -> None:
@@ -186,21 +199,43 @@ class Instance(Generic[T]):
         started_s = now_s if placed.started_s is None else placed.started_s
         return max(0.0, now_s - max(started_s, self.progress_s))
 
-    def next_up(self, *, hit_first: bool) -> Placed[T] | None:
+    @property
+    def has_waiting(self) -> bool:
+        """Whether any request waits."""
+        return bool(self.queue or self.late)
+
+    def next_up(
+        self, *, hit_first: bool = False, is_late: Callable[[Placed[T]], bool] | None = None
+    ) -> Placed[T] | None:
         """Return the request to be served next; None when none waits.
 
         Args:
             hit_first: The largest number of cached tokens first, then arrival, instead of arrival alone.
+            is_late: Tells whether a request can no longer be in time. Such ones let all others go first, except
+                each `_LATE_TURN`-th time. None: nobody is asked.
         """
+        while (placed := self._first(hit_first=hit_first)) is not None:
+            if is_late is None or not is_late(placed):
+                break
+            del self.queue[placed.item]
+            self.late[placed.item] = placed
+            self.late_tokens += placed.uncached
+        if self.late:
+            self._late_turns += 1
+            if placed is None or self._late_turns >= _LATE_TURN:
+                self._late_turns = 0
+                return next(iter(self.late.values()))
+        return placed
+
+    def in_order(self, *, hit_first: bool) -> Iterator[Placed[T]]:
+        """Iterate over the queue in the order in which it is served; late ones are left out."""
+        queue = self.queue.values()
+        return iter(sorted(queue, key=_hit_order) if hit_first else queue)
+
+    def _first(self, *, hit_first: bool) -> Placed[T] | None:
         if not hit_first:
             return next(iter(self.queue.values()), None)
         return min(self.queue.values(), key=_hit_order, default=None)
-
-    def in_order(self, *, hit_first: bool) -> Iterator[Placed[T]]:
-        """Iterate over the queue in the order in which it is served."""
-        if not hit_first:
-            return iter(self.queue.values())
-        return iter(sorted(self.queue.values(), key=_hit_order))
 
 
 def _hit_order(placed: Placed[T]) -> int:

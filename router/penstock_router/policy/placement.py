@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from penstock_graph.models import QueueOrder
 from penstock_router.policy.instance import Instance, Placed
 from penstock_router.policy.placer import Arrival, Placer, View
 from penstock_router.policy.rebalance import Aim, decode_delay_s, plan_moves
@@ -31,9 +32,9 @@ class PlacementSettings:
         slot_requests: Requests handed to one instance at a time; None is unbounded.
         max_requests: Most waiting requests; None is unbounded.
         max_wait_s: Longest wait, modelled seconds; None is unbounded.
-        hit_first: The most cached tokens first instead of arrival order.
+        order: Who is next in a queue.
         cache_blocks: Prefix blocks that one instance's cache holds.
-        slo_s: TTFT that rebalancing aims for, modelled seconds.
+        slo_s: TTFT that rebalancing and the order in-time-first aim for, modelled seconds.
         bottleneck_s: See `decode_delay_s`.
         tokens_per_s: Prefill pace assumed until one is measured; None: none.
     """
@@ -42,7 +43,7 @@ class PlacementSettings:
     slot_requests: int | None = None
     max_requests: int | None = None
     max_wait_s: float | None = None
-    hit_first: bool = False
+    order: QueueOrder = QueueOrder.ARRIVAL
     cache_blocks: int = CACHE_BLOCKS
     slo_s: float = 5.0
     bottleneck_s: float = 3.0
@@ -153,11 +154,11 @@ class Placement(Generic[T]):
         stirred, self._stirred = self._stirred, {}
         for name in stirred:
             instance = self._instances.get(name)
-            while instance is not None and instance.queue and self._has_room(instance):
+            while instance is not None and instance.has_waiting and self._has_room(instance):
                 if may_start is not None and not may_start(name):
                     self._stirred[name] = None
                     break
-                placed = instance.next_up(hit_first=self._settings.hit_first)
+                placed = self._next_up(instance, now_s)
                 assert placed is not None  # noqa: S101 - the queue is not empty
                 instance.start(placed, now_s)
                 self._waits_no_more(placed)
@@ -231,7 +232,7 @@ class Placement(Generic[T]):
                 for each in self._instances.values()
                 if each.queue and decode_delay_s(each, self._view, now_s, settings.bottleneck_s)
             ]
-        aim = Aim(settings.slo_s, settings.bottleneck_s, now_s, settings.hit_first)
+        aim = Aim(settings.slo_s, settings.bottleneck_s, now_s, settings.order is QueueOrder.HIT_FIRST)
         count = 0
         for name in names:
             source, reason = self._instances[name], f"sooner than at {name}: moved"
@@ -254,9 +255,9 @@ class Placement(Generic[T]):
         return 0 if instance is None else instance.queued_tokens
 
     def pending_tokens(self, name: str) -> int:
-        """Return the uncached tokens that wait for one instance or were handed to it by this router."""
+        """Return what others should count here: uncached tokens in time that wait, and those handed over."""
         instance = self._instances.get(name)
-        return 0 if instance is None else instance.queued_tokens + instance.running_tokens
+        return 0 if instance is None else instance.pending_tokens - instance.others_tokens
 
     # ------------------------------------------------------------------ within
 
@@ -296,12 +297,24 @@ class Placement(Generic[T]):
         instance = self._instances.pop(name)
         self._away[name] = instance
         self._placer.left(name)
-        strays = list(instance.queue.values())
+        strays = [*instance.queue.values(), *instance.late.values()]
         for placed in strays:
             instance.pull(placed)
             instance.forget(placed)
             del self._placed[placed.item]
         return strays
+
+    def _next_up(self, instance: Instance[T], now_s: float) -> Placed[T] | None:
+        order, slo_s = self._settings.order, self._settings.slo_s
+        token_s = self._view.seconds(instance, 1) if order is QueueOrder.IN_TIME_FIRST else None
+        if token_s is None:
+            return instance.next_up(hit_first=order is QueueOrder.HIT_FIRST)
+        ahead = instance.running_tokens + instance.others_tokens
+
+        def is_late(placed: Placed[T]) -> bool:
+            return now_s - placed.since_s + (ahead + placed.uncached) * token_s > slo_s
+
+        return instance.next_up(is_late=is_late)
 
     def _has_room(self, instance: Instance[T]) -> bool:
         settings = self._settings

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_graph.models import QueueOrder
 from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
 from penstock_router.policy.instance import Pace, Placed
 from penstock_router.policy.placement import Placement, PlacementSettings
@@ -217,7 +218,7 @@ def test_bounds_refuse_and_expire():
 
 def test_hit_first_serves_the_largest_cached_share_first():
     """Queue order is a setting of its own."""
-    queues = placement(LeastPending(), names=("a",), hit_first=True, slot_requests=1)
+    queues = placement(LeastPending(), names=("a",), order=QueueOrder.HIT_FIRST, slot_requests=1)
     queues.submit("warm", arrival(1, 2), 0.0)
     queues.take(0.0)
     queues.submit("cold", arrival(8, 9), 0.1)
@@ -402,12 +403,12 @@ EVENTS = st.lists(
 )
 
 
-@given(st.sampled_from(sorted(PLACERS)), EVENTS, st.booleans(), st.floats(-1.0, 3.0))
-def test_every_request_leaves_exactly_once(policy, events, hit_first, step_s):  # noqa: C901 - one case per event
+@given(st.sampled_from(sorted(PLACERS)), EVENTS, st.sampled_from(QueueOrder), st.floats(-1.0, 3.0))
+def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # noqa: C901 - one case per event
     """Whatever joins, leaves, flaps, expires or steps back in time: nothing is lost or handed out twice."""
     queues = Placement(
         PLACERS[policy](DualMapSettings(slo_s=1.0)),
-        PlacementSettings(slot_tokens=1000, max_wait_s=20.0, hit_first=hit_first, tokens_per_s=500.0),
+        PlacementSettings(slot_tokens=1000, max_wait_s=20.0, order=order, slo_s=2.0, tokens_per_s=500.0),
     )
     waiting, running, now_s, count = set(), [], 0.0, 0
     for event in events:

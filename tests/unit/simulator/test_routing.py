@@ -3,9 +3,10 @@
 import pytest
 
 from penstock_core.errors import ConfigError
-from penstock_graph.models import Role
+from penstock_graph.models import QueueOrder, Role
+from penstock_simulator.jobs import Fate, Job, PrefixChains
 from penstock_simulator.routing import PlacedRouting, make_routing, policy_names
-from penstock_simulator.scenario import QueueOrder, RouterSpec
+from penstock_simulator.scenario import RouterSpec
 from penstock_simulator.world import World
 
 
@@ -63,8 +64,6 @@ def test_routers_hear_of_each_other_s_load_late(simple_world, request_at):
 
 def test_news_count_other_routers_jobs(request_at):
     """What another router has pending at "a" sends the next request to "b"."""
-    from penstock_simulator.jobs import Job, PrefixChains
-
     router = routing(placed("least-pending"))
     router.set_workers(["a", "b"], 0.0)
     router.heard({"a": 5000, "b": 10})
@@ -90,7 +89,23 @@ def test_the_longest_hit_goes_first_where_asked(simple_world, request_at):
         world.run()
         orders[order] = [job.index for job in sorted(world.jobs, key=lambda job: job.handed_s)]
 
-    assert orders == {QueueOrder.ARRIVAL: [0, 1, 2, 3], QueueOrder.HIT_FIRST: [0, 1, 3, 2]}
+    assert orders == {
+        QueueOrder.ARRIVAL: [0, 1, 2, 3],
+        QueueOrder.HIT_FIRST: [0, 1, 3, 2],
+        QueueOrder.IN_TIME_FIRST: [0, 1, 2, 3],
+    }
+
+
+def test_who_can_still_be_in_time_goes_before_who_cannot(simple_world, request_at):
+    """At 1,000 tokens/s the second waits 4 s and needs 2: too late for 5 s. The third needs 1 and overtakes it."""
+    requests = [request_at(0.0, 4000), request_at(0.001, 2000), request_at(0.002, 900)]
+    router = placed("least-pending", queue_order=QueueOrder.IN_TIME_FIRST)
+    world = World(simple_world(router=router, slo_s=5.0), requests)
+
+    world.run()
+
+    assert [job.index for job in sorted(world.jobs, key=lambda job: job.handed_s)] == [0, 2, 1]
+    assert all(job.fate is Fate.OK for job in world.jobs)
 
 
 def test_rebalancing_moves_what_would_wait_too_long(simple_world, request_at):
