@@ -33,11 +33,25 @@ DRAIN_ANNOTATION: Final = f"{DOMAIN}/drain-since"
 DELETION_COST_ANNOTATION: Final = "controller.kubernetes.io/pod-deletion-cost"
 """Kubernetes' own: of two equal pods the one with the lower cost is deleted first."""
 
+GPUS_ANNOTATION: Final = f"{DOMAIN}/gpus"
+"""On every worker pod: GPUs that it counts against the budget, also where no device is requested (simulated)."""
+
+APPLIED_ANNOTATION: Final = f"{DOMAIN}/applied"
+"""On every child: digest of what the operator applied last, so that it notices what it no longer wants."""
+
 DECISION_ANNOTATION: Final = f"{DOMAIN}/decision-id"
 """On a ScalingAdapter: the ledger's id of the planner's newest change to it."""
 
 CONFIG_ANNOTATION: Final = f"{DOMAIN}/config"
 """On a pod template: digest of the configuration that the pod reads once, so that a change rolls it."""
+
+GPUS_ANNOTATION: Final = f"{DOMAIN}/gpus"
+"""On a worker pod: GPUs that it counts against the graph's budget, whether or not it asks Kubernetes for them."""
+
+METRICS_ACCESS_LABEL: Final = f"{DOMAIN}/metrics-access"
+"""On a namespace, with value `METRICS_ACCESS`: its pods (a Prometheus) may reach the workers' port."""
+
+METRICS_ACCESS: Final = "true"
 
 BUDGET_GATE: Final = f"{DOMAIN}/gpu-budget"
 """Scheduling gate of every worker pod of a graph with a GPU ceiling; the operator lifts it within the budget."""
@@ -62,6 +76,9 @@ SIDE_CHANNEL_PORT: Final = 5600
 
 GRAPH_FILE: Final = "/etc/penstock/graph.yaml"
 """Where router pods find the graph's manifest."""
+
+API_KEYS_FOLDER: Final = "/etc/penstock-api-keys"
+"""Where router pods find the Secret of accepted API keys, one file per key of the Secret."""
 
 
 def child_name(graph: str, service: str) -> str:
