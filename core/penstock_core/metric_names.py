@@ -76,6 +76,16 @@ PLANNER_GPU_BUDGET: Final = "penstock_planner_gpu_budget"
 PLANNER_PHASE: Final = "penstock_planner_phase"
 PLANNER_LEDGER_ERRORS: Final = "penstock_planner_ledger_errors"
 
+# The operator.
+OPERATOR_RECONCILE_DURATION: Final = "penstock_operator_reconcile_duration_seconds"
+OPERATOR_RECONCILES: Final = "penstock_operator_reconciles"
+OPERATOR_WRITES: Final = "penstock_operator_writes"
+OPERATOR_WRITE_ERRORS: Final = "penstock_operator_write_errors"
+OPERATOR_EVENTS_DROPPED: Final = "penstock_operator_events_dropped"
+OPERATOR_GRAPHS: Final = "penstock_operator_graphs"
+OPERATOR_QUEUE_DEPTH: Final = "penstock_operator_queue_depth"
+OPERATOR_LEADER: Final = "penstock_operator_leader"
+
 # Any process with a schedule of its own.
 SCHEDULE_LAG_P99: Final = "penstock_schedule_lag_p99_seconds"
 SCHEDULE_LAG_SAMPLES: Final = "penstock_schedule_lag_samples"

@@ -1,0 +1,174 @@
+"""Events that a user sees in `kubectl describe`: one per change, repeats as a series.
+
+Equal events (same object, reason and note) within `SERIES_S` are one Event object; a repeat raises its
+series' count, and no more often than every `SERIES_STEP_S`. An Event that cannot be recorded is counted and
+dropped: it is a courtesy, never a condition of acting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from penstock_core.errors import ClusterError, NotFoundError
+from penstock_core.logs import get_logger
+from penstock_graph.cluster_names import OPERATOR
+from penstock_kube.kinds import EVENT, Kind
+
+SERIES_S = 360.0
+"""Repeats within this time belong to one Event; the API server keeps Events for an hour. As client-go does."""
+
+SERIES_STEP_S = 60.0
+"""Least time between two writes of one series. Chosen: a repair every second costs one write a minute."""
+
+MAX_NOTE = 1024
+"""Bytes of a note that the API server takes."""
+
+MAX_REMEMBERED = 4096
+"""Events remembered to recognise repeats; the oldest are forgotten first. Chosen: about a megabyte."""
+
+NORMAL = "Normal"
+WARNING = "Warning"
+
+log = get_logger(__name__)
+
+
+class EventWriter(Protocol):
+    """What a recorder needs of a client."""
+
+    async def create(self, obj: Mapping[str, Any], *, field_manager: str) -> dict[str, Any]:
+        """Create the object."""
+        ...
+
+    async def patch(
+        self, kind: Kind, name: str, patch: Any, *, namespace: str | None, field_manager: str
+    ) -> dict[str, Any]:
+        """Merge the patch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One thing worth telling.
+
+    Attributes:
+        reason: One word in UpperCamelCase.
+        text: One sentence; cut to `MAX_NOTE` bytes.
+        action: What was done, one word.
+        is_warning: Whether somebody should look.
+    """
+
+    reason: str
+    text: str
+    action: str = "Reconcile"
+    is_warning: bool = False
+
+
+@dataclass(slots=True)
+class _Series:
+    name: str
+    first_s: float
+    written_s: float
+    count: int = 1
+
+
+class EventRecorder:
+    """Writes Events about graphs; remembers what it wrote to fold repeats."""
+
+    def __init__(
+        self,
+        client: EventWriter,
+        *,
+        instance: str,
+        on_dropped: Callable[[], None] = lambda: None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Start without memory.
+
+        Args:
+            client: Writes.
+            instance: Name of this process: the pod's or the host's.
+            on_dropped: Called for every Event that could not be recorded.
+            now_s: Seconds since the epoch.
+        """
+        self._client = client
+        self._instance = instance[:128]
+        self._on_dropped = on_dropped
+        self._now_s = now_s
+        self._series: OrderedDict[tuple[str, str, str], _Series] = OrderedDict()
+
+    async def tell(self, regarding: Mapping[str, Any], note: Note) -> None:
+        """Record ``note`` about an object; never raises for a cluster's refusal.
+
+        Args:
+            regarding: Object with apiVersion, kind and metadata.
+            note: What to tell.
+        """
+        now_s = self._now_s()
+        key = (str(regarding["metadata"].get("uid", regarding["metadata"]["name"])), note.reason, note.text)
+        known = self._series.get(key)
+        try:
+            if known is not None and now_s - known.first_s <= SERIES_S:
+                known.count += 1
+                if now_s - known.written_s < SERIES_STEP_S or await self._repeat(regarding, known, now_s):
+                    return
+            event = self._event(regarding, note, key, now_s)
+            self._remember(key, _Series(event["metadata"]["name"], now_s, now_s))
+            await self._client.create(event, field_manager=OPERATOR)
+        except ClusterError as exc:
+            self._on_dropped()
+            log.debug("event dropped", reason=note.reason, error=str(exc))
+
+    async def _repeat(self, regarding: Mapping[str, Any], series: _Series, now_s: float) -> bool:
+        """Raise the count of an Event; return False if the Event is gone."""
+        patch = {"series": {"count": series.count, "lastObservedTime": _micro(now_s)}}
+        series.written_s = now_s
+        namespace = regarding["metadata"].get("namespace", "default")
+        try:
+            await self._client.patch(EVENT, series.name, patch, namespace=namespace, field_manager=OPERATOR)
+        except NotFoundError:
+            return False
+        return True
+
+    def _remember(self, key: tuple[str, str, str], series: _Series) -> None:
+        self._series[key] = series
+        self._series.move_to_end(key)
+        while len(self._series) > MAX_REMEMBERED:
+            self._series.popitem(last=False)
+
+    def _event(
+        self, regarding: Mapping[str, Any], note: Note, key: tuple[str, str, str], now_s: float
+    ) -> dict[str, Any]:
+        metadata = regarding["metadata"]
+        digest = hashlib.sha256("\0".join((*key, repr(now_s))).encode()).hexdigest()[:16]
+        about = {
+            "apiVersion": regarding["apiVersion"],
+            "kind": regarding["kind"],
+            "name": metadata["name"],
+            **{each: metadata[each] for each in ("namespace", "uid", "resourceVersion") if each in metadata},
+        }
+        return {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.kind,
+            "metadata": {
+                "name": f"{metadata['name']}.{digest}",
+                "namespace": metadata.get("namespace", "default"),
+            },
+            "eventTime": _micro(now_s),
+            "reportingController": OPERATOR,
+            "reportingInstance": self._instance,
+            "action": note.action,
+            "reason": note.reason,
+            "type": WARNING if note.is_warning else NORMAL,
+            "note": note.text.encode()[:MAX_NOTE].decode(errors="ignore"),
+            "regarding": about,
+        }
+
+
+def _micro(now_s: float) -> str:
+    return datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
