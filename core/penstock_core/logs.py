@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
+
+_task_keys: ContextVar[Mapping[str, Any]] = ContextVar("task_keys", default={})  # noqa: B039 - never changed
+
+
+def bind_task(**keys: Any) -> None:
+    """Add ``keys`` to every event that the current task, and those it starts from now on, log."""
+    _task_keys.set({**_task_keys.get(), **keys})
 
 
 class EventLogger:
@@ -40,10 +49,11 @@ class EventLogger:
 
     def exception(self, event: str, **keys: Any) -> None:
         """Log a failure with the current traceback; only for task roots."""
-        self._logger.error(event, exc_info=True, extra={"keys": {**self._keys, **keys}})  # noqa: LOG014 - called inside handlers
+        bound = {**_task_keys.get(), **self._keys, **keys}
+        self._logger.error(event, exc_info=True, extra={"keys": bound})  # noqa: LOG014 - called inside handlers
 
     def _log(self, level: int, event: str, keys: dict[str, Any]) -> None:
-        self._logger.log(level, event, extra={"keys": {**self._keys, **keys}})
+        self._logger.log(level, event, extra={"keys": {**_task_keys.get(), **self._keys, **keys}})
 
 
 class _PlainFormatter(logging.Formatter):

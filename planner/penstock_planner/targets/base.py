@@ -57,11 +57,13 @@ class TargetState:
         adjusting: A replica asked for is not ready yet (first start) or one is draining. A worker that
             restarts after a crash is no adjustment.
         endpoints: Ready workers only.
+        edited: Roles whose number of replicas somebody else has set since the last look.
     """
 
     pools: Mapping[Role, PoolState]
     adjusting: bool
     endpoints: tuple[Endpoint, ...]
+    edited: frozenset[Role] = frozenset()
 
 
 class Target(Protocol):
