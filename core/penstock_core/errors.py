@@ -11,8 +11,12 @@
     │   ├── MissingMetric
     │   └── OutOfProfileError       a question beyond the measured range
     ├── ClusterError                the backend refused or failed
-    │   ├── ConflictError
-    │   └── NotFoundError
+    │   ├── ConflictError           somebody else was first
+    │   ├── NotFoundError
+    │   ├── ForbiddenError          no right to do it, or no valid credentials
+    │   ├── InvalidObjectError      the object breaks the server's rules; carries its message
+    │   ├── ExpiredError            the version asked for is no longer kept: list again
+    │   └── UnavailableError        too busy, failing or not answering; may say when to come back
     ├── UpstreamError               a worker, seen from its client
     │   ├── UpstreamConnectError
     │   ├── UpstreamTimeout         carries its phase
@@ -98,6 +102,30 @@ class ConflictError(ClusterError):
 
 class NotFoundError(ClusterError):
     """The object is not there."""
+
+
+class ForbiddenError(ClusterError):
+    """The credentials are not accepted, or do not allow it."""
+
+
+class InvalidObjectError(ClusterError):
+    """The object or request breaks the server's rules; the message is the server's own."""
+
+
+class ExpiredError(ClusterError):
+    """The collection's version, or the page, that was asked for is no longer kept: list again."""
+
+
+class UnavailableError(ClusterError):
+    """The server is too busy, fails or does not answer.
+
+    Attributes:
+        retry_after_s: Seconds after which the server wants to be asked again; None when it does not say.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
 
 
 class UpstreamError(PenstockError):

@@ -1,0 +1,211 @@
+"""Leader election by a Lease: one of several processes works, another takes over when it is gone.
+
+No clocks are compared: a candidate counts the term from when it saw the lease change last, a leader from
+before it sent its last successful renewal. So a leader knows that it has lost before anybody can win.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from penstock_core.errors import ClusterError, ConflictError, NotFoundError
+from penstock_core.logs import get_logger
+from penstock_kube.client import KubeClient
+from penstock_kube.kinds import LEASE
+
+log = get_logger(__name__)
+
+FIELD_MANAGER: Final = "penstock-lease"
+
+RENEWALS: Final = 3
+"""Renewals per term; with 15 s that is each 5 s, so one may fail before leadership is lost."""
+
+HELD_FRACTION: Final = 2 / 3
+"""Part of the term after which a leader without a renewal stops; the rest is for its work to end. client-go: 10 of 15 s."""
+
+TRIES: Final = 7.5
+"""Tries per term of a candidate, and of a leader whose renewal failed; client-go: each 2 of 15 s."""
+
+RELEASE_S: Final = 2.0
+"""Chosen: longest wait to give the lease back at the end; otherwise it runs out by itself."""
+
+
+class Election:
+    """One candidate.
+
+    Attributes:
+        holder: Identity of the leader as last seen; empty when there is none or before the first look.
+        problem: Why the lease cannot be read or written, or None.
+    """
+
+    def __init__(
+        self, client: KubeClient, *, name: str, namespace: str, identity: str, duration_s: float = 15.0
+    ) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            client: Of the API server; its own writes are not fenced.
+            name: Of the Lease; created when absent.
+            namespace: Of the Lease.
+            identity: Of this process, unique among candidates and across restarts.
+            duration_s: Term; the Lease stores whole seconds, so at least 1.
+        """
+        self._client = client
+        self._name = name
+        self._namespace = namespace
+        self._identity = identity
+        self._duration_s = duration_s
+        self._seen: str | None = None
+        self._seen_at_s = 0.0
+        self._held_until_s: float | None = None
+        self.holder = ""
+        self.problem: str | None = None
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this process may act now; false at once when its term is over, even before it notices."""
+        return self._held_until_s is not None and time.monotonic() < self._held_until_s
+
+    async def lead(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run ``work`` while leading; cancel it when leadership is lost, and stand again.
+
+        Returns when ``work`` does, and raises what it raises; the lease is then given back, as it is when
+        this call is cancelled.
+        """
+        while True:
+            await self._win()
+            log.info("leading", lease=self._name, identity=self._identity)
+            try:
+                if await self._reign(work):
+                    return
+            finally:
+                self._held_until_s = None
+                await self._release()
+            log.warning("leadership lost", lease=self._name, identity=self._identity, problem=self.problem)
+
+    async def _win(self) -> None:
+        pause_s = self._duration_s / TRIES
+        while not await self._try(self._duration_s * HELD_FRACTION):  # noqa: ASYNC110 - it asks the server
+            await asyncio.sleep(pause_s * self._client.rng.uniform(0.8, 1.2))
+
+    async def _reign(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Run the work and renew beside it; return whether the work came to its end by itself."""
+        task = asyncio.create_task(work(), name=f"leading {self._name}")
+        renewals = asyncio.create_task(self._renew(), name=f"renewing {self._name}")
+        try:
+            await asyncio.wait({task, renewals}, return_when=asyncio.FIRST_COMPLETED)
+            is_done = task.done()
+        finally:
+            await self._end(task)
+            renewals.cancel()
+            await asyncio.wait({renewals})
+        if is_done or not task.cancelled():
+            task.result()
+        return is_done
+
+    async def _end(self, task: asyncio.Task[None]) -> None:
+        """Cancel the work and wait for its end, however long that takes: two workers are worse than none."""
+        task.cancel()
+        left_s = self._duration_s * (1 - HELD_FRACTION)
+        _, late = await asyncio.wait({task}, timeout=left_s)
+        if late:
+            log.error("work goes on though leadership is over; waiting", lease=self._name, after_s=left_s)
+            await asyncio.wait({task})
+
+    async def _renew(self) -> None:
+        """Renew until leadership is lost."""
+        pause_s = self._duration_s / RENEWALS
+        while (left_s := self._left_s()) > 0:
+            await asyncio.sleep(min(pause_s, left_s))
+            is_renewed = await self._try(self._left_s())
+            pause_s = self._duration_s / (RENEWALS if is_renewed else TRIES)
+
+    def _left_s(self) -> float:
+        return 0.0 if self._held_until_s is None else max(0.0, self._held_until_s - time.monotonic())
+
+    async def _try(self, limit_s: float) -> bool:
+        """Take or renew the lease if that is allowed; return whether it was done."""
+        try:
+            async with asyncio.timeout(limit_s):
+                is_ours = await self._take()
+        except ConflictError:
+            return False  # somebody else was first; the next look shows who
+        except (ClusterError, TimeoutError) as exc:
+            problem = str(exc) or f"no answer within {limit_s:.1f} s"
+            if problem != self.problem:
+                log.warning("lease not usable", lease=self._name, problem=problem)
+            self.problem = problem
+            return False
+        self.problem = None
+        return is_ours
+
+    async def _take(self) -> bool:
+        # Counted from before anything is sent: whoever sees the renewal sees it later than this.
+        started_s = time.monotonic()
+        try:
+            lease = await self._client.get(LEASE, self._name, namespace=self._namespace)
+        except NotFoundError:
+            await self._client.create(self._new(), field_manager=FIELD_MANAGER)
+        else:
+            spec = lease.get("spec") or {}
+            if not self._may_take(lease["metadata"], spec):
+                self._held_until_s = None
+                return False
+            await self._patch(lease["metadata"], self._taken(spec))
+        self.holder = self._identity
+        self._held_until_s = started_s + self._duration_s * HELD_FRACTION
+        return True
+
+    def _may_take(self, metadata: dict[str, Any], spec: dict[str, Any]) -> bool:
+        self.holder = spec.get("holderIdentity") or ""
+        if self.holder in {"", self._identity}:
+            return True
+        now_s = time.monotonic()
+        version = metadata["resourceVersion"]
+        if version != self._seen:
+            self._seen, self._seen_at_s = version, now_s
+        return now_s - self._seen_at_s > float(spec.get("leaseDurationSeconds") or self._duration_s)
+
+    def _taken(self, spec: dict[str, Any]) -> dict[str, Any]:
+        now = _now()
+        taken = {"holderIdentity": self._identity, "leaseDurationSeconds": self._whole_s(), "renewTime": now}
+        if spec.get("holderIdentity") != self._identity:
+            taken |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
+        return taken
+
+    def _new(self) -> dict[str, Any]:
+        return {
+            "apiVersion": LEASE.api_version,
+            "kind": LEASE.kind,
+            "metadata": {"name": self._name, "namespace": self._namespace},
+            "spec": self._taken({"holderIdentity": None, "leaseTransitions": -1}),
+        }
+
+    def _whole_s(self) -> int:
+        return max(1, math.ceil(self._duration_s))
+
+    async def _patch(self, metadata: dict[str, Any], spec: dict[str, Any]) -> None:
+        # The version makes it fail if anybody else was first.
+        patch = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "spec": spec}
+        await self._client.patch(
+            LEASE, self._name, patch, namespace=self._namespace, field_manager=FIELD_MANAGER
+        )
+
+    async def _release(self) -> None:
+        """Give the lease back if it is still ours, so that the next leader need not wait."""
+        with suppress(ClusterError, TimeoutError):
+            async with asyncio.timeout(RELEASE_S):
+                lease = await self._client.get(LEASE, self._name, namespace=self._namespace)
+                if (lease.get("spec") or {}).get("holderIdentity") == self._identity:
+                    freed = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
+                    await self._patch(lease["metadata"], freed)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
