@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-dualmap clean
+.PHONY: help demo test check crds format bench bench-dualmap clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -33,6 +33,10 @@ check: $(VENV)/.dev ## Lint, format, types and import layers: what CI runs befor
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m penstock_graph.crd --check
+
+crds: $(VENV)/.dev ## Write the CustomResourceDefinitions from the models
+	$(BIN)/python -m penstock_graph.crd
 
 format: $(VENV)/.dev ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .

@@ -56,6 +56,7 @@ from penstock_graph.models.status import (
     GraphStatus,
     PlannerStatus,
     ServiceStatus,
+    StatusSummary,
 )
 
 __all__ = [
@@ -109,6 +110,7 @@ __all__ = [
     "ServiceStatus",
     "SlaConfig",
     "SpecModel",
+    "StatusSummary",
     "Tier",
     "TierShares",
     "TiersConfig",

@@ -80,7 +80,9 @@ class GraphSpec(SpecModel):
     services: Annotated[dict[DnsLabel, ServiceSpec], Field(min_length=1, max_length=25)] = Field(
         description="Services by name, 1 to 25."
     )
-    node_pools: dict[DnsLabel, NodePool] = Field(default={}, description="Node pools by name.")
+    node_pools: dict[DnsLabel, NodePool] = Field(
+        default={}, max_length=25, description="Node pools by name, at most 25."
+    )
     router: RouterConfig = Field(default=RouterConfig(), description="The router.")
     lease: LeaseConfig = Field(default=LeaseConfig(), description="KV leases between prefill and decode.")
     engine: EngineConfig = Field(default=EngineConfig(), description="The workers.")

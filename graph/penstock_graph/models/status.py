@@ -43,6 +43,21 @@ class PlannerStatus(SpecModel):
     budget: Integer | None = Field(default=None, description="GPUs allowed; null: no ceiling.")
 
 
+class StatusSummary(SpecModel):
+    """What the columns of ``kubectl get gd`` show; they cannot join numbers themselves."""
+
+    prefill: str = Field(
+        default="", description="Prefill replicas, ready/target; empty: there is no prefill service."
+    )
+    decode: str = Field(
+        default="",
+        description="Decode replicas, ready/target; the aggregated ones where there is no decode service.",
+    )
+    gpus: str = Field(
+        default="", description="GPUs of workers, used/budget; used alone where there is no ceiling."
+    )
+
+
 class GraphStatus(SpecModel):
     """State of a GraphDeployment."""
 
@@ -50,6 +65,7 @@ class GraphStatus(SpecModel):
     phase: Phase = Field(default=Phase.PENDING, description="One word for the graph's state.")
     conditions: tuple[Condition, ...] = Field(default=(), description="Facts, each with its reason.")
     services: dict[str, ServiceStatus] = Field(default={}, description="Replicas by service.")
+    summary: StatusSummary = Field(default=StatusSummary(), description="Columns of kubectl get.")
     planner: PlannerStatus = Field(default=PlannerStatus(), description="The planner's last decision.")
 
 

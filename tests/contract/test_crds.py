@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock_graph.crd import RULES, definitions, file_name
+from penstock_graph.crd.__main__ import FOLDERS, documents, main, stale
+from penstock_graph.fields import keys_of
+from penstock_graph.models import GraphDeployment, ScalingAdapter
+
+ROOT = Path(__file__).parents[2]
+
+
+def validations(node):
+    """Every CEL rule below a part of a definition."""
+    if isinstance(node, dict):
+        yield from node.get("x-kubernetes-validations", ())
+    for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from validations(inner)
+
+
+def sections(model):
+    """Every model below one, by name."""
+    schema = model.model_json_schema(by_alias=True)
+    return {model.__name__, *schema["$defs"]}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=str)
+def test_the_written_definitions_are_the_models(folder):
+    """Who changes a model runs `make crds`; the chart holds the same bytes."""
+    for name, text in documents().items():
+        assert (ROOT / folder / name).read_text(encoding="utf-8") == text
+
+
+def test_no_other_definitions_lie_there():
+    """A kind that is gone leaves no file."""
+    for folder in FOLDERS:
+        assert sorted(path.name for path in (ROOT / folder).glob("*.yaml")) == sorted(documents())
+
+
+def test_the_command_writes_and_then_finds_nothing_stale(tmp_path):
+    """--check fails on an absent or an edited file, and passes after writing."""
+    assert main(["--check", "--root", str(tmp_path)]) == 1
+    assert main(["--root", str(tmp_path)]) == 0
+    assert main(["--check", "--root", str(tmp_path)]) == 0
+    edited = tmp_path / FOLDERS[1] / "penstock.dev_scalingadapters.yaml"
+    edited.write_text(edited.read_text().replace("maximum: 1000", "maximum: 999"))
+    assert stale(tmp_path) == [FOLDERS[1] / "penstock.dev_scalingadapters.yaml"]
+    assert main(["--check", "--root", str(tmp_path)]) == 1
+
+
+def test_names_are_the_documented_ones():
+    """Names, short names and categories are what kubectl is asked for."""
+    names = {each["spec"]["names"]["kind"]: each["spec"]["names"] for each in definitions().values()}
+    assert {kind: (each["plural"], each["shortNames"]) for kind, each in names.items()} == {
+        "GraphDeployment": ("graphdeployments", ["gd"]),
+        "ScalingAdapter": ("scalingadapters", ["gsa"]),
+    }
+    assert [file_name(each) for each in definitions().values()] == [
+        "penstock.dev_graphdeployments.yaml",
+        "penstock.dev_scalingadapters.yaml",
+    ]
+
+
+def test_rules_name_parts_of_the_api():
+    """A rule that no part of the schema carries would judge nothing."""
+    known = sections(GraphDeployment) | sections(ScalingAdapter)
+    attached = {rule["rule"] for each in definitions().values() for rule in validations(each)}
+    for name, rules in RULES.items():
+        assert name.partition(".")[0] in known
+        assert {rule.rule for rule in rules} <= attached
+
+
+def test_every_key_of_the_spec_is_described():
+    """`kubectl explain` has a sentence for each key."""
+
+    def undescribed(schema, path):
+        for key, value in schema.get("properties", {}).items():
+            if not value.get("description"):
+                yield f"{path}.{key}"
+            yield from undescribed(value, f"{path}.{key}")
+        for inner in ("items", "additionalProperties"):
+            if isinstance(schema.get(inner), dict):
+                yield from undescribed(schema[inner], f"{path}[]")
+
+    for each in definitions().values():
+        schema = each["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        assert list(undescribed(schema["properties"]["spec"], "spec")) == []
+        assert list(undescribed(schema["properties"]["status"], "status")) == []
+
+
+def test_top_level_keys_are_the_models():
+    """Nothing of the models is lost on the way."""
+    for model, each in zip((GraphDeployment, ScalingAdapter), definitions().values(), strict=True):
+        schema = each["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        assert set(schema["properties"]) == set(keys_of(model))
