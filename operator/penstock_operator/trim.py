@@ -1,0 +1,89 @@
+"""What the operator keeps of an object it watches: what the plans read, and nothing else.
+
+Pure. A thousand graphs are thirty thousand objects; field owners, heartbeats and what others write are most
+of their bytes, and every one of them would also be a change to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock_graph.cluster_names import OPERATOR
+from penstock_operator.plan.pods import pod_view
+
+Object = dict[str, Any]
+
+POSTED: Final = "posted"
+"""Key beside ``metadata`` of a trimmed child: it was created by POST and its fields still belong to that, so
+the next apply has to take them over first."""
+
+LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+_METADATA: Final = (
+    "name",
+    "namespace",
+    "uid",
+    "generation",
+    "deletionTimestamp",
+    "labels",
+    "annotations",
+    "finalizers",
+    "ownerReferences",
+)
+_HEARTBEATS: Final = frozenset({"lastUpdateTime", "lastHeartbeatTime", "lastProbeTime"})
+_OTHERS_CONDITIONS: Final = frozenset({"PlannerActive"})
+_WITH_STATUS: Final = frozenset({"Deployment", "LeaderWorkerSet", "ScalingAdapter"})
+
+
+def trim_graph(obj: Object) -> Object:
+    """Return a GraphDeployment without field owners and without the planner's part of its status."""
+    status = {key: each for key, each in obj.get("status", {}).items() if key != "planner"}
+    if "conditions" in status:
+        status["conditions"] = [
+            each for each in status["conditions"] if each.get("type") not in _OTHERS_CONDITIONS
+        ]
+    return {**_head(obj), "spec": obj.get("spec", {}), "status": status}
+
+
+def trim_child(obj: Object) -> Object:
+    """Return a child without field owners; with a status only where the plans read it."""
+    kept = {key: each for key, each in obj.items() if key not in {"metadata", "status"}}
+    kept.update(_head(obj))
+    if obj["kind"] in _WITH_STATUS and "status" in obj:
+        status = dict(obj["status"])
+        if "conditions" in status:
+            status["conditions"] = [_without_heartbeats(each) for each in status["conditions"]]
+        kept["status"] = status
+    if any(_is_posted(each) for each in obj["metadata"].get("managedFields", ())):
+        kept[POSTED] = True
+    return kept
+
+
+def trim_pod(obj: Object) -> Object:
+    """Return a pod as the view of the plans, with its scheduling gates in order."""
+    metadata = obj["metadata"]
+    return {
+        "metadata": {key: metadata[key] for key in ("name", "namespace", "labels") if key in metadata},
+        "view": pod_view(obj),
+        "gates": [each["name"] for each in obj.get("spec", {}).get("schedulingGates", ())],
+    }
+
+
+def _head(obj: Object) -> Object:
+    metadata = {key: obj["metadata"][key] for key in _METADATA if key in obj["metadata"]}
+    if LAST_APPLIED in metadata.get("annotations", {}):
+        metadata["annotations"] = {k: v for k, v in metadata["annotations"].items() if k != LAST_APPLIED}
+    return {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": metadata}
+
+
+def _without_heartbeats(condition: Mapping[str, Any]) -> Object:
+    return {key: each for key, each in condition.items() if key not in _HEARTBEATS}
+
+
+def _is_posted(entry: Mapping[str, Any]) -> bool:
+    return (
+        entry.get("manager") == OPERATOR
+        and entry.get("operation") == "Update"
+        and not entry.get("subresource")
+    )
