@@ -1,0 +1,191 @@
+"""Which gated pods may start now, so that existing workers never hold more GPUs than the graph's budget.
+
+Pure. Every worker pod of a graph with a ceiling is born with a scheduling gate; only the operator lifts it,
+and only as this module allows. A pod counts from its release until it is finished or gone, terminating or
+not. Views may lag behind the cluster, but only towards the past: a pod not seen yet is gated, a pod seen
+longer than it exists counts too long, and releases not seen yet are handed in. So a stale view can delay a
+start and can never exceed the budget.
+
+**Order.** A role with nothing running or released first, because a graph with an empty role serves nothing
+whatever the priorities; then the higher ``scaling.priority``; then the older; then by name.
+
+**Head of the line.** A replica that does not fit keeps the free GPUs to itself only while replicas on their
+way out (terminating, deadline not past) will complete its room: then everyone behind it waits, so that
+small ones cannot slip past a big one for ever. If nothing on its way out would make room, holding GPUs back
+would only idle them, and those behind it pass; as long as all wanted replicas together fit the budget,
+this delays nobody, for their room becomes free without taking from those that passed.
+
+**Groups.** A LeaderWorkerSet group starts as a whole or not at all: the first release takes the GPUs of the
+whole group, whose remaining pods then start as they appear.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock_operator.plan.pods import PodView
+
+OVERDUE_S: Final = 60.0
+"""A terminating pod this long past its deadline is stuck (its node is gone, most likely); nobody waits for it. Chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A gated pod that may not start yet.
+
+    Attributes:
+        uid: Pod's uid.
+        name: Pod's name.
+        service: Its service.
+        reason: One sentence for a person to read; the same for the same state.
+    """
+
+    uid: str
+    name: str
+    service: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """What the budget allows now.
+
+    Attributes:
+        release: Uids of the pods whose gate to lift, in order.
+        waiting: The gated pods that stay.
+        gpus: GPUs that count against the budget before ``release``.
+    """
+
+    release: tuple[str, ...]
+    waiting: tuple[Waiting, ...]
+    gpus: int
+
+
+@dataclass(slots=True)
+class _Unit:
+    """One replica: a pod, or all pods of a group that are not on their way out."""
+
+    pods: list[PodView]
+    started: int = 0
+
+    @property
+    def first(self) -> PodView:
+        return min(self.pods, key=lambda pod: (pod.created_s, pod.name))
+
+    @property
+    def gated(self) -> list[PodView]:
+        return [pod for pod in self.pods if pod.gated]
+
+    @property
+    def whole(self) -> int:
+        """GPUs of the complete replica, also of pods that do not exist yet."""
+        size = max(pod.group_size for pod in self.pods)
+        return max(size * max(pod.gpus for pod in self.pods), sum(pod.gpus for pod in self.pods))
+
+
+def releases(
+    pods: Iterable[PodView],
+    *,
+    budget: int | None,
+    priorities: Mapping[str, int],
+    already_released: frozenset[str],
+    now_s: float,
+) -> Releases:
+    """Return which gated pods may start and why the others wait.
+
+    Args:
+        pods: All worker pods of the graph.
+        budget: Most GPUs that existing workers may hold together; None: no ceiling.
+        priorities: ``scaling.priority`` by service; 0 where absent.
+        already_released: Uids whose gate this operator lifted, perhaps not yet visible in ``pods``.
+        now_s: Seconds since the epoch.
+    """
+    present = [pod for pod in pods if not pod.finished]
+    leaving = [pod for pod in present if pod.terminating and _started(pod, already_released)]
+    units = _units([pod for pod in present if not pod.terminating], already_released)
+    running = [unit for unit in units if unit.started]
+    gpus = sum(pod.gpus for pod in leaving) + sum(unit.whole for unit in running)
+    coming = sum(pod.gpus for pod in leaving if pod.deleted_s is None or now_s < pod.deleted_s + OVERDUE_S)
+    allowed: list[str] = []
+    for unit in running:  # the rest of a group whose GPUs are taken already
+        if budget is None or gpus <= budget:
+            allowed += _to_lift(unit, already_released)
+    line = _line([unit for unit in units if not unit.started], running, priorities)
+    started, waiting = _admit(line, gpus, coming, budget)
+    allowed += [uid for unit in started for uid in _to_lift(unit, already_released)]
+    over = [
+        Waiting(pod.uid, pod.name, pod.service, f"{gpus} GPUs are in use and the budget is {budget}")
+        for unit in running
+        for pod in unit.gated
+        if pod.uid not in allowed and pod.uid not in already_released
+    ]
+    return Releases(tuple(allowed), tuple(sorted([*over, *waiting], key=lambda each: each.name)), gpus)
+
+
+def _started(pod: PodView, already_released: frozenset[str]) -> bool:
+    return not pod.gated or pod.uid in already_released
+
+
+def _to_lift(unit: _Unit, already_released: frozenset[str]) -> list[str]:
+    gated = sorted(unit.gated, key=lambda pod: (pod.worker_index, pod.name))
+    return [pod.uid for pod in gated if pod.uid not in already_released]
+
+
+def _units(pods: Sequence[PodView], already_released: frozenset[str]) -> list[_Unit]:
+    units: dict[str, _Unit] = {}
+    for pod in pods:
+        unit = units.setdefault(f"group {pod.group}" if pod.group else f"pod {pod.uid}", _Unit([]))
+        unit.pods.append(pod)
+        unit.started += _started(pod, already_released)
+    return list(units.values())
+
+
+def _line(gated: Sequence[_Unit], running: Sequence[_Unit], priorities: Mapping[str, int]) -> list[_Unit]:
+    """Return the waiting replicas in their order; one placed in an empty role ends that role's precedence."""
+    filled = {unit.first.role for unit in running}
+    by_role: dict[str, list[_Unit]] = defaultdict(list)
+
+    def rank(unit: _Unit) -> tuple[int, float, str]:
+        first = unit.first
+        return (-priorities.get(first.service, 0), first.created_s, first.name)
+
+    ordered = sorted(gated, key=rank)
+    for unit in ordered:
+        by_role[unit.first.role].append(unit)
+    heads = [line[0] for role, line in by_role.items() if role not in filled]
+    heads.sort(key=rank)
+    return heads + [unit for unit in ordered if all(unit is not head for head in heads)]
+
+
+def _admit(
+    line: Sequence[_Unit], gpus: int, coming: int, budget: int | None
+) -> tuple[list[_Unit], list[Waiting]]:
+    started: list[_Unit] = []
+    waiting: list[Waiting] = []
+    held_for: _Unit | None = None
+    for unit in line:
+        need = unit.whole
+        room = None if budget is None else budget - gpus
+        if room is None or (need <= room and held_for is None):
+            started.append(unit)
+            gpus += need
+            continue
+        reason = _reason(need, room, coming, budget, held_for)
+        waiting += [Waiting(pod.uid, pod.name, pod.service, reason) for pod in unit.gated]
+        if held_for is None and room < need <= room + coming:
+            held_for = unit
+    return started, waiting
+
+
+def _reason(need: int, room: int, coming: int, budget: int | None, held_for: _Unit | None) -> str:
+    free = f"needs {need} of {budget} GPUs and {max(0, room)} are free"
+    if budget is not None and need > budget:
+        return f"needs {need} GPUs, more than the budget of {budget}; raise planner.maxGpuBudget"
+    if held_for is not None:
+        return f"{free}; {held_for.first.service} is next in line"
+    if need <= room + coming:
+        return f"{free}; {coming} more are being freed"
+    return f"{free}; scale something down or raise planner.maxGpuBudget"
