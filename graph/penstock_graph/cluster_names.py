@@ -45,9 +45,6 @@ DECISION_ANNOTATION: Final = f"{DOMAIN}/decision-id"
 CONFIG_ANNOTATION: Final = f"{DOMAIN}/config"
 """On a pod template: digest of the configuration that the pod reads once, so that a change rolls it."""
 
-GPUS_ANNOTATION: Final = f"{DOMAIN}/gpus"
-"""On a worker pod: GPUs that it counts against the graph's budget, whether or not it asks Kubernetes for them."""
-
 METRICS_ACCESS_LABEL: Final = f"{DOMAIN}/metrics-access"
 """On a namespace, with value `METRICS_ACCESS`: its pods (a Prometheus) may reach the workers' port."""
 

@@ -188,3 +188,14 @@ class NodePool(SpecModel):
     cache_mount: Annotated[str, Field(pattern=r"^/.*$")] | None = Field(
         default=None, description="Absolute path of a model cache on the nodes, mounted at the same path."
     )
+    cache_claim: DnsLabel | None = Field(
+        default=None,
+        description="PersistentVolumeClaim that holds the cache in place of the nodes' own folder; needs cacheMount.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> NodePool:
+        if self.cache_claim is not None and self.cache_mount is None:
+            message = f"{self.cache_claim} is given, but no cacheMount; say where to mount it"
+            refuse([Violation(("cacheClaim",), message, (("cacheMount",),))])
+        return self

@@ -1,0 +1,57 @@
+"""The ConfigMap that holds the graph as its routers read it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
+from penstock_graph.cluster_names import GRAPH_FILE
+from penstock_graph.models import GraphDeployment
+from penstock_operator.build.context import BuildContext
+from penstock_operator.build.labels import graph_labels
+from penstock_operator.build.metadata import ROUTER_SUFFIX, metadata
+
+_DIGEST_CHARS = 16
+"""64 bits; two configurations of one graph never meet by chance."""
+
+
+def config_map(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
+    """Return the routers' ConfigMap."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(graph, context, ROUTER_SUFFIX, graph_labels(graph)),
+        "data": {PurePosixPath(GRAPH_FILE).name: router_manifest(graph)},
+    }
+
+
+def config_digest(graph: GraphDeployment) -> str:
+    """Return a digest of what routers read at their start: a change of it rolls them, and only them."""
+    return hashlib.sha256(router_manifest(graph).encode()).hexdigest()[:_DIGEST_CHARS]
+
+
+def router_manifest(graph: GraphDeployment) -> str:
+    """Return the graph as YAML, cut down to what a router reads.
+
+    Of services only the roles stay, so that scaling or changing a worker restarts no router. The planner
+    is off, because its budget would be judged by numbers that are not there.
+    """
+    spec = graph.spec
+    kept: dict[str, Any] = {
+        "model": spec.model.to_manifest(),
+        "runtime": spec.runtime.value,
+        "services": {name: {"role": each.role.value} for name, each in spec.services.items()},
+        "router": spec.router.to_manifest(),
+        "lease": spec.lease.to_manifest(),
+        "planner": {"enabled": False},
+    }
+    manifest = {
+        "apiVersion": graph.api_version,
+        "kind": graph.kind,
+        "metadata": {"name": graph.name},
+        "spec": kept,
+    }
+    return yaml.safe_dump(manifest, sort_keys=True, width=110)

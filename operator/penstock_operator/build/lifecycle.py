@@ -1,0 +1,63 @@
+"""What a pod does between the wish to end it and SIGTERM.
+
+For whoever deletes a pod without asking the operator first: a rollout, an eviction, ``kubectl delete``.
+Routers see a terminating endpoint within the settle time and send nothing new. Penstock's own processes
+then finish their requests at SIGTERM; vLLM and Dynamo abort theirs, so they get SIGTERM only when idle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock_graph.cluster_names import WORKER_PORT
+from penstock_graph.models import Role, Runtime
+
+SETTLE_S = 5
+"""Time for every router to see that the pod is leaving; chosen, several times a watch's delay."""
+
+_BUSY_SERIES = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "dynamo_component_inflight_requests",
+)
+"""All zero: nothing runs, waits or holds KV blocks for another worker's read."""
+
+_WAIT_UNTIL_IDLE = f"""\
+import time, urllib.request
+SERIES = {_BUSY_SERIES!r}
+time.sleep({SETTLE_S})
+idle = 0
+while idle < 2:
+    try:
+        page = urllib.request.urlopen("http://127.0.0.1:{WORKER_PORT}/metrics", timeout=10).read().decode()
+    except ConnectionError:
+        break
+    except OSError as problem:
+        if isinstance(getattr(problem, "reason", None), ConnectionError):
+            break
+        idle = 0
+    else:
+        busy = [line for line in page.splitlines() if line.startswith(SERIES) and float(line.split()[-1]) > 0]
+        idle = 0 if busy else idle + 1
+    time.sleep(1)
+"""
+"""Ends when two looks a second apart find the worker idle, or when nobody listens any more.
+
+Runs in images that bring Python but not Penstock; the pod's grace period bounds it.
+"""
+
+
+def lifecycle(role: Role, runtime: Runtime, grace_s: int) -> dict[str, Any]:
+    """Return the container's lifecycle hooks.
+
+    Args:
+        role: Whose container it is.
+        runtime: Program of the graph's workers.
+        grace_s: The pod's termination grace period, which the hook's time counts against; seconds.
+    """
+    is_penstock = runtime is Runtime.SIMULATED or (role is Role.ROUTER and runtime is Runtime.VLLM)
+    if not is_penstock and role.is_worker:
+        return {"preStop": {"exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE]}}}
+    settle_s = min(SETTLE_S, grace_s - 1)  # Kubernetes asks for less than the grace period
+    return {"preStop": {"sleep": {"seconds": settle_s}}} if settle_s > 0 else {}

@@ -1,0 +1,207 @@
+"""The pod template of one service: its process, its place, its limits, and the user's overlay on top."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from penstock_core.errors import InvalidSpecError, Problem
+from penstock_graph.cluster_names import (
+    API_KEYS_FOLDER,
+    BUDGET_GATE,
+    CONFIG_ANNOTATION,
+    GPUS_ANNOTATION,
+    GRAPH_FILE,
+    HTTP_PORT,
+    WORKER_PORT,
+    child_name,
+)
+from penstock_graph.models import Environment, GraphDeployment, Role, Runtime
+from penstock_graph.runtimes import ProcessSpec, RuntimeContext, filled_argv, process_specs
+from penstock_operator.build.config_map import config_digest
+from penstock_operator.build.context import BuildContext
+from penstock_operator.build.environment import PORTS, environment, environment_from
+from penstock_operator.build.labels import pod_labels
+from penstock_operator.build.lifecycle import lifecycle
+from penstock_operator.build.metadata import ROUTER_SUFFIX, WORKER_SUFFIX
+from penstock_operator.build.overlay import overlay
+from penstock_operator.build.placement import gpu_request, gpus_per_pod, placement
+from penstock_operator.build.probes import probes
+from penstock_operator.build.security import container_security, pod_security
+from penstock_operator.build.volumes import is_penstock_image, volumes
+
+MAIN: Final = "main"
+"""Name of the container that runs the service; an overlay refers to it."""
+
+_OWN_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
+"""Chosen for Penstock's own processes: an idle one's need, so that a laptop's cluster holds the samples."""
+
+
+def gpu_ceiling(graph: GraphDeployment) -> int | None:
+    """Return the most GPUs that the graph's workers may hold together; None: no ceiling."""
+    planner = graph.spec.planner
+    return planner.max_gpu_budget if planner.enabled else None
+
+
+def processes(graph: GraphDeployment, context: BuildContext) -> dict[str, ProcessSpec]:
+    """Return the process of each service; the planner is none of them, one plans for all graphs."""
+    runtime = RuntimeContext(
+        python="python",
+        graph_file=GRAPH_FILE,
+        discovery="kubernetes",
+        namespace=f"{context.namespace}-{graph.name}",  # Dynamo's namespace, one per graph
+        host="0.0.0.0",  # noqa: S104 - a pod is reached at its address
+        peer_host="$(POD_IP)",
+        environment=Environment.KUBERNETES,
+    )
+    services = graph.spec.services
+    return {spec.service: spec for spec in process_specs(graph, runtime) if spec.service in services}
+
+
+def pod_template(
+    graph: GraphDeployment,
+    spec: ProcessSpec,
+    context: BuildContext,
+    *,
+    follows: bool = False,
+    more_args: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return the pod template of a service.
+
+    Args:
+        graph: The graph.
+        spec: The service's process.
+        context: Of the build.
+        follows: Whether the pod is a follower in a multi-node replica: it answers no requests, so it has
+            no probes and is in no Service.
+        more_args: Arguments before the user's own.
+
+    Raises:
+        InvalidSpecError: the service's podTemplate cannot be laid over the template.
+    """
+    service = graph.spec.services[spec.service]
+    path = f"spec.services.{spec.service}.podTemplate"
+    built = {
+        "metadata": {"labels": pod_labels(graph, spec.service, is_addressable=not follows)},
+        "spec": {
+            "containers": [_container(graph, spec, context, follows=follows, more_args=more_args)],
+            "volumes": [volume for volume, _ in volumes(graph, spec.service)],
+            "securityContext": pod_security(),
+            "serviceAccountName": _account(graph, service.role),
+            "automountServiceAccountToken": _asks_the_api(graph, service.role),
+            # Variables such as VLLM_PORT, made of a Service's name, would configure the process.
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": service.termination_grace_period_seconds,
+            **placement(graph, spec.service),
+        },
+    }
+    template = overlay(built, service.pod_template, path)
+    _refuse_broken(graph, spec.service, template, path)
+    return _with_own_marks(graph, spec.service, template, built["metadata"]["labels"])
+
+
+def _container(
+    graph: GraphDeployment,
+    spec: ProcessSpec,
+    context: BuildContext,
+    *,
+    follows: bool,
+    more_args: Sequence[str],
+) -> dict[str, Any]:
+    service = graph.spec.services[spec.service]
+    argv = filled_argv(spec, PORTS)
+    split = len(argv) - len(service.args)
+    is_own = is_penstock_image(graph, spec.service)
+    container: dict[str, Any] = {
+        "name": MAIN,
+        "image": _image(graph, spec, context),
+        "imagePullPolicy": context.image_pull_policy,
+        "command": [argv[0]],
+        "args": [*argv[1:split], *_key_args(graph, service.role), *more_args, *argv[split:]],
+        "env": environment(graph, spec),
+        "envFrom": environment_from(spec),
+        "ports": [{"name": HTTP_PORT, "containerPort": WORKER_PORT, "protocol": "TCP"}],
+        "resources": _resources(graph, spec.service),
+        "securityContext": container_security(is_root_read_only=is_own),
+        "volumeMounts": [mount for _, mount in volumes(graph, spec.service)],
+    }
+    if not follows:
+        container |= probes(service.role, spec.health_path or "/health", spec.startup_s)
+        grace_s = service.termination_grace_period_seconds
+        container["lifecycle"] = lifecycle(service.role, graph.spec.runtime, grace_s)
+    return {key: value for key, value in container.items() if value}
+
+
+def _image(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) -> str:
+    service = graph.spec.services[spec.service]
+    is_default = service.image is None and (
+        graph.spec.image is None or (service.role is Role.ROUTER and graph.spec.runtime is Runtime.VLLM)
+    )
+    if is_default and context.penstock_image is not None and is_penstock_image(graph, spec.service):
+        return context.penstock_image
+    return spec.image
+
+
+def _key_args(graph: GraphDeployment, role: Role) -> list[str]:
+    is_asked = graph.spec.router.auth.api_keys_secret is not None and graph.spec.runtime is not Runtime.DYNAMO
+    return ["--api-keys-file", API_KEYS_FOLDER] if is_asked and role is Role.ROUTER else []
+
+
+def _resources(graph: GraphDeployment, service: str) -> dict[str, Any]:
+    resources: dict[str, Any] = {}
+    if is_penstock_image(graph, service):
+        resources["requests"] = dict(_OWN_REQUESTS)
+    gpus = gpu_request(graph, service)
+    if gpus is not None:
+        name, number = gpus
+        resources["requests"] = {**resources.get("requests", {}), name: str(number)}
+        resources["limits"] = {name: str(number)}
+    return resources
+
+
+def _account(graph: GraphDeployment, role: Role) -> str:
+    return child_name(graph.name, ROUTER_SUFFIX if role is Role.ROUTER else WORKER_SUFFIX)
+
+
+def _asks_the_api(graph: GraphDeployment, role: Role) -> bool:
+    """Routers watch EndpointSlices; Dynamo's workers register themselves as well."""
+    return role is Role.ROUTER or graph.spec.runtime is Runtime.DYNAMO
+
+
+def _with_own_marks(
+    graph: GraphDeployment, service: str, template: dict[str, Any], labels: Mapping[str, str]
+) -> dict[str, Any]:
+    """Set what selectors, budget and rollouts rely on, whatever the overlay made of it."""
+    metadata = template.get("metadata", {})
+    annotations = dict(metadata.get("annotations", {}))
+    spec = dict(template["spec"])
+    if graph.spec.services[service].role.is_worker:
+        annotations[GPUS_ANNOTATION] = str(gpus_per_pod(graph, service))
+        if gpu_ceiling(graph) is not None:
+            others = [each for each in spec.get("schedulingGates", []) if each["name"] != BUDGET_GATE]
+            spec["schedulingGates"] = [{"name": BUDGET_GATE}, *others]
+    elif graph.spec.runtime is not Runtime.DYNAMO:
+        annotations[CONFIG_ANNOTATION] = config_digest(graph)
+    marked: dict[str, Any] = {**metadata, "labels": {**metadata.get("labels", {}), **labels}}
+    if annotations:
+        marked["annotations"] = annotations
+    return {**template, "metadata": marked, "spec": spec}
+
+
+def _refuse_broken(graph: GraphDeployment, service: str, template: Mapping[str, Any], path: str) -> None:
+    spec = template.get("spec")
+    containers = spec.get("containers", []) if isinstance(spec, Mapping) else []
+    if MAIN not in [each["name"] for each in containers]:
+        message = f"removes container {MAIN}, which is the service; keep it and change its keys"
+        raise InvalidSpecError([Problem(path=f"{path}.spec.containers", message=message)])
+    request = gpu_request(graph, service)
+    resource = request[0] if request else "nvidia.com/gpu"
+    for each in containers:
+        asked = str(each.get("resources", {}).get("limits", {}).get(resource, "0"))
+        expected = str(request[1]) if request and each["name"] == MAIN else "0"
+        if asked not in {expected, "0"}:
+            message = (
+                f"{resource} {asked} of container {each['name']} is not what the budget counts; "
+                "remove it and set gpusPerReplica"
+            )
+            raise InvalidSpecError([Problem(path=f"{path}.spec.containers", message=message)])

@@ -1,0 +1,28 @@
+"""The Role of a graph's processes: find workers, and under Dynamo register as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock_graph.models import GraphDeployment, Runtime
+from penstock_operator.build.context import BuildContext
+from penstock_operator.build.labels import graph_labels
+from penstock_operator.build.metadata import ROUTER_SUFFIX, metadata
+
+
+def role(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
+    """Return the Role; an operator may only grant what it holds itself."""
+    rules = [_rule("discovery.k8s.io", "endpointslices", "get", "list", "watch")]
+    if graph.spec.runtime is Runtime.DYNAMO:
+        verbs = ("create", "delete", "get", "list", "patch", "update", "watch")
+        rules.append(_rule("nvidia.com", "dynamoworkermetadatas", *verbs))
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": metadata(graph, context, ROUTER_SUFFIX, graph_labels(graph)),
+        "rules": rules,
+    }
+
+
+def _rule(group: str, resource: str, *verbs: str) -> dict[str, Any]:
+    return {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}

@@ -1,0 +1,33 @@
+"""The RoleBinding that gives a graph's Role to its routers, and under Dynamo to its workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock_graph.cluster_names import child_name
+from penstock_graph.models import GraphDeployment, Runtime
+from penstock_operator.build.context import BuildContext
+from penstock_operator.build.labels import graph_labels
+from penstock_operator.build.metadata import ROUTER_SUFFIX, WORKER_SUFFIX, metadata
+
+_GROUP = "rbac.authorization.k8s.io"
+
+
+def role_binding(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
+    """Return the RoleBinding."""
+    is_dynamo = graph.spec.runtime is Runtime.DYNAMO
+    accounts = (ROUTER_SUFFIX, WORKER_SUFFIX) if is_dynamo else (ROUTER_SUFFIX,)
+    return {
+        "apiVersion": f"{_GROUP}/v1",
+        "kind": "RoleBinding",
+        "metadata": metadata(graph, context, ROUTER_SUFFIX, graph_labels(graph)),
+        "roleRef": {"apiGroup": _GROUP, "kind": "Role", "name": child_name(graph.name, ROUTER_SUFFIX)},
+        "subjects": [
+            {
+                "kind": "ServiceAccount",
+                "name": child_name(graph.name, suffix),
+                "namespace": context.namespace,
+            }
+            for suffix in accounts
+        ],
+    }
