@@ -91,8 +91,9 @@ def replay(ledger: LedgerFile) -> ReplayResult:
         name = record["decision"]["id"]
         pairs = [
             ("decision", record["decision"], to_plain(decision)),
-            ("state", record["state"], to_plain(after)),
-            *([("chain", record["before"], broken)] if broken is not None else []),
+            # A ledger of an older version lacks the keys that came since; they have their defaults.
+            ("state", to_plain(state_from(record["state"])), to_plain(after)),
+            *([("chain", to_plain(state_from(record["before"])), broken)] if broken is not None else []),
         ]
         differences += [
             Difference(line, name, what, recorded, made)

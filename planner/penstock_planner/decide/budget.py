@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from penstock_graph.models import Role
 from penstock_planner.decide.config import DecideConfig
@@ -16,11 +16,13 @@ def existing_gpus(pools: Mapping[Role, PoolCounts], config: DecideConfig) -> int
     return sum(pool.existing * config.engine_gpus(role, pool.gpus) for role, pool in pools.items())
 
 
-def within_bounds(drafts: Sequence[Draft], gpus: int, config: DecideConfig) -> list[Draft]:
+def within_bounds(
+    drafts: Sequence[Draft], gpus: int, config: DecideConfig, *, owed: Collection[Role] = ()
+) -> list[Draft]:
     """Return the drafts, in order of precedence, held where a floor or a ceiling forbids them.
 
-    Precedence when the budget allows fewer scale-ups than are asked for: a role below its floor, then decode
-    (or aggregated), then prefill. Decode goes first because a full decode pool destroys work, while a
+    Precedence when the budget allows fewer scale-ups than are asked for: a role below its floor, then one
+    that another gave up GPUs for, then decode (or aggregated), then prefill. Decode goes first because a full decode pool destroys work, while a
     prefill queue only delays it: decode preempts running streams and recomputes them, and finished prefills
     pin their KV on the prefill workers until a decode worker has room, so a new prefill worker would feed a
     pool that cannot take it. A role that does not fit leaves what is free to the next one.
@@ -31,8 +33,11 @@ def within_bounds(drafts: Sequence[Draft], gpus: int, config: DecideConfig) -> l
         drafts: One per role, stabilised.
         gpus: GPUs that existing workers hold.
         config: Bounds.
+        owed: Roles that GPUs were given up for.
     """
-    ordered = sorted(drafts, key=lambda d: (d.reason is not Reason.BELOW_FLOOR, d.role is Role.PREFILL))
+    ordered = sorted(
+        drafts, key=lambda d: (d.reason is not Reason.BELOW_FLOOR, d.role not in owed, d.role is Role.PREFILL)
+    )
     free = None if config.max_gpu_budget is None else config.max_gpu_budget - gpus
     granted = 0
     bounded = []
@@ -70,7 +75,8 @@ def _keep_ceiling(draft: Draft, free: int | None, granted: int, config: DecideCo
         return draft.passed(Step("gpu_budget", inputs, config.max_gpu_budget, "pass"))
     step = Step("gpu_budget", inputs, config.max_gpu_budget, "hold")
     if draft.engine_gpus <= free:
-        detail = f"the last free GPUs of {config.max_gpu_budget} go to decode first"
+        other = Role.DECODE if draft.role is Role.PREFILL else Role.PREFILL
+        detail = f"the last free GPUs of {config.max_gpu_budget} go to {other.value} first"
         return draft.held(Reason.GPU_BUDGET_YIELDED, detail, step)
     detail = f"{used + granted} + {draft.engine_gpus} GPUs exceed the budget of {config.max_gpu_budget}"
     return draft.held(Reason.GPU_BUDGET, detail, step)

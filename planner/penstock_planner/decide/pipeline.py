@@ -13,6 +13,7 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
 from penstock_planner.decide.observation import Pull, Window
 from penstock_planner.decide.propose import Draft, propose
+from penstock_planner.decide.rebalance import abandon, claim
 from penstock_planner.decide.stabilise import age, remember, stabilise, withdrawn
 from penstock_planner.decide.state import PlannerState
 from penstock_planner.decide.window import kv_signal, queue_signal
@@ -24,7 +25,8 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
     """Return what to change after one adjustment interval, and the state for the next.
 
     Each role changes by at most one replica. Steps: signal, floor and thresholds (`propose`), grace, backoff
-    and trend (`stabilise`), floors and ceilings over all roles (`within_bounds`).
+    and trend (`stabilise`), floors and ceilings over all roles (`within_bounds`), GPUs that move from one role
+    to the other (`rebalance`).
 
     Args:
         window: The interval's pulls; replica counts are taken from the newest.
@@ -46,7 +48,9 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
         signal = queue_signal(window.pulls) if role is Role.PREFILL else kv_signal(window.pulls)
         drafts.append(stabilise(propose(role, pool, signal, config), seen[role], window, config))
     gpus = existing_gpus(pools, config)
-    bounded = within_bounds(drafts, gpus, config)
+    owed = frozenset(role for role in pools if seen[role].owed)
+    bounded = within_bounds(abandon(drafts, owed), gpus, config, owed=owed)
+    bounded, claims = claim(bounded, owed, pools)
     roles = tuple(_finish(draft) for draft in bounded)
     added = sum(draft.engine_gpus for draft in bounded if draft.action is Action.UP)
     decision = Decision(
@@ -54,7 +58,7 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
     )
     memory = dict(state.roles)
     for each in roles:
-        memory[each.role] = age(seen[each.role])
+        memory[each.role] = replace(age(seen[each.role]), owed=each.role in claims)
         if each.action is not Action.HOLD and not config.no_operation:
             asked = each.desired if each.action is Action.UP else None
             memory[each.role] = replace(memory[each.role], asked=asked)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock_graph.models import Role
 from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock_planner.decide.decision import Action, Reason, Step
@@ -28,25 +30,20 @@ def remember(role: Role, pool: PoolCounts, before: RoleState, config: DecideConf
         asked=None if is_kept or is_gone else before.asked,
         withdrawals=0 if is_kept else before.withdrawals,
         backoff=before.backoff,
+        owed=before.owed,
     )
 
 
 def age(state: RoleState) -> RoleState:
     """Return the state after one more interval has been decided."""
-    return RoleState(
-        state.seen,
-        max(0, state.grace - 1),
-        state.asked,
-        state.withdrawals,
-        max(0, state.backoff - 1),
-    )
+    return replace(state, grace=max(0, state.grace - 1), backoff=max(0, state.backoff - 1))
 
 
 def withdrawn(state: RoleState) -> RoleState:
     """Return the state after a scale-up that never became ready: 2, 4, 8, 16, 16... intervals of backoff."""
     withdrawals = state.withdrawals + 1
     backoff = min(2 ** min(withdrawals, 8), MAX_BACKOFF_INTERVALS)
-    return RoleState(state.seen, state.grace, None, withdrawals, backoff)
+    return replace(state, asked=None, withdrawals=withdrawals, backoff=backoff, owed=False)
 
 
 def stabilise(draft: Draft, state: RoleState, window: Window, config: DecideConfig) -> Draft:

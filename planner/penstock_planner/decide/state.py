@@ -18,6 +18,7 @@ class RoleState:
         asked: Replicas of the last scale-up that has not become ready yet; None when none is outstanding.
         withdrawals: Scale-ups in a row that never became ready.
         backoff: Intervals left in which the role is not scaled up after a withdrawal.
+        owed: Another role gives up GPUs for this one, which grows once they are free.
     """
 
     seen: int | None = None
@@ -25,6 +26,7 @@ class RoleState:
     asked: int | None = None
     withdrawals: int = 0
     backoff: int = 0
+    owed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

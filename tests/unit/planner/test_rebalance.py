@@ -1,0 +1,161 @@
+"""GPUs move from an idle role to a pressed one: shrink, drain, grow, or say why not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock_graph.models import Role
+from penstock_planner.decide.codec import state_from, to_plain
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Action, Reason
+from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.stabilise import withdrawn
+from penstock_planner.decide.state import PlannerState, RoleState
+from penstock_planner.ledger import read_ledger
+from penstock_planner.replay import replay
+
+D, P = Role.DECODE, Role.PREFILL
+FULL = DecideConfig(max_gpu_budget=4)
+OWED = PlannerState(4, {D: RoleState(seen=2, owed=True)})
+CLAIM = PlannerState(4, {P: RoleState(seen=2, owed=True)})
+
+
+def _pool(ready, **other):
+    return PoolCounts(ready, gpus=1, **other)
+
+
+def _role(decision, role):
+    return next(r for r in decision.roles if r.role is role)
+
+
+def _steps(decision, role):
+    return [(s.name, s.outcome) for s in _role(decision, role).steps if s.name == "rebalance"]
+
+
+def test_the_idle_role_gives_up_a_worker_and_the_pressed_one_is_remembered(make):
+    """At 4 of 4 GPUs decode waits, prefill shrinks, and the state says for whom."""
+    window = make.steady(kv=[0.95, 0.95], queue=0.0, prefill=_pool(2))
+    decision, state = decide(window, PlannerState(), FULL)
+    assert _role(decision, P).desired == 1
+    assert (_role(decision, D).action, _role(decision, D).reason) == (Action.HOLD, Reason.GPU_BUDGET)
+    assert _role(decision, D).sentence == (
+        "decode 2: KV 0.95 > 0.90, but 4 + 1 GPUs exceed the budget of 4; prefill gives up one for it"
+    )
+    assert (state.of(D).owed, state.of(P).owed) == (True, False)
+
+
+def test_nobody_is_owed_while_the_other_role_holds_too(make):
+    """Prefill between its thresholds gives nothing up."""
+    window = make.steady(kv=[0.95, 0.95], queue=0.6, prefill=_pool(2))
+    decision, state = decide(window, PlannerState(), FULL)
+    assert _steps(decision, D) == []
+    assert not state.of(D).owed
+
+
+def test_the_claim_waits_until_the_worker_has_drained(make):
+    """Draining workers hold their GPUs: 3 + 1 of 4 are not free yet."""
+    window = make.steady(kv=[0.95, 0.95], queue=0.3, prefill=_pool(1, draining=1))
+    decision, state = decide(window, OWED, FULL)
+    assert _role(decision, D).action is Action.HOLD
+    assert _steps(decision, D) == [("rebalance", "waits: what was given up for it still drains")]
+    assert state.of(D).owed
+
+
+def test_the_pressed_role_grows_once_the_gpus_are_free(make):
+    """And is owed nothing after."""
+    window = make.steady(kv=[0.95, 0.95], queue=0.3, prefill=_pool(1))
+    decision, state = decide(window, OWED, FULL)
+    assert _role(decision, D).action is Action.UP
+    assert decision.gpus_after == 4
+    assert _steps(decision, D) == [("rebalance", "freed: it grows")]
+    assert not state.of(D).owed
+
+
+def test_gpus_given_up_for_prefill_go_to_prefill_though_decode_asks_too(make):
+    """Decode usually goes first; here it would take back what it gave."""
+    window = make.steady(kv=[0.95], queue=9.0, prefill=_pool(2))
+    decision, _ = decide(window, CLAIM, FULL)
+    assert decision.gpus_after == 4
+    assert [_role(decision, r).action for r in (P, D)] == [Action.UP, Action.HOLD]
+    assert "go to prefill first" in _role(decision, D).sentence
+
+
+def test_a_claim_whose_pressure_is_gone_is_abandoned_with_a_reason(make):
+    """KV within its thresholds again: it says so and forgets it."""
+    decision, state = decide(make.steady(kv=[0.7, 0.7], prefill=_pool(1)), OWED, FULL)
+    assert _role(decision, D).reason is Reason.WITHIN_THRESHOLDS
+    assert _role(decision, D).sentence.endswith("; rebalance abandoned: it asks for no more")
+    assert not state.of(D).owed
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (FULL, Reason.GPU_BUDGET),
+        (replace(FULL, max_gpu_budget=9, max_replicas={D: 2}), Reason.AT_MAX_REPLICAS),
+    ],
+)
+def test_a_claim_that_nothing_can_fulfil_any_more_is_abandoned(make, config, reason):
+    """Somebody else took the GPUs, or the role may not grow at all."""
+    window = make.steady(kv=[0.95, 0.95], queue=0.6, prefill=_pool(2))
+    decision, state = decide(window, OWED, config)
+    assert _role(decision, D).reason is reason
+    assert _steps(decision, D) == [("rebalance", "abandoned: no GPUs came free for it")]
+    assert not state.of(D).owed
+
+
+def test_an_engine_of_several_gpus_is_paid_for_by_several_workers(make):
+    """Decode needs 2 GPUs: prefill gives one now, one an interval later, and only then decode grows."""
+    config = replace(FULL, max_gpu_budget=6, decode_gpus=2)
+    decode = PoolCounts(1, gpus=2)
+    state = PlannerState()
+    seen = []
+    for ready in (4, 3, 2):
+        window = make.steady(kv=[0.95], queue=0.0, prefill=_pool(ready), decode=decode)
+        decision, state = decide(window, state, config)
+        seen.append((_role(decision, D).action, state.of(D).owed))
+        assert decision.gpus_after <= 6
+    assert seen == [(Action.HOLD, True), (Action.HOLD, True), (Action.UP, False)]
+
+
+def test_a_withdrawal_ends_the_claim():
+    """What never became ready is not owed another try."""
+    assert not withdrawn(RoleState(seen=2, asked=3, owed=True)).owed
+
+
+def test_the_claim_is_part_of_the_recorded_state():
+    """And a state written before there were claims has none."""
+    assert state_from(to_plain(OWED)) == OWED
+    old = to_plain(OWED)
+    del old["roles"]["decode"]["owed"]
+    assert state_from(old).of(D).owed is False
+
+
+async def test_rebalancing_never_exceeds_the_budget_and_survives_a_kill_at_every_step(new_world, kill_type):
+    """Shrink, drain, grow: the same calls whenever the planner is killed on the way."""
+
+    def build():
+        world = new_world()
+        world.config = replace(world.config, max_gpu_budget=4)
+        world.backend.replicas = {P: 2, D: 2}
+        world.load.kv = lambda _now, _workers: 0.95
+        world.load.queue = lambda _now, workers: 0.0 if workers == 2 else 0.3
+        return world
+
+    calm = build()
+    await calm.run_until(120)
+    assert [(role, n) for role, n, _ in calm.backend.calls] == [(P, 1), (D, 3)]
+    assert max(calm.backend.seen_gpus) == 4
+    for at in range(1, calm.killer.steps, 7):
+        world = build()
+        world.killer.at = at
+        with pytest.raises(kill_type):
+            await world.run_until(120)
+        world.killer.at = None
+        await world.run_until(160)
+        assert [(role, n) for role, n, _ in world.backend.calls] == [(P, 1), (D, 3)]
+        assert max(world.backend.seen_gpus) == 4
+        assert replay(read_ledger(world.folder)).differences == ()
