@@ -13,9 +13,11 @@ import click
 import yaml
 
 from penstock_cli.notices import notices_of, print_notices
+from penstock_cli.objects import as_yaml, objects_of
 from penstock_core.errors import ConfigError, InvalidSpecError, Problem
 from penstock_graph.importer import import_dgd
 from penstock_graph.loading import Manifests, load_graph, parse_manifests, read_text
+from penstock_graph.models import GraphDeployment
 from penstock_graph.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
 
 _EXIT_INVALID = 2
@@ -75,9 +77,7 @@ def _check(file: Path) -> tuple[list[Problem], Manifests]:
     "--format",
     "layout",
     type=click.Choice(["text", "json", "yaml"]),
-    default="text",
-    show_default=True,
-    help="text: one command to copy each; json and yaml: every detail.",
+    help="text: one command to copy each; json and yaml: every detail.  [default: text]",
 )
 @click.option(
     "--speed",
@@ -86,12 +86,41 @@ def _check(file: Path) -> tuple[list[Problem], Manifests]:
     show_default=True,
     help="Modelled seconds per real second.",
 )
-def render(file: Path, graph_name: str | None, service: str | None, layout: str, speed: float) -> None:
+@click.option(
+    "--kubernetes",
+    is_flag=True,
+    help="Print the objects that the operator would make of it in a cluster, as YAML for kubectl.",
+)
+@click.option(
+    "--namespace",
+    metavar="NAME",
+    help="With --kubernetes: their namespace.  [default: the graph's, or default]",
+)
+def render(
+    *,
+    file: Path,
+    graph_name: str | None,
+    service: str | None,
+    layout: str | None,
+    speed: float,
+    kubernetes: bool,
+    namespace: str | None,
+) -> None:
     """Print the processes that the graph in FILE becomes: command, environment, ports, GPUs.
 
     Values of secrets are masked. ``{port}`` and ``{side_channel_port}`` are filled at start.
+
+    With --kubernetes, its objects without an owner; variables are shown as the manifest has them. Compare
+    with a cluster: penstock render FILE --kubernetes | kubectl diff -f -
     """
     graph = load_graph(file, name=graph_name)
+    if kubernetes:
+        if layout is not None or speed != 1:
+            raise ConfigError("--kubernetes: excludes --format and --speed; remove them")
+        _render_objects(graph, service=service, namespace=namespace)
+        return
+    if namespace is not None:
+        raise ConfigError("--namespace: only with --kubernetes; remove it or add --kubernetes")
     context = RuntimeContext(
         python=sys.executable,
         graph_file=str(file),
@@ -112,6 +141,14 @@ def render(file: Path, graph_name: str | None, service: str | None, layout: str,
         click.echo(yaml.safe_dump(described, sort_keys=False, width=110), nl=False)
     else:
         click.echo("\n\n".join(_as_text(each) for each in specs))
+
+
+def _render_objects(graph: GraphDeployment, *, service: str | None, namespace: str | None) -> None:
+    if service is not None and service not in graph.spec.services:
+        known = ", ".join(graph.spec.services)
+        raise ConfigError(f"--service: {service!r} is not in graph {graph.name}; choose one of {known}")
+    place = namespace or graph.metadata.namespace or "default"
+    click.echo(as_yaml(objects_of(graph, namespace=place, service=service)), nl=False)
 
 
 def _described(spec: ProcessSpec) -> dict[str, Any]:

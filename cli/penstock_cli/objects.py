@@ -1,0 +1,53 @@
+"""Kubernetes objects of a graph as YAML that a person reads and kubectl accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from penstock_graph.cluster_names import SERVICE_LABEL
+from penstock_graph.models import GraphDeployment
+from penstock_operator.build import BuildContext, adapter, children
+
+
+def objects_of(graph: GraphDeployment, *, namespace: str, service: str | None) -> list[dict[str, Any]]:
+    """Return what the operator would make of a graph that is new to the cluster.
+
+    They have no owner, because there is no graph in a cluster yet that could own them.
+
+    Args:
+        graph: A valid graph.
+        namespace: Where the objects would live.
+        service: Only the objects of this service; None: all.
+
+    Raises:
+        InvalidSpecError: a podTemplate cannot be laid over its pod template.
+    """
+    context = BuildContext(owner_uid="", namespace=namespace, has_leader_worker_set=True)
+    found = children(graph, context, replicas={}, surge={})
+    for name, spec in graph.spec.services.items():
+        if spec.scaling is not None and spec.role.is_worker:
+            found.append(adapter(graph, name, context, replicas=spec.replicas))
+    if service is None:
+        return found
+    return [each for each in found if each["metadata"]["labels"].get(SERVICE_LABEL) == service]
+
+
+def as_yaml(objects: Sequence[dict[str, Any]]) -> str:
+    """Return one YAML document per object, without anchors, texts of several lines as blocks."""
+    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=110)
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: _Dumper, data: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in data else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Dumper.add_representer(str, _text)
