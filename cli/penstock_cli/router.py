@@ -46,7 +46,7 @@ def router() -> None:
 @click.option(
     "--policy",
     type=click.Choice([each.value for each in RouterPolicy]),
-    help="How a worker is chosen; default: the graph's, or least-loaded.",
+    help="How a worker is chosen; default: the graph's, or prefix-cost.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(

@@ -56,7 +56,7 @@ Broken rules are reported all at once, each with file, line, key, bound and reme
 | A lease under 6 s needs `acknowledgeShortLease: true` | `spec.lease.durationSeconds` |
 | The tiers' shares add up to at most 1 | `spec.router.tiers.shares` |
 | An environment variable has value or valueFrom; envFrom has one of secretRef and configMapRef | `….env[]`, `….envFrom[]` |
-| Runtime dynamo routes by its own frontend: policy round-robin, least-loaded or kv-cost | `spec.router.policy` |
+| Runtime dynamo routes by its own frontend: policy round-robin, least-loaded or kv-cost; prefix-cost becomes its mode kv | `spec.router.policy` |
 | `engine.mocker` needs runtime dynamo; so does `engine.requestLimit` | `spec.engine.…` |
 
 The budget's rules hold while `planner.enabled` is true. **Immutable** once a graph exists: its name,

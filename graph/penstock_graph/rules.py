@@ -26,9 +26,11 @@ PLANNER_SERVICE = "planner"
 DYNAMO_POLICIES = {
     RouterPolicy.ROUND_ROBIN: "round-robin",
     RouterPolicy.LEAST_LOADED: "least-loaded",
+    RouterPolicy.PREFIX_COST: "kv",
     RouterPolicy.KV_COST: "kv",
 }
-"""Policies that Dynamo's frontend can follow, with its ``--router-mode``."""
+"""Policies that Dynamo's frontend can follow, or come close to, with its ``--router-mode``. Of two with one mode the
+last is what an import makes of it; prefix-cost stands here because it is the default."""
 
 
 def spec_violations(spec: GraphSpec) -> list[Violation]:

@@ -33,6 +33,7 @@ class Runtime(StrEnum):
 class RouterPolicy(StrEnum):
     """How the router chooses a worker."""
 
+    PREFIX_COST = "prefix-cost"
     DUALMAP = "dualmap"
     CACHE_AFFINITY = "cache-affinity"
     LEAST_LOADED = "least-loaded"

@@ -179,8 +179,23 @@ class HealthConfig(SpecModel):
 class RouterConfig(SpecModel):
     """The graph's router."""
 
-    policy: RouterPolicy = Field(default=RouterPolicy.LEAST_LOADED, description="How a worker is chosen.")
+    policy: RouterPolicy = Field(default=RouterPolicy.PREFIX_COST, description="How a worker is chosen.")
     ttft_slo_seconds: Seconds = Field(default=5, description="TTFT that SLO-aware policies aim for; seconds.")
+    session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+$", max_length=64)] | None = Field(
+        default=None,
+        description="Request header; requests of equal value stay on one prefill (or aggregated) worker under a "
+        "policy that places by prefix. null: none.",
+    )
+    tokenizer: Text | None = Field(
+        default=None,
+        description="The model's tokenizer.json as the router finds it: prefixes are then told apart by tokens, and "
+        "prompts counted exactly. Needs penstock[tokenizer]. null: by bytes.",
+    )
+    kv_events_port: Annotated[Integer, Field(ge=1, le=65535)] | None = Field(
+        default=None,
+        description="Port on which each worker publishes its KV cache's changes (vLLM's ZMQ events); the router then "
+        "follows them. Needs tokenizer, penstock[kv-events], and a host for each worker. null: none.",
+    )
     dualmap: DualmapConfig = Field(default=DualmapConfig(), description="Settings of policy dualmap.")
     admission: AdmissionConfig = Field(
         default=AdmissionConfig(), description="Refusal while workers are busy."

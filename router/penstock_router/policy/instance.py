@@ -108,6 +108,7 @@ class Instance(Generic[T]):
         running_prompt_tokens: Their prompt tokens, cached or not.
         others_tokens: Uncached tokens that other routers have there, as last heard.
         progress_s: When it last computed a prompt, or had nothing to compute.
+        slowness: How many times as long as all together it takes for a token; 1 unless it clearly differs.
     """
 
     __slots__ = (
@@ -124,6 +125,7 @@ class Instance(Generic[T]):
         "running",
         "running_prompt_tokens",
         "running_tokens",
+        "slowness",
     )
 
     def __init__(self, name: str, *, cache_blocks: int, now_s: float) -> None:
@@ -140,6 +142,7 @@ class Instance(Generic[T]):
         self.running_prompt_tokens = 0
         self.others_tokens = 0
         self.progress_s = now_s
+        self.slowness = 1.0
 
     @property
     def pending_tokens(self) -> int:

@@ -88,6 +88,8 @@ class Placement(Generic[T]):
     def set_instances(self, names: Iterable[str], now_s: float, *, resting: Collection[str] = ()) -> None:
         """Say who may be given requests; what waits for others is placed anew, what runs there goes on.
 
+        When an instance joins, everything that waits is placed anew: a backlog would not reach it otherwise.
+
         Args:
             names: Those that may.
             now_s: Modelled seconds.
@@ -97,12 +99,15 @@ class Placement(Generic[T]):
         strays: list[Placed[T]] = []
         for name in [name for name in self._instances if name not in wanted]:
             strays += self._let_go(name)
-        for name in wanted:
-            if name not in self._instances:
-                known = self._away.pop(name, None)
-                cache_blocks = self._settings.cache_blocks
-                self._instances[name] = known or Instance(name, cache_blocks=cache_blocks, now_s=now_s)
-                self._placer.joined(name)
+        joining = [name for name in wanted if name not in self._instances]
+        if joining:
+            for instance in self._instances.values():
+                strays += self._unplace(instance)
+        for name in joining:
+            known = self._away.pop(name, None)
+            cache_blocks = self._settings.cache_blocks
+            self._instances[name] = known or Instance(name, cache_blocks=cache_blocks, now_s=now_s)
+            self._placer.joined(name)
         for name in [name for name, each in self._away.items() if not each.running and name not in resting]:
             del self._away[name]
         if self._instances:
@@ -186,6 +191,7 @@ class Placement(Generic[T]):
         uncached = placed.uncached if cached_tokens is None else max(1, placed.tokens - cached_tokens)
         instance.pace.learn(uncached, took_s)
         self._view.pace.learn(uncached, took_s)
+        instance.slowness = self._view.slowness(instance)
 
     def lost(self, item: T, now_s: float) -> None:
         """Note that a request left its instance without having been computed."""
@@ -297,7 +303,11 @@ class Placement(Generic[T]):
         instance = self._instances.pop(name)
         self._away[name] = instance
         self._placer.left(name)
-        strays = [*instance.queue.values(), *instance.late.values()]
+        return self._unplace(instance)
+
+    def _unplace(self, instance: Instance[T]) -> list[Placed[T]]:
+        """Take out and return all that waits for an instance."""
+        strays = [*instance.late.values(), *instance.queue.values()]
         for placed in strays:
             instance.pull(placed)
             instance.forget(placed)

@@ -15,6 +15,9 @@ from penstock_router.policy.instance import Instance, Pace
 
 __all__ = ["Arrival", "Instances", "Place", "Placer", "View", "eligible"]
 
+_CLEARLY = 1.25
+"""Chosen: measured paces of equal GPUs differ by less, since prompts differ; mixed GPUs differ by more."""
+
 Instances = Mapping[str, Instance[Any]]
 
 
@@ -69,6 +72,14 @@ class View:
         """Return how long an instance computes ``tokens``; None while no pace is known."""
         pace = instance.pace.mixed(self.pace.tokens_per_s)
         return None if pace is None else tokens / pace
+
+    def slowness(self, instance: Instance[Any]) -> float:
+        """Return how many times as long as all together an instance takes for a token; 1 where they hardly differ."""
+        fleet, own = self.pace.tokens_per_s, instance.pace.mixed(self.pace.tokens_per_s)
+        if fleet is None or own is None:
+            return 1.0
+        ratio = fleet / own
+        return 1.0 if 1 / _CLEARLY <= ratio <= _CLEARLY else ratio
 
     def ttft_s(self, instance: Instance[Any], uncached: int) -> float | None:
         """Return the estimated TTFT of a request that comes now: pending and own tokens over the pace."""

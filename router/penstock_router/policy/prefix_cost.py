@@ -15,7 +15,10 @@ behind which capacity no longer grows clearly, on all of bench/dualmap's workloa
 
 
 class PrefixCost:
-    """The instance with the smallest pending + 4 x uncached tokens; equals go to the less loaded."""
+    """The instance with the smallest pending + 4 x uncached tokens, more on a slower one.
+
+    Equals go to the less loaded, and among those to the one that remembers least, so that idle caches fill evenly.
+    """
 
     __slots__ = ()
 
@@ -27,10 +30,10 @@ class PrefixCost:
 
     def place(self, arrival: Arrival, instances: Instances, view: View) -> Place:  # noqa: ARG002 - needs no estimate
         """Return the cheapest instance."""
-        best, least, its_uncached = None, (0, 0), 0
+        best, least, its_uncached = None, (0.0, 0, 0), 0
         for each in eligible(instances, arrival.avoid):
             uncached, pending = each.uncached(arrival), each.pending_tokens
-            cost = (pending + HIT_WEIGHT * uncached, pending)
+            cost = ((pending + HIT_WEIGHT * uncached) * each.slowness, pending, each.index.count)
             if best is None or cost < least:
                 best, least, its_uncached = each, cost, uncached
         assert best is not None  # noqa: S101 - there is at least one instance

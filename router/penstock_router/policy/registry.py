@@ -26,17 +26,14 @@ POLICIES: Final[Mapping[RouterPolicy, Callable[[], Policy]]] = {
 LEAST_PENDING = "least-pending"
 """The DualMap paper's Least Loaded, placed at arrival; for comparisons in the simulator, not in manifests."""
 
-PREFIX_COST = "prefix-cost"
-"""Not in manifests yet: measured best behind a single router, see bench/dualmap."""
-
 PLACERS: Final[Mapping[str, Callable[[DualMapSettings], Placer]]] = {
+    RouterPolicy.PREFIX_COST.value: lambda _: PrefixCost(),
     RouterPolicy.DUALMAP.value: DualMap,
     RouterPolicy.CACHE_AFFINITY.value: lambda _: CacheAffinity(),
     RouterPolicy.MIN_TTFT.value: lambda _: MinTtft(),
     RouterPolicy.PREBLE.value: lambda _: Preble(),
     RouterPolicy.KV_COST.value: lambda _: KvCost(),
     LEAST_PENDING: lambda _: LeastPending(),
-    PREFIX_COST: lambda _: PrefixCost(),
 }
 
 

@@ -171,7 +171,7 @@ async def test_more_prompt_tokens_than_the_slot_wait(harness):
     prefill.script = [harness.answers.hang(gate) for gate in gates]
     router = await harness.router(prefill, decode, config={"prefillQueue": {"workerTokens": 20}})
 
-    tasks = [asyncio.create_task(router.post(prompt="x" * 60)) for _ in range(3)]
+    tasks = [asyncio.create_task(router.post(prompt=f"{index}" * 60)) for index in range(3)]
     await router.until(lambda: len(router.server.gate.queue) == 1)
 
     # 15 tokens are below 20, so a second one is taken; 30 are not.

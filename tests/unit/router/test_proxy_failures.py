@@ -36,7 +36,7 @@ async def test_a_leaving_worker_is_passed_over(harness, status):
 async def test_a_dead_worker_is_passed_over_and_left_alone(harness):
     """A refused connection is retried elsewhere, and nothing goes there until a health check succeeds."""
     alive, dead = await harness.worker("aggregated"), await harness.worker("aggregated")
-    router = await harness.router(alive, dead)
+    router = await harness.router(alive, dead, config={"policy": "round-robin"})
     await router.until(lambda: all(w.health_problem is None for w in router.server.fleet))
     await dead.server.close(grace_s=0)
 
@@ -268,7 +268,7 @@ async def test_a_worker_that_dies_during_a_stream_of_many_fails_only_its_own(har
     end, never = asyncio.Event(), asyncio.Event()
     first.script = [harness.answers.events_then(harness.token_event(0), event=end)]
     second.script = [harness.answers.events_then(harness.token_event(0), event=never)]
-    router = await harness.router(first, second)
+    router = await harness.router(first, second, config={"policy": "round-robin"})
     await router.until(lambda: all(w.health_problem is None for w in router.server.fleet))
     streams = [await router.stream() for _ in range(2)]
     for stream in streams:

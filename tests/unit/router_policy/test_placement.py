@@ -191,6 +191,21 @@ def test_a_leaving_instance_gives_its_queue_back():
     assert queues.waiting == 2
 
 
+def test_a_backlog_is_shared_with_who_joins():
+    """What waits is placed anew when an instance joins, in order of arrival; what runs stays."""
+    queues = placement(LeastPending(), names=("a",), slot_requests=1)
+    for item in range(5):
+        queues.submit(item, arrival(item), float(item))
+    (running,) = queues.take(5.0)
+
+    queues.set_instances(["a", "b"], 6.0)
+
+    assert running.item == 0
+    assert {name: len(each.queue) for name, each in queues._instances.items()} == {"a": 2, "b": 2}
+    assert [handed.item for handed in queues.take(6.0)] == [1]
+    assert queues.waiting == 3
+
+
 def test_without_instances_requests_wait_for_one():
     """Nobody to place them on: they keep their order and their age."""
     queues = placement(MinTtft(), names=())

@@ -18,6 +18,7 @@ def filled(placer, waiting_tokens):
     placement.take(0.0)
     placement.computed("first", 1.0)
     placement.submit("load", Arrival((21,), waiting_tokens), 1.0)
+    placement.take(1.0)
     placement.set_instances(["a", "b"], 1.0)
     return placement
 
@@ -53,3 +54,47 @@ def test_an_instance_that_failed_the_request_is_avoided():
     placement.submit("r", Arrival(CHAIN, 4000, avoid=frozenset({"a"})), 2.0)
 
     assert [h.instance for h in placement.take(2.0) if h.item == "r"] == ["b"]
+
+
+def test_a_clearly_slower_instance_costs_more():
+    """At a third of the pace, 4,000 tokens cached there are no longer worth 4,000 waiting ones."""
+    placement = Placement(PrefixCost(), PlacementSettings())
+    placement.set_instances(["slow", "fast"], 0.0)
+    for step in range(40):
+        for name, pace in (("slow", 1000), ("fast", 3000)):
+            item = f"{name} {step}"
+            away = frozenset({"slow", "fast"} - {name})
+            placement.submit(item, Arrival((hash(item) & 0xFFFFFF,), 300, away), float(step))
+            placement.take(float(step))
+            placement.computed(item, step + 300 / pace)
+    slow, fast = placement._instances["slow"].slowness, placement._instances["fast"].slowness
+
+    assert slow > 1.25
+    assert fast < 0.9
+
+
+def test_equal_paces_that_measure_differently_cost_the_same():
+    """Ten percent are noise."""
+    placement = Placement(PrefixCost(), PlacementSettings())
+    placement.set_instances(["a", "b"], 0.0)
+    for step in range(20):
+        for name, took_s in (("a", 0.10), ("b", 0.11)):
+            item = f"{name} {step}"
+            placement.submit(item, Arrival((step,), 300, frozenset({"a", "b"} - {name})), float(step))
+            placement.take(float(step))
+            placement.computed(item, step + took_s)
+
+    assert {each.slowness for each in placement._instances.values()} == {1.0}
+
+
+def test_cold_prompts_fill_idle_caches_evenly():
+    """Nothing waits anywhere: sixteen prefixes over four instances are four each."""
+    placement = Placement(PrefixCost(), PlacementSettings())
+    placement.set_instances("abcd", 0.0)
+    homes = []
+    for item in range(16):
+        placement.submit(item, Arrival((item,), 512), float(item))
+        homes += [handed.instance for handed in placement.take(float(item))]
+        placement.computed(item, item + 0.5)
+
+    assert sorted(homes.count(name) for name in "abcd") == [4, 4, 4, 4]
