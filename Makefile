@@ -3,11 +3,17 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
+# Kubernetes: the image, the rendered manifests, and the tests against real clusters.
+CONTAINER_TOOL    ?= docker
+IMAGE             ?= penstock:dev
+IMAGE_BUILD_FLAGS ?=
+HELM              ?= helm
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test check crds format bench bench-dualmap clean
+.PHONY: help demo test test-cluster e2e check crds format image manifests manifests-check bench bench-dualmap clean
 
 help: ## List the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Penstock needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -28,7 +34,13 @@ demo: $(VENV)/.demo ## Serve a graph of simulated workers, replay a real trace, 
 test: $(VENV)/.dev ## Run all tests
 	$(BIN)/pytest
 
-check: $(VENV)/.dev ## Lint, format, types and import layers: what CI runs before the tests
+test-cluster: $(VENV)/.dev ## Tests against a real kube-apiserver; needs KUBEBUILDER_ASSETS, skipped without
+	$(BIN)/pytest tests/cluster -m cluster
+
+e2e: $(VENV)/.dev ## Tests on a kind cluster; needs kind, kubectl, helm, KIND_NODE_IMAGE; skipped without
+	$(BIN)/pytest e2e -m e2e
+
+check: $(VENV)/.dev manifests-check ## Lint, format, types and import layers: what CI runs before the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -41,6 +53,21 @@ crds: $(VENV)/.dev ## Write the CustomResourceDefinitions from the models
 format: $(VENV)/.dev ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+image: ## Build the container image; CONTAINER_TOOL, IMAGE and IMAGE_BUILD_FLAGS choose how
+	$(CONTAINER_TOOL) build --tag $(IMAGE) $(IMAGE_BUILD_FLAGS) .
+
+# The version is only what the chart is rendered for; nothing in it depends on a newer one.
+RENDER = $(HELM) template penstock charts/penstock --namespace penstock-system --kube-version 1.34.0 \
+	--set clusterWide=true --set createNamespace=true
+
+manifests: ## Render manifests/install.yaml from the chart
+	$(RENDER) > manifests/install.yaml
+
+manifests-check: # Drift of manifests/install.yaml from the chart; part of check where helm is there
+	@if command -v $(HELM) > /dev/null; then \
+	  $(RENDER) | diff -u manifests/install.yaml - || { echo "manifests/install.yaml: differs from the chart; run make manifests" >&2; exit 1; }; \
+	else echo "manifests-check: skipped, no $(HELM) here"; fi
 
 bench: $(VENV)/.dev ## Print every benchmark, ratios measured side by side in one run
 	$(BIN)/python bench/run.py

@@ -1,0 +1,367 @@
+"""The chart renders in every combination, grants what is needed and no more, and names only real metrics."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock_core import metric_names
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "penstock"
+KUBE_VERSION = "1.34.0"
+
+SETTINGS = {
+    "default": {},
+    "cluster-wide": {"clusterWide": True},
+    "two namespaces": {"watchNamespaces": ["serving", "research"]},
+    "everything": {
+        "clusterWide": True,
+        "createNamespace": True,
+        "imagePullSecrets": [{"name": "regcred"}],
+        "operator": {
+            "replicas": 2,
+            "extraArgs": ["--workers=2"],
+            "priorityClassName": "high",
+            "nodeSelector": {"kubernetes.io/os": "linux"},
+        },
+        "planner": {"replicas": 2, "logs": {"size": "5Gi", "accessModes": ["ReadWriteMany"]}},
+        "tensorboard": {"enabled": True},
+        "networkPolicy": {"plannerEgress": [{"to": [{"namespaceSelector": {}}]}]},
+        "monitoring": {
+            "podMonitor": {"enabled": True},
+            "serviceMonitor": {"enabled": True},
+            "prometheusRule": {"enabled": True},
+            "dashboard": {"enabled": True},
+        },
+    },
+    "nothing optional": {
+        "crds": {"install": False},
+        "rbac": {"create": False},
+        "networkPolicy": {"enabled": False},
+        "planner": {"enabled": False},
+        "operator": {"serviceAccount": {"create": False, "name": "mine"}},
+    },
+    "an own claim": {"planner": {"logs": {"existingClaim": "logs"}}, "tensorboard": {"enabled": True}},
+}
+
+
+def helm():
+    """Path of helm, from PATH or beside the other Kubernetes binaries; skips without."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    found = shutil.which("helm", path=assets) if assets else None
+    found = found or shutil.which("helm")
+    if found is None:
+        pytest.skip("no helm on PATH or in KUBEBUILDER_ASSETS")
+    return found
+
+
+def run_helm(*arguments, values=None):
+    """Run helm with values on its standard input."""
+    given = ["--values", "-"] if values is not None else []
+    return subprocess.run(
+        [helm(), *arguments, *given],
+        input=yaml.safe_dump(values) if values is not None else None,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@functools.cache
+def rendered(name):
+    """Objects that the chart becomes with one of SETTINGS."""
+    result = run_helm(
+        "template", "penstock", str(CHART), "--namespace", "serving", "--kube-version", KUBE_VERSION,
+        values=SETTINGS[name],
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return [each for each in yaml.safe_load_all(result.stdout) if each]
+
+
+def of_kind(objects, kind):
+    """Objects of one kind by name."""
+    return {each["metadata"]["name"]: each for each in objects if each["kind"] == kind}
+
+
+def rules_of(objects):
+    """(apiGroup, resource, verb) that the release's accounts get, by component."""
+    granted = {}
+    for role in [each for each in objects if each["kind"] in {"Role", "ClusterRole"}]:
+        component = role["metadata"]["labels"]["app.kubernetes.io/component"]
+        granted.setdefault(component, set()).update(
+            (group, resource, verb)
+            for rule in role["rules"]
+            for group in rule["apiGroups"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        )
+    return granted
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_lint_finds_nothing(name):
+    """`helm lint --strict` passes with every combination of values."""
+    result = run_helm("lint", "--strict", str(CHART), values=SETTINGS[name])
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_object_is_named_once_and_labelled(name):
+    """No two objects share kind, namespace and name; each says which release it is of."""
+    objects = rendered(name)
+    keys = [
+        (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]) for each in objects
+    ]
+
+    assert len(keys) == len(set(keys))
+    assert [
+        key
+        for key, each in zip(keys, objects, strict=True)
+        if each["metadata"]["labels"].get("app.kubernetes.io/instance") != "penstock"
+    ] == []
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_pod_keeps_to_restricted_pod_security(name):
+    """Non-root, read-only root with an own /tmp, no capabilities, seccomp's default; and memory is bounded."""
+    for deployment in of_kind(rendered(name), "Deployment").values():
+        pod = deployment["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == 1000
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert {"hostNetwork", "hostPID", "hostIPC"}.isdisjoint(pod)
+        assert {"configMap", "emptyDir", "persistentVolumeClaim", "secret"} >= {
+            key for volume in pod["volumes"] for key in volume if key != "name"
+        }
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
+            assert "memory" in container["resources"]["limits"]
+
+
+def test_the_default_grants_nothing_beyond_the_namespace():
+    """Only CRDs are cluster-scoped; every other object lies in the release's namespace."""
+    objects = rendered("default")
+
+    assert {each["kind"] for each in objects if "namespace" not in each["metadata"]} == {
+        "CustomResourceDefinition"
+    }
+    assert {
+        each["metadata"]["namespace"] for each in objects if each["kind"] != "CustomResourceDefinition"
+    } == {"serving"}
+
+
+def test_cluster_wide_elects_with_a_role_of_its_own_namespace():
+    """ClusterRoles hold no Lease: it lies where the operator runs."""
+    objects = rendered("cluster-wide")
+
+    for role in of_kind(objects, "ClusterRole").values():
+        assert "coordination.k8s.io" not in {group for rule in role["rules"] for group in rule["apiGroups"]}
+    assert sorted(of_kind(objects, "Role")) == ["penstock-operator-election", "penstock-planner-election"]
+    assert rules_of(objects) == rules_of(rendered("default"))
+
+
+def test_each_watched_namespace_has_a_role_and_an_operator():
+    """One operator per namespace, each with a Role there and bound to the account of the release's namespace."""
+    objects = rendered("two namespaces")
+    bindings = [each for each in objects if each["kind"] == "RoleBinding"]
+
+    assert {each["metadata"]["namespace"] for each in bindings} == {"serving", "research"}
+    assert {subject["namespace"] for each in bindings for subject in each["subjects"]} == {"serving"}
+    assert {
+        name: each["spec"]["template"]["spec"]["containers"][0]["args"][2]
+        for name, each in of_kind(objects, "Deployment").items()
+        if "operator" in name
+    } == {
+        "penstock-operator-serving": "--namespace=serving",
+        "penstock-operator-research": "--namespace=research",
+    }
+
+
+def test_rules_are_few_and_alphabetical():
+    """No wildcard, no secrets; groups, resources and verbs are sorted, so that a review sees what was added."""
+    for role in of_kind(rendered("cluster-wide"), "ClusterRole").values():
+        keys = [(rule["apiGroups"], rule["resources"]) for rule in role["rules"]]
+        assert keys == sorted(keys)
+        for rule in role["rules"]:
+            assert rule["resources"] == sorted(rule["resources"])
+            assert rule["verbs"] == sorted(rule["verbs"])
+            assert {"*", "secrets"}.isdisjoint([*rule["apiGroups"], *rule["resources"], *rule["verbs"]])
+
+
+def test_the_operator_holds_what_it_grants_to_routers():
+    """Kubernetes refuses a Role that grants more than its author holds."""
+    granted = rules_of(rendered("default"))["operator"]
+
+    assert {("discovery.k8s.io", "endpointslices", verb) for verb in ("get", "list", "watch")} <= granted
+
+
+def test_disruption_budgets_come_with_a_second_replica():
+    """One replica needs no budget, which would only block the drain of its node."""
+    assert of_kind(rendered("default"), "PodDisruptionBudget") == {}
+    assert sorted(of_kind(rendered("everything"), "PodDisruptionBudget")) == [
+        "penstock-operator",
+        "penstock-planner",
+    ]
+
+
+def test_definitions_outlive_the_release():
+    """`helm uninstall` keeps the CRDs, and so the graphs, unless told otherwise."""
+    definitions = of_kind(rendered("default"), "CustomResourceDefinition")
+
+    assert sorted(definitions) == ["graphdeployments.penstock.dev", "scalingadapters.penstock.dev"]
+    for each in definitions.values():
+        assert each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert of_kind(rendered("nothing optional"), "CustomResourceDefinition") == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"operator": {"replcas": 2}}, "additional properties 'replcas' not allowed"),
+        ({"operator": {"replicas": 3}}, "/operator/replicas"),
+        ({"image": {"digest": "latest"}}, "/image/digest"),
+        ({"planner": {"logs": {"size": "5 GB"}}}, "/planner/logs/size"),
+        ({"tensorboard": {"enabled": True}}, "set planner.logs.size"),
+        ({"watchNamespaces": ["Serving"]}, "/watchNamespaces/0"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(values, message):
+    """A typo stops the installation and names its place."""
+    result = run_helm("template", "p", str(CHART), "--kube-version", KUBE_VERSION, values=values)
+
+    assert result.returncode != 0
+    assert message in result.stderr
+
+
+def test_the_schema_knows_every_value_and_nothing_else():
+    """Keys of values.yaml and of its schema are the same, section by section."""
+
+    def keys(schema, path=""):
+        for key, inner in schema.get("properties", {}).items():
+            yield f"{path}{key}"
+            yield from keys(inner, f"{path}{key}.")
+
+    def named(values, path=""):
+        for key, inner in values.items():
+            yield f"{path}{key}"
+            if isinstance(inner, dict):
+                yield from named(inner, f"{path}{key}.")
+
+    values = set(named(yaml.safe_load((CHART / "values.yaml").read_text())))
+    schema = set(keys(json.loads((CHART / "values.schema.json").read_text())))
+
+    assert schema - values == {
+        "global",
+        *(f"{each}.resources.claims" for each in ("operator", "planner", "tensorboard")),
+    }
+    free = {each for each in values - schema if re.search(r"\.(resources|labels)\.", each)}
+    assert values - schema == free
+
+
+def test_every_value_is_in_the_charts_readme():
+    """The table of values names each leaf."""
+    text = (CHART / "README.md").read_text()
+
+    def leaves(values, path=""):
+        for key, inner in values.items():
+            if isinstance(inner, dict) and inner and key not in {"resources", "labels"}:
+                yield from leaves(inner, f"{path}{key}.")
+            else:
+                yield f"{path}{key}"
+
+    missing = [
+        each
+        for each in leaves(yaml.safe_load((CHART / "values.yaml").read_text()))
+        if f"`{each}`" not in text
+    ]
+    assert missing == []
+
+
+def test_chart_and_package_are_of_one_version():
+    """A release carries one number."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+
+
+def test_the_plain_manifests_are_the_charts():
+    """Who changes the chart runs `make manifests`."""
+    result = run_helm(
+        "template", "penstock", str(CHART), "--namespace", "penstock-system", "--kube-version", KUBE_VERSION,
+        "--set", "clusterWide=true", "--set", "createNamespace=true",
+    )  # fmt: skip
+
+    assert result.stdout == (ROOT / "manifests" / "install.yaml").read_text()
+
+
+def known_series():
+    """Every name that a series of ours can have on the wire."""
+    names = {each for key, each in vars(metric_names).items() if key.isupper() and isinstance(each, str)}
+    suffixes = ("", metric_names.COUNTER_SUFFIX, "_bucket", "_sum", "_count")
+    return {f"{name}{suffix}" for name in names for suffix in suffixes}
+
+
+def series_in(text):
+    """Names of series in a PromQL expression."""
+    return set(re.findall(r"\b(?:penstock_|vllm:)[a-z0-9_:]+", text))
+
+
+def alerts():
+    """Alert rules of the chart."""
+    rule = of_kind(rendered("everything"), "PrometheusRule")["penstock"]
+    return [each for group in rule["spec"]["groups"] for each in group["rules"]]
+
+
+def test_alerts_ask_for_metrics_that_exist():
+    """A renamed metric would make its alert silent for ever."""
+    asked = {name for each in alerts() for name in series_in(each["expr"])}
+
+    assert len(asked) >= 10
+    assert asked - known_series() == set()
+
+
+def test_every_alert_says_what_to_do():
+    """Severity, a summary, and a section of docs/alerts.md under its own name."""
+    headings = {
+        line.lstrip("# ").strip()
+        for line in (ROOT / "docs" / "alerts.md").read_text().splitlines()
+        if line.startswith("## ")
+    }
+
+    assert {each["alert"] for each in alerts()} == headings
+    for each in alerts():
+        assert each["labels"]["severity"] in {"critical", "warning", "info"}
+        assert each["annotations"]["summary"]
+        assert each["annotations"]["runbook_url"].endswith(f"alerts.md#{each['alert'].lower()}")
+
+
+@pytest.mark.parametrize("path", sorted((CHART / "dashboards").glob("*.json")), ids=lambda path: path.stem)
+def test_dashboards_ask_for_metrics_that_exist(path):
+    """Every panel has a title, an own id and queries over series that Penstock or vLLM writes."""
+    dashboard = json.loads(path.read_text())
+    panels = [each for each in dashboard["panels"] if each["type"] != "row"]
+    asked = {name for panel in panels for target in panel["targets"] for name in series_in(target["expr"])}
+
+    assert asked - known_series() == set()
+    assert len({each["id"] for each in dashboard["panels"]}) == len(dashboard["panels"])
+    assert all(each["title"] and each["targets"] for each in panels)
+    shipped = of_kind(rendered("everything"), "ConfigMap")[f"penstock-dashboard-{path.stem}"]
+    assert json.loads(shipped["data"][path.name]) == dashboard
