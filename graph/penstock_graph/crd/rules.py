@@ -42,6 +42,11 @@ class Rule:
         return {**entry, "fieldPath": self.field} if self.field else entry
 
 
+_LABEL_REMEDY = (
+    "use at most 63 lower-case letters, digits and hyphens, beginning and ending with a letter or digit"
+)
+
+
 def _immutable(what: str) -> Rule:
     return Rule(
         rule="self == oldSelf",
@@ -54,8 +59,8 @@ _ROLES = "[" + ", ".join(f"'{role}'" for role in WORKER_ROLES) + "]"
 _WORKERS = f"{_ROLES}.map(r, self.services.filter(k, self.services[k].role == r))"
 _FLOOR = (
     "(!has(self.services[k].scaling) ? self.services[k].replicas * self.services[k].gpusPerReplica : "
-    "[(self.planner.minGpuBudget + self.services[k].gpusPerReplica - 1) / self.services[k].gpusPerReplica]"
-    ".map(n, n > self.services[k].scaling.minReplicas ? n : self.services[k].scaling.minReplicas)[0]"
+    "[self.services[k].gpusPerReplica > 0 ? (self.planner.minGpuBudget + self.services[k].gpusPerReplica - 1) / "
+    "self.services[k].gpusPerReplica : 0].map(n, n > self.services[k].scaling.minReplicas ? n : self.services[k].scaling.minReplicas)[0]"
     " * self.services[k].gpusPerReplica)"
 )
 _START = "self.services[k].replicas * self.services[k].gpusPerReplica"
@@ -89,6 +94,12 @@ def _count(role: str) -> str:
 
 
 _GRAPH = (
+    Rule(
+        rule=f"self.metadata.name.matches('{DNS_LABEL_PATTERN}')",
+        message=f"'%s is not a DNS label; {_LABEL_REMEDY}'.format([self.metadata.name])",
+        short=f"not a DNS label; {_LABEL_REMEDY}",
+        field=".metadata.name",
+    ),
     Rule(
         rule=f"self.spec.services.all(k, size(self.metadata.name) + size(k) < {MAX_CHILD_NAME})",
         message=(
@@ -141,11 +152,10 @@ _NAME_RULES = (
         Rule(
             rule=f"{guard}self.{key}.all(k, size(k) <= 63 && k.matches('{DNS_LABEL_PATTERN}'))",
             message=(
-                f"'spec.{key}.%s: not a DNS label; use at most 63 lower-case letters, digits and hyphens, beginning "
-                "and ending with a letter or digit'"
+                f"'spec.{key}.%s: not a DNS label; {_LABEL_REMEDY}'"
                 f".format([self.{key}.filter(k, size(k) > 63 || !k.matches('{DNS_LABEL_PATTERN}'))[0]])"
             ),
-            short="a name is not a DNS label; use lower-case letters, digits and hyphens",
+            short=f"a name is not a DNS label; {_LABEL_REMEDY}",
             field=f".{key}",
         )
         for key, guard in (("services", ""), ("nodePools", "!has(self.nodePools) || "))
@@ -262,7 +272,7 @@ _SERVICE = (
         field=".replicas",
     ),
     Rule(
-        rule="self.gpusPerReplica % self.nodesPerReplica == 0",
+        rule="self.nodesPerReplica < 1 || self.gpusPerReplica % self.nodesPerReplica == 0",
         message=(
             "'%d GPUs do not divide over %d nodes; make gpusPerReplica a multiple of nodesPerReplica'"
             ".format([self.gpusPerReplica, self.nodesPerReplica])"

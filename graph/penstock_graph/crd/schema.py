@@ -3,7 +3,7 @@
 Starts from pydantic's own JSON schema, so types, bounds, patterns and descriptions have one source. What
 differs: references are inlined, null is ``nullable``, exclusive bounds are flags, a section's default is
 ``{}`` (the API server then fills in its keys) unless rules judge it, which see a default as it stands; and
-``metadata`` is reduced to the name's bounds.
+``metadata`` is reduced to the name's length.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock_graph.crd.rules import RULES, Rule
-from penstock_graph.models.base import DNS_LABEL_PATTERN, SpecModel
+from penstock_graph.models.base import SpecModel
 
 Schema = dict[str, Any]
 
@@ -39,7 +39,7 @@ _NO_DEFAULTS = ("GraphStatus", "AdapterStatus")
 
 _METADATA: Schema = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 63, "pattern": DNS_LABEL_PATTERN}},
+    "properties": {"name": {"type": "string", "maxLength": 63}},
 }
 
 

@@ -91,7 +91,8 @@ class PlannerConfig(SpecModel):
         default=1, description="Time between two metric pulls; seconds."
     )
     max_gpu_budget: Annotated[Integer, Field(ge=1, le=100_000)] | None = Field(
-        default=8, description="Most GPUs of prefill plus decode; null: no ceiling."
+        default=8,
+        description="Most GPUs of prefill plus decode; null: no ceiling (kubectl apply needs --server-side to keep a null).",
     )
     min_gpu_budget: Annotated[Integer, Field(ge=0, le=100_000)] = Field(
         default=1, description="Fewest GPUs of each role, prefill and decode."

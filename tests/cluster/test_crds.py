@@ -1,0 +1,493 @@
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import random
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock_core.errors import ClusterError, InvalidObjectError
+from penstock_graph.crd import definitions
+from penstock_graph.loading import parse_manifests
+from penstock_graph.models import GraphDeployment, ScalingAdapter
+from penstock_kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+TABLE = yaml.safe_load((ROOT / "tests/contract/invalid_manifests.yaml").read_text(encoding="utf-8"))
+SAMPLES = sorted((ROOT / "manifests/samples").glob("*.yaml"))
+
+PRUNED = {"unknown key", "snake case", "key in the wrong place"}
+"""Keys that the schema does not know: the API server refuses them when asked to be strict, as kubectl asks."""
+
+UNNAMED = {"other version"}
+"""The address of another version does not exist, so no key is judged."""
+
+
+DRY = "default"
+"""Namespace of what is only judged, never stored."""
+
+SAME_WORDS = {
+    "prefill without decode",
+    "aggregated beside prefill and decode",
+    "service called planner",
+    "child name too long",
+    "replicas above maxReplicas",
+    "minReplicas above maxReplicas",
+    "GPUs that do not divide over nodes",
+    "floors above the budget",
+    "minGpuBudget rounded up to whole replicas",
+    "starting replicas above the budget",
+    "floor above the ceiling",
+    "decode thresholds the wrong way round",
+    "equal decode thresholds",
+    "pulls rarer than adjustments",
+    "decode engine GPUs that disagree",
+    "aggregated engine GPUs that disagree",
+    "Prometheus without an address",
+    "short lease",
+    "shares above the whole",
+    "mocker outside Dynamo",
+    "request limit on vLLM",
+    "policy unknown to Dynamo",
+    "value and valueFrom",
+    "envFrom of nothing",
+}
+"""Rules between keys, whose messages are the models' own; bounds of one key are said in the server's words."""
+
+
+def merged(target, patch):
+    """RFC 7386."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+def manifest(patch, namespace):
+    """The table's base in ``namespace``, changed by an entry's patch."""
+    placed = merged(copy.deepcopy(TABLE["base"]), {"metadata": {"namespace": namespace}})
+    return merged(placed, patch)
+
+
+def named(group, *, without=frozenset()):
+    """A group of the table, each entry under its name."""
+    return [pytest.param(each, id=each["name"]) for each in TABLE[group] if each["name"] not in without]
+
+
+def dotted(text):
+    """The server writes ``services[decode]`` where the models write ``services.decode``."""
+    return re.sub(r"\[([a-z][-a-z0-9]*)\]", r".\1", text)
+
+
+async def judge(client, obj):
+    """Whether the server would take an object, and what it says if not."""
+    try:
+        await client.create(obj, field_manager="test", dry_run=True)
+    except ClusterError as exc:
+        return str(exc)
+    return None
+
+
+@pytest.fixture(name="kubectl")
+def made_kubectl(api_server, crds):
+    """Runs kubectl as the administrator; returns its exit code and all it printed."""
+
+    def run(*args, stdin=None):
+        program = Path(os.environ["KUBEBUILDER_ASSETS"]) / "kubectl"
+        done = subprocess.run(
+            [program, "--kubeconfig", str(api_server.kubeconfig), *args],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("entry", named("valid"))
+async def test_manifests_at_the_bounds_are_accepted(client, crds, entry):
+    """What the models accept the API server accepts."""
+    assert await judge(client, manifest(entry["patch"], DRY)) is None
+
+
+@pytest.mark.parametrize("entry", named("invalid", without=PRUNED | UNNAMED))
+async def test_each_broken_rule_is_refused_by_the_server_itself(client, crds, entry):
+    """The message names the key that the models blame."""
+    with pytest.raises(InvalidObjectError) as caught:
+        await client.create(manifest(entry["patch"], DRY), field_manager="test", dry_run=True)
+    assert dotted(entry["path"]) in dotted(str(caught.value))
+
+
+@pytest.mark.parametrize("entry", [each for each in named("invalid") if each.id in SAME_WORDS])
+async def test_rules_speak_the_models_words(client, crds, entry):
+    """Rules between keys say value, bound and remedy just as `penstock validate` does."""
+    assert entry["message"] in await judge(client, manifest(entry["patch"], DRY))
+
+
+@pytest.mark.parametrize("entry", [each for each in named("invalid") if each.id in PRUNED])
+def test_unknown_keys_are_refused_when_the_client_asks_for_strictness(kubectl, entry):
+    """As kubectl does by default."""
+    text = yaml.safe_dump(manifest(entry["patch"], DRY))
+    code, said = kubectl("apply", "--dry-run=server", "-f", "-", stdin=text)
+    assert code != 0
+    assert f'unknown field "{entry["path"]}"' in said
+
+
+def test_an_unknown_key_is_dropped_and_said_when_the_client_does_not_ask(kubectl):
+    """--validate=warn keeps going; the key never becomes part of the object."""
+    text = yaml.safe_dump(manifest({"spec": {"planner": {"maxGpuBudjet": 8}}}, DRY))
+    code, said = kubectl(
+        "apply",
+        "--dry-run=server",
+        "--validate=warn",
+        "-o",
+        "jsonpath={.spec.planner}",
+        "-f",
+        "-",
+        stdin=text,
+    )
+    assert code == 0
+    assert 'unknown field "spec.planner.maxGpuBudjet"' in said
+    assert '"maxGpuBudjet"' not in said.splitlines()[-1]
+
+
+async def test_another_version_is_not_served(client, crds):
+    """There is one version so far."""
+    entry = next(each for each in TABLE["invalid"] if each["name"] == "other version")
+    assert "404" in await judge(client, manifest(entry["patch"], DRY))
+
+
+@pytest.mark.parametrize("entry", named("updates"))
+async def test_immutable_keys_are_refused_by_the_server(client, namespace, crds, entry):
+    """An update is refused for every immutable key that it changes, and for nothing else."""
+    await client.apply(manifest({}, namespace), field_manager="test")
+    changed = manifest(entry["patch"], namespace)
+    if entry["paths"] == ["metadata.name"]:
+        changed["metadata"]["name"] = "llama"  # another name is another object
+        assert await client.get(GRAPH_DEPLOYMENT, "llama", namespace=namespace)
+        return
+    removed = set(manifest({}, namespace)["spec"]["services"]) - set(changed["spec"]["services"])
+    patch = {"spec": {**changed["spec"]}}
+    patch["spec"]["services"] = {**changed["spec"]["services"], **dict.fromkeys(removed)}
+
+    async def update():
+        await client.patch(
+            GRAPH_DEPLOYMENT, "llama", patch, namespace=namespace, field_manager="test", dry_run=True
+        )
+
+    if not entry["paths"]:
+        await update()
+        return
+    with pytest.raises(InvalidObjectError) as caught:
+        await update()
+    for path in entry["paths"]:
+        assert path in dotted(str(caught.value))
+    assert "is immutable; keep it, or make a new graph" in str(caught.value)
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+async def test_samples_are_accepted_and_mean_the_same(client, crds, path):
+    """A sample becomes, with the server's defaults, the very graph that the models make of it."""
+    for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+        if document.get("apiVersion") != GRAPH_DEPLOYMENT.api_version:
+            continue
+        document["metadata"]["namespace"] = DRY
+        live = await client.create(document, field_manager="test", dry_run=True)
+        model = {"GraphDeployment": GraphDeployment, "ScalingAdapter": ScalingAdapter}[document["kind"]]
+        assert model.model_validate(live).spec == model.model_validate(document).spec
+
+
+MINIMAL = {
+    "two services": {"prefill": {"role": "prefill"}, "decode": {"role": "decode"}},
+    "one service": {"worker": {"role": "aggregated"}},
+    "empty scaling": {"worker": {"role": "aggregated", "scaling": {}}},
+}
+
+
+@pytest.mark.parametrize("services", MINIMAL.values(), ids=MINIMAL)
+async def test_the_server_fills_in_the_models_defaults(client, namespace, crds, services):
+    """Written or left out, a default is the same."""
+    small = {
+        "apiVersion": GRAPH_DEPLOYMENT.api_version,
+        "kind": "GraphDeployment",
+        "metadata": {"name": "small", "namespace": namespace},
+        "spec": {"model": {"name": "m"}, "services": services, "nodePools": {"a100": {}}},
+    }
+    await client.create(small, field_manager="test")
+    live = await client.get(GRAPH_DEPLOYMENT, "small", namespace=namespace)
+    assert live["spec"]["planner"]["maxGpuBudget"] == 8
+    assert live["spec"]["router"]["health"]["unhealthyAfter"] == 3
+    assert "status" not in live
+    assert GraphDeployment.model_validate(live).spec == GraphDeployment.model_validate(small).spec
+
+
+async def test_empty_sections_take_their_defaults(client, crds):
+    """An empty section equals one that is left out, however deep."""
+    sections = {"router": {"tiers": {"shares": {}}}, "planner": {"metrics": {}, "sla": {}}, "lease": {}}
+    bare = manifest({"spec": {"planner": None}}, DRY)
+    live = await client.create(
+        merged(bare, {"spec": {**sections, "engine": {"preemption": {}}}}), field_manager="test", dry_run=True
+    )
+    assert GraphDeployment.model_validate(live).spec == GraphDeployment.model_validate(bare).spec
+
+
+async def test_null_stays_null_where_it_has_a_meaning(client, crds):
+    """No ceiling is not the default ceiling."""
+    unlimited = manifest({}, DRY)
+    unlimited["spec"]["planner"] = {"maxGpuBudget": None}
+    live = await client.create(unlimited, field_manager="test", dry_run=True)
+    assert GraphDeployment.model_validate(live).spec.planner.max_gpu_budget is None
+
+
+def leaves(schema, path=()):
+    """Every scalar key of a schema with its path; maps and lists are left to their own tests."""
+    for key, value in schema.get("properties", {}).items():
+        if value["type"] == "object":
+            yield from leaves(value, (*path, key))
+        elif value["type"] != "array":
+            yield (*path, key), value
+
+
+def edges(schema):
+    """Values at, just inside and just outside a key's bounds, and of other types."""
+    if "enum" in schema:
+        return [*schema["enum"], "no-such-value", 7]
+    if schema["type"] == "boolean":
+        return [True, False, "true", 1]
+    if schema["type"] == "string":
+        longest = schema.get("maxLength", 63)
+        return ["", "a", "-", "A b", "a" * longest, "a" * (longest + 1), 3, "https://host:1/x", "/models"]
+    step = 1 if schema["type"] == "integer" else 0.001
+    bounds = [schema[each] for each in ("minimum", "maximum") if each in schema]
+    return [each + by for each in bounds for by in (-step, 0, step)] + [0.5, "1", -1]
+
+
+def placed(path, value):
+    """A nested mapping that holds ``value`` at ``path``."""
+    for key in reversed(path):
+        value = {key: value}
+    return value
+
+
+BIG = {
+    "spec": {
+        "services": {
+            "decode": {"nodePool": "a100", "scaling": {"minReplicas": 1, "maxReplicas": 6, "priority": 2}}
+        },
+        "planner": {"maxGpuBudget": 100, "adjustmentIntervalSeconds": 60},
+    }
+}
+
+
+async def disagreements(client, candidates):
+    """Manifests that the models and the server judge differently, with both verdicts."""
+    gate = asyncio.Semaphore(8)
+
+    async def judged(obj):
+        async with gate:
+            return await judge(client, obj)
+
+    said = await asyncio.gather(*(judged(obj) for obj in candidates))
+    found = []
+    for obj, answer in zip(candidates, said, strict=True):
+        problems = parse_manifests(yaml.safe_dump(obj))[1]
+        if bool(problems) != bool(answer):
+            found.append((obj["spec"], [f"{each.path}: {each.message}" for each in problems], answer))
+    return found
+
+
+async def test_models_and_server_agree_on_every_bound(client, crds):
+    """For every scalar key, the values around its bounds and of other types get one verdict."""
+    schema = definitions()["graphdeployments.penstock.dev"]["spec"]["versions"][0]["schema"]
+    spec = schema["openAPIV3Schema"]["properties"]["spec"]
+    keys = list(leaves(spec))
+    keys += [
+        (("services", "decode", *path), value)
+        for path, value in leaves(spec["properties"]["services"]["additionalProperties"])
+    ]
+    keys += [
+        (("nodePools", "a100", *path), value)
+        for path, value in leaves(spec["properties"]["nodePools"]["additionalProperties"])
+    ]
+    assert len(keys) > 100
+    base = manifest(BIG, DRY)
+    candidates = [
+        merged(base, {"spec": placed(path, value)}) for path, schema in keys for value in edges(schema)
+    ]
+    assert await disagreements(client, candidates) == []
+
+
+CHANGES = (
+    *(
+        {"services": {name: {"role": role}}}
+        for name in ("frontend", "prefill", "decode", "extra")
+        for role in ("router", "prefill", "decode", "aggregated")
+    ),
+    *({"services": {name: None}} for name in ("frontend", "prefill", "decode")),
+    *({"services": {name: {"role": "router"}}} for name in ("planner", "-x", "x.y", "a" * 47, "a" * 46, "9")),
+    *({"services": {name: {"replicas": count}}} for name in ("prefill", "decode") for count in (0, 3, 6, 7)),
+    *({"services": {name: {"gpusPerReplica": gpus}}} for name in ("prefill", "decode") for gpus in (2, 3, 4)),
+    *({"services": {name: {"nodesPerReplica": nodes}}} for name in ("prefill", "decode") for nodes in (2, 3)),
+    *(
+        {"services": {name: {"scaling": {"minReplicas": low}}}}
+        for name in ("prefill", "decode")
+        for low in (0, 2, 6, 7)
+    ),
+    *({"services": {name: {"scaling": None}}} for name in ("prefill", "decode")),
+    *({"services": {"decode": {"nodePool": pool}}} for pool in ("a100", "h100")),
+    {"nodePools": None},
+    {"nodePools": {"h100": {"cacheClaim": "models"}}},
+    *({"planner": {"maxGpuBudget": most}} for most in (1, 2, 4, 5, 12)),
+    *({"planner": {"minGpuBudget": least}} for least in (0, 2, 3, 8, 9)),
+    *({"planner": {"enabled": on}} for on in (True, False)),
+    *({"planner": {f"{role}EngineNumGpu": gpus}} for role in ("prefill", "decode") for gpus in (1, 2)),
+    *({"planner": {"decodeKvScaleUpThreshold": up}} for up in (0.4, 0.5, 0.6)),
+    *({"planner": {"metricPullingIntervalSeconds": pull}} for pull in (29.5, 30, 31)),
+    {"planner": {"metrics": {"source": "prometheus"}}},
+    {"planner": {"metrics": {"prometheusUrl": "http://prometheus:9090"}}},
+    *({"runtime": runtime} for runtime in ("vllm", "dynamo", "simulated")),
+    *({"router": {"policy": policy}} for policy in ("dualmap", "round-robin", "kv-cost")),
+    *({"engine": change} for change in ({"mocker": True}, {"requestLimit": 4})),
+    *({"lease": change} for change in ({"durationSeconds": 5}, {"acknowledgeShortLease": True})),
+    *(
+        {"router": {"tiers": {"shares": {tier: share}}}}
+        for tier in ("premium", "background")
+        for share in (0.1, 0.5, 0.9)
+    ),
+    {
+        "env": [
+            {"name": "A", "value": "b"},
+            {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ]
+    },
+    {"env": [{"name": "A", "value": "b", "valueFrom": {}}]},
+    {"envFrom": [{"secretRef": {"name": "s"}}, {"configMapRef": {"name": "c", "optional": True}}]},
+    {"envFrom": [{"secretRef": {"name": "s"}, "configMapRef": {"name": "c"}}]},
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_models_and_server_agree_on_random_graphs(client, crds, seed):
+    """One to five random changes at once, valid and invalid, get one verdict."""
+    rng = random.Random(seed)
+    candidates = []
+    for _ in range(150):
+        obj = manifest({}, DRY)
+        for change in rng.sample(CHANGES, rng.randint(1, 5)):
+            obj = merged(obj, {"spec": change})
+        candidates.append(obj)
+    refused = sum(bool(parse_manifests(yaml.safe_dump(obj))[1]) for obj in candidates)
+    assert 15 <= refused <= 145
+    assert await disagreements(client, candidates) == []
+
+
+async def test_two_writers_share_conditions(client, namespace, crds):
+    """Operator and planner each own their condition types and their part of the status."""
+    await client.create(manifest({}, namespace), field_manager="test")
+    base = {
+        "apiVersion": GRAPH_DEPLOYMENT.api_version,
+        "kind": "GraphDeployment",
+        "metadata": {"name": "llama", "namespace": namespace},
+    }
+    ready = {"type": "Ready", "status": "True", "reason": "Serving", "message": "ready"}
+    active = {"type": "PlannerActive", "status": "True", "reason": "Deciding", "message": "active"}
+    operator = {"phase": "Ready", "observedGeneration": 1, "conditions": [ready]}
+    planner = {"planner": {"lastDecision": "hold", "gpus": 2}, "conditions": [active]}
+    await client.apply(
+        {**base, "status": operator}, field_manager="operator", subresource="status", force=False
+    )
+    await client.apply(
+        {**base, "status": planner}, field_manager="planner", subresource="status", force=False
+    )
+    live = await client.apply(
+        {**base, "status": {**operator, "conditions": [{**ready, "status": "False"}]}},
+        field_manager="operator",
+        subresource="status",
+        force=False,
+    )
+    assert {each["type"]: each["status"] for each in live["status"]["conditions"]} == {
+        "Ready": "False",
+        "PlannerActive": "True",
+    }
+    assert live["status"]["planner"] == {"lastDecision": "hold", "gpus": 2}
+    assert live["metadata"]["generation"] == 1
+
+
+async def test_columns_show_what_the_status_says(client, namespace, kubectl):
+    """As in `kubectl get gd` and its wide form."""
+    await client.create(manifest({}, namespace), field_manager="test")
+    status = {
+        "phase": "Ready",
+        "summary": {"prefill": "1/1", "decode": "2/3", "gpus": "3/8"},
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Serving", "message": ""}],
+        "planner": {"lastDecision": "decode 2 -> 3"},
+    }
+    await client.patch(
+        GRAPH_DEPLOYMENT,
+        "llama",
+        {"status": status},
+        namespace=namespace,
+        subresource="status",
+        field_manager="t",
+    )
+    head, row = kubectl("get", "gd", "-n", namespace)[1].splitlines()
+    assert head.split() == ["NAME", "PHASE", "PREFILL", "DECODE", "GPUS", "MODEL", "AGE"]
+    assert row.split()[:-1] == ["llama", "Ready", "1/1", "2/3", "3/8", "meta-llama/Llama-3.1-8B-Instruct"]
+    head, row = kubectl("get", "graphdeployments", "-o", "wide", "-n", namespace)[1].splitlines()
+    assert head.split()[-2:] == ["REASON", "DECISION"]
+    assert "Serving" in row
+    assert row.rstrip().endswith("decode 2 -> 3")
+    assert "llama" in kubectl("get", "penstock", "-n", namespace)[1]
+
+
+async def test_kubectl_scale_sets_an_adapter(client, namespace, kubectl):
+    """The /scale subresource writes spec.replicas, within the bounds of the schema."""
+    adapter = {
+        "apiVersion": SCALING_ADAPTER.api_version,
+        "kind": "ScalingAdapter",
+        "metadata": {"name": "llama-decode", "namespace": namespace},
+        "spec": {"graph": "llama", "service": "decode"},
+    }
+    live = await client.create(adapter, field_manager="test")
+    assert live["spec"]["replicas"] == ScalingAdapter.model_validate(adapter).spec.replicas
+    assert kubectl("scale", "gsa/llama-decode", "--replicas=3", "-n", namespace)[0] == 0
+    await client.patch(
+        SCALING_ADAPTER,
+        "llama-decode",
+        {"status": {"replicas": 2, "ready": 1, "selector": "penstock.dev/graph=llama"}},
+        namespace=namespace,
+        subresource="status",
+        field_manager="test",
+    )
+    scale = await client.raw_get(f"{SCALING_ADAPTER.path(namespace, 'llama-decode')}/scale")
+    assert scale["spec"] == {"replicas": 3}
+    assert scale["status"] == {"replicas": 2, "selector": "penstock.dev/graph=llama"}
+    head, row = kubectl("get", "gsa", "-n", namespace)[1].splitlines()
+    assert head.split() == ["NAME", "GRAPH", "SERVICE", "REPLICAS", "READY", "AGE"]
+    assert row.split()[:-1] == ["llama-decode", "llama", "decode", "3", "1"]
+    code, said = kubectl("scale", "gsa/llama-decode", "--replicas=1001", "-n", namespace)
+    assert code != 0
+    assert "spec.replicas" in said
+
+
+def test_kubectl_explains_every_part(kubectl):
+    """Descriptions come from the models."""
+    said = kubectl("explain", "gd.spec.planner")[1]
+    assert "Most GPUs of prefill plus decode; null: no ceiling" in " ".join(said.split())
+    assert "enum: load, sla" in said
+    assert "Replicas asked for" in kubectl("explain", "gsa.spec")[1]
