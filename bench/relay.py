@@ -35,7 +35,7 @@ _NGINX_CONF = """
 daemon off; worker_processes 1; pid {dir}/nginx.pid; error_log {dir}/error.log;
 events {{ worker_connections 1024; }}
 http {{
-  access_log off;
+  access_log off; client_body_buffer_size 1m;
   client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/f;
   uwsgi_temp_path {dir}/u; scgi_temp_path {dir}/s;
   upstream source {{ server {source}; keepalive 256; }}

@@ -12,13 +12,14 @@ import argparse
 import asyncio
 import contextlib
 import json
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import orjson
@@ -38,6 +39,11 @@ _METRICS = "".join(
     for name, value in ((VLLM_RUNNING, 1), (VLLM_WAITING, 0), (VLLM_KV_USAGE, 0.1))
 ).encode()
 
+
+_SLOT = "@"
+_STAMP = re.compile(rb'"text":"(\d+)"')
+_PREFIX_BYTES = 64
+"""Prompts that start alike for this long share a prefix: what `Source.seen` counts."""
 
 _KV_PARAMS = {
     "do_remote_prefill": True,
@@ -74,23 +80,32 @@ def _event(
 
 
 class _Stream:
-    """Sends one token per ``itl_s`` on its own schedule, each as one event in one write."""
+    """Sends one token per ``itl_s`` on its own schedule, each as one event in one write.
+
+    A token's text is the time of its sending, so that the client knows how long it was on the way.
+    """
 
     def __init__(self, responder: Responder, tokens: int, itl_s: float, tail: list[bytes]) -> None:
         self._loop = asyncio.get_running_loop()
         self._responder = responder
-        self._event = _event("cmpl-0123456789abcdef0123456789abcdef", " abc")
+        self._lead, self._rest = _event("cmpl-0123456789abcdef0123456789abcdef", _SLOT).split(_SLOT.encode())
         self._left = tokens
         self._itl_s = itl_s
         self._tail = tail
-        self._due_s = self._loop.time()
+        self._due_s = 0.0
         self.done: asyncio.Future[None] = self._loop.create_future()
 
+    def begin(self) -> None:
+        """Send the first token now and the others on schedule."""
+        self._due_s = self._loop.time()
+        self.send()
+
     def send(self) -> None:
+        """Send one token."""
         if self._responder.closed:
             self.done.set_result(None)
             return
-        self._responder.write(self._event)
+        self._responder.write(b"%s%d%s" % (self._lead, time.monotonic_ns(), self._rest))
         self._left -= 1
         if self._left <= 0:
             for part in self._tail:
@@ -105,8 +120,11 @@ class _Stream:
 class Source:
     """A worker without a model: prompt tokens are bytes/4, output tokens come every ``itl_s``."""
 
-    def __init__(self, itl_s: float) -> None:
+    def __init__(self, itl_s: float, ttft_s: float = 0.0) -> None:
         self._itl_s = itl_s
+        self._ttft_s = ttft_s
+        self._requests = 0
+        self._prefixes: set[str] = set()
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """Answer the endpoints that a router asks of a vLLM worker."""
@@ -117,6 +135,10 @@ class Source:
             responder.send(200, b"")
         elif path == "/metrics":
             responder.send(200, _METRICS, content_type=TEXT)
+        elif path == "/seen":
+            seen = {"requests": self._requests, "prefixes": len(self._prefixes)}
+            self._requests, self._prefixes = 0, set()
+            responder.send(200, orjson.dumps(seen))
         elif path == "/v1/models":
             responder.send(200, orjson.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}))
         else:
@@ -124,7 +146,10 @@ class Source:
 
     async def _complete(self, body: dict[str, object], responder: Responder) -> None:
         tokens = int(str(body.get("max_tokens", 16)))
-        prompt = len(str(body.get("prompt", ""))) // 4
+        text = str(body.get("prompt", ""))
+        prompt = len(text) // 4
+        self._requests += 1
+        self._prefixes.add(text[:_PREFIX_BYTES])
         usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
         request_id = "cmpl-0123456789abcdef0123456789abcdef"
         if not body.get("stream"):
@@ -145,7 +170,9 @@ class Source:
         tail = [_event(request_id, "", usage=usage)] if body.get("stream_options") else []
         stream = _Stream(responder, tokens, self._itl_s, [*tail, DONE])
         responder.start(200)
-        stream.send()
+        if self._ttft_s:
+            await asyncio.sleep(self._ttft_s)
+        stream.begin()
         await stream.done
 
 
@@ -193,9 +220,9 @@ def spawn(*argv: str) -> tuple[subprocess.Popen[bytes], int]:
     return process, int(json.loads(line)["port"])
 
 
-def spawn_source(itl_ms: float) -> tuple[subprocess.Popen[bytes], str]:
+def spawn_source(itl_ms: float, ttft_ms: float = 0.0) -> tuple[subprocess.Popen[bytes], str]:
     """Start a source; return it and its URL."""
-    process, port = spawn(__file__, "--itl-ms", str(itl_ms))
+    process, port = spawn(__file__, "--itl-ms", str(itl_ms), "--ttft-ms", str(ttft_ms))
     return process, f"http://127.0.0.1:{port}"
 
 
@@ -242,6 +269,7 @@ class LoadResult:
         events: Events with a token.
         reads: Socket reads that carried them; ``events / reads`` near 1 means one at a time.
         ttft_s: Per request, from sending to the first body bytes.
+        relay_s: Per event, from the source's sending to the client's reading.
         cpu_s: CPU seconds of the target during the load.
         wall_s: Seconds of the load.
     """
@@ -251,6 +279,7 @@ class LoadResult:
     events: int = 0
     reads: int = 0
     ttft_s: list[float] = field(default_factory=list)
+    relay_s: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
     wall_s: float = 0.0
 
@@ -259,9 +288,8 @@ class LoadResult:
         self.failed[cause] = self.failed.get(cause, 0) + 1
 
 
-def _body(tokens: int, *, stream: bool, prompt_bytes: int = 256) -> bytes:
-    body = {"model": MODEL, "prompt": "wxyz" * (prompt_bytes // 4), "max_tokens": tokens, "stream": stream}
-    return orjson.dumps(body)
+def _body(tokens: int, *, stream: bool, prompt: str = "wxyz" * 64) -> bytes:
+    return orjson.dumps({"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": stream})
 
 
 _HEADERS = ((b"content-type", b"application/json"),)
@@ -280,6 +308,9 @@ async def _one_stream(pool: ConnectionPool, url: str, body: bytes, result: LoadR
         events += count
         result.events += count
         result.reads += 1
+        stamp = _STAMP.search(data)
+        if stamp is not None:
+            result.relay_s.append((time.monotonic_ns() - int(stamp[1])) / 1e9)
 
     try:
         response = await pool.stream("POST", url, body=body, headers=_HEADERS, timeouts=_TIMEOUTS)
@@ -342,6 +373,16 @@ async def many_streams(url: str, pid: int, *, requests: int, concurrency: int, t
     return await _closed_loop(one, url, pid, requests, concurrency)
 
 
+async def prompts(url: str, pid: int, *, texts: Sequence[str], concurrency: int, tokens: int) -> LoadResult:
+    """Stream one answer per prompt, ``concurrency`` at a time, in order."""
+    left = iter(texts)
+
+    async def one(pool: ConnectionPool, target: str, result: LoadResult) -> None:
+        await _one_stream(pool, target, _body(tokens, stream=True, prompt=next(left)), result)
+
+    return await _closed_loop(one, url, pid, len(texts), concurrency)
+
+
 async def _closed_loop(
     one: Callable[[ConnectionPool, str, LoadResult], Awaitable[None]],
     url: str,
@@ -369,11 +410,13 @@ async def _closed_loop(
     return result
 
 
-async def paced(urls: dict[str, str], *, rps: float, seconds: float, tokens: int) -> dict[str, LoadResult]:
+async def paced(
+    urls: dict[str, str], *, rps: float, seconds: float, tokens: int, prompt: str = "wxyz" * 64
+) -> dict[str, LoadResult]:
     """Send streams at a steady rate to each of ``urls`` in turn, so that noise hits all alike."""
     results = {name: LoadResult() for name in urls}
     pool = ConnectionPool()
-    body = _body(tokens, stream=True)
+    body = _body(tokens, stream=True, prompt=prompt)
     loop = asyncio.get_running_loop()
     due_s = loop.time()
     async with asyncio.TaskGroup() as group:
@@ -394,8 +437,8 @@ def percentile(values: list[float], fraction: float) -> float:
     return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
 
 
-async def _serve(stop_event: asyncio.Event, port: int, itl_s: float) -> None:
-    server = HttpServer(Source(itl_s).handle)
+async def _serve(stop_event: asyncio.Event, port: int, source: Source) -> None:
+    server = HttpServer(source.handle)
     await server.start("127.0.0.1", port)
     print(json.dumps({"port": server.port}), flush=True)
     await stop_event.wait()
@@ -407,8 +450,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="SSE source that speaks vLLM's completions")
     parser.add_argument("--port", type=int, default=0, help="TCP port; 0 takes a free one")
     parser.add_argument("--itl-ms", type=float, default=5.0, help="time between tokens in milliseconds")
+    parser.add_argument(
+        "--ttft-ms", type=float, default=0.0, help="time from head to first token in milliseconds"
+    )
     args = parser.parse_args()
-    run(lambda stop_event: _serve(stop_event, args.port, args.itl_ms / 1000))
+    source = Source(args.itl_ms / 1000, args.ttft_ms / 1000)
+    run(lambda stop_event: _serve(stop_event, args.port, source))
 
 
 if __name__ == "__main__":
