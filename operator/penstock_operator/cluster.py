@@ -8,8 +8,11 @@ part of a status) marks nothing. Reads nothing from the API server beyond the in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from penstock_core.errors import NotFoundError
@@ -31,10 +34,11 @@ from penstock_kube.kinds import (
     SERVICE,
     SERVICE_ACCOUNT,
     Kind,
+    kind_of,
 )
 from penstock_operator.plan.pods import PodView
 from penstock_operator.queue import Key
-from penstock_operator.trim import Object, trim_child, trim_graph, trim_pod
+from penstock_operator.trim import VERSION, Object, same, trim_child, trim_graph, trim_pod
 
 CHILD_KINDS: Final = (
     SCALING_ADAPTER,
@@ -48,6 +52,14 @@ CHILD_KINDS: Final = (
     NETWORK_POLICY,
 )
 """Kinds of children that every cluster knows; LeaderWorkerSet is watched once its CRD is there."""
+
+CONFIRM_S: Final = 30.0
+"""How long an answered write counts without the watch's word; real seconds, chosen: longer than a reconnect."""
+
+MAX_TOMBS: Final = 10_000
+"""Deleted objects remembered, so that a late answer does not revive them. Chosen: about two megabytes."""
+
+Trim = Callable[[Object], Object]
 
 Mark = Callable[[Key, bool], None]
 """Asks for a look at a graph; the flag says that a user changed it."""
@@ -99,10 +111,16 @@ class Cluster:
         self._mark = mark
         self._sights: dict[Key, Sight] = {}
         self._homes: dict[tuple[str, str, str], Key] = {}
-        self._informers = {GRAPH_DEPLOYMENT: self._informer(GRAPH_DEPLOYMENT, trim=trim_graph, labels=None)}
-        for kind in CHILD_KINDS:
-            self._informers[kind] = self._informer(kind, trim=trim_child)
-        self._informers[POD] = self._informer(POD, trim=trim_pod)
+        self._noted: dict[tuple[str, str, str], float] = {}
+        self._tombs: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+        self._trims: dict[Kind, Trim] = {
+            GRAPH_DEPLOYMENT: trim_graph,
+            **dict.fromkeys((*CHILD_KINDS, LEADER_WORKER_SET), trim_child),
+            POD: trim_pod,
+        }
+        self._informers = {
+            kind: self._informer(kind) for kind in self._trims if kind is not LEADER_WORKER_SET
+        }
         self._group: asyncio.TaskGroup | None = None
         self._lws_lock = asyncio.Lock()
 
@@ -117,14 +135,6 @@ class Cluster:
         """Wait until every informer has listed once."""
         for informer in tuple(self._informers.values()):
             await informer.synced.wait()
-
-    async def relist_pods(self) -> None:
-        """List pods afresh, so that nothing released before a restart is missed.
-
-        Raises:
-            ClusterError: the API server refused or failed.
-        """
-        await self._informers[POD].relist()
 
     def problem(self) -> str | None:
         """Return why the view may be old or incomplete; None while all watches work."""
@@ -153,7 +163,7 @@ class Cluster:
             if LEADER_WORKER_SET not in self._informers:
                 if not await self._knows(LEADER_WORKER_SET) or self._group is None:
                     return False
-                informer = self._informer(LEADER_WORKER_SET, trim=trim_child)
+                informer = self._informer(LEADER_WORKER_SET)
                 self._informers[LEADER_WORKER_SET] = informer
                 self._group.create_task(informer.run())
                 log.info("LeaderWorkerSets are watched from now on")
@@ -167,38 +177,88 @@ class Cluster:
             return False
         return any(each.get("name") == kind.plural for each in found.get("resources", ()))
 
-    def _informer(
-        self,
-        kind: Kind,
-        *,
-        trim: Callable[[Object], Object],
-        labels: Mapping[str, str] | None = {MANAGED_BY_LABEL: MANAGED_BY},
-    ) -> Informer:
+    def _informer(self, kind: Kind) -> Informer:
         return Informer(
             self._client,
             kind,
             namespace=self._namespace,
-            labels=labels,
-            trim=trim,
-            on_change=lambda change, obj: self._changed(kind, change, obj),
+            labels=None if kind is GRAPH_DEPLOYMENT else {MANAGED_BY_LABEL: MANAGED_BY},
+            trim=self._trims[kind],
+            on_change=partial(self._changed, kind),
         )
+
+    def note(self, written: Object) -> None:
+        """Take over an object as the API server answered a write, before the watch shows it.
+
+        So the next look does not repeat the write. What the watch does not confirm within `CONFIRM_S` is
+        dropped again.
+        """
+        kind = kind_of(written)
+        if kind not in self._trims or written["metadata"].get("resourceVersion") is None:
+            return
+        obj = self._trims[kind](written)
+        metadata = obj["metadata"]
+        identity = (kind.kind, metadata["namespace"], metadata["name"])
+        if self._tombs.get(identity, -1) >= obj[VERSION]:
+            return
+        self._take_over(kind, identity, obj)
+        self._noted[identity] = time.monotonic()
+        if (metadata["namespace"], metadata["name"]) not in self._informers[kind].objects:
+            asyncio.get_running_loop().call_later(CONFIRM_S, self._confirm, kind, identity, obj)
+
+    def _confirm(self, kind: Kind, identity: tuple[str, str, str], obj: Object) -> None:
+        home = self._homes.get(identity)
+        if home is None or identity[1:] in self._informers[kind].objects:
+            return
+        if self._held(kind, identity[2], home) is obj:
+            self._remove(kind, identity)
+            self._mark(home, False)
 
     def _changed(self, kind: Kind, change: str, obj: Object) -> None:
         metadata = obj["metadata"]
         identity = (kind.kind, metadata["namespace"], metadata["name"])
-        home = None if change == "DELETED" else _home(kind, obj)
-        old_home = self._homes.get(identity)
-        old = None if old_home is None else self._take(kind, metadata["name"], old_home)
-        if home is None:
-            self._homes.pop(identity, None)
-        else:
+        home = self._homes.get(identity)
+        if change == "DELETED":
+            self._bury(identity, obj[VERSION])
+            if home is not None:
+                self._remove(kind, identity)
+                self._mark(home, False)
+            return
+        old = self._held(kind, metadata["name"], home)
+        noted_s = self._noted.pop(identity, None)
+        is_young = noted_s is not None and time.monotonic() - noted_s < CONFIRM_S
+        if noted_s is not None and is_young and old is not None and old[VERSION] > obj[VERSION]:
+            self._noted[identity] = noted_s
+            return  # the answer to a write of ours was newer
+        new_home = self._take_over(kind, identity, obj)
+        if home is not None and home != new_home:
+            self._mark(home, False)
+        if new_home is not None and (home != new_home or old is None or not same(old, obj)):
+            self._mark(new_home, kind is GRAPH_DEPLOYMENT and _generation(old) != _generation(obj))
+
+    def _take_over(self, kind: Kind, identity: tuple[str, str, str], obj: Object) -> Key | None:
+        """Keep an object where it belongs now; return that graph."""
+        home = _home(kind, obj)
+        if self._homes.get(identity) not in {None, home}:
+            self._remove(kind, identity)
+        if home is not None:
             self._homes[identity] = home
-            self._put(kind, metadata["name"], home, obj)
-        if old_home is not None and old_home != home:
-            self._drop_if_empty(old_home)
-            self._mark(old_home, False)
-        if home is not None and (old_home != home or old != obj):
-            self._mark(home, kind is GRAPH_DEPLOYMENT and _generation(old) != _generation(obj))
+            self._put(kind, identity[2], home, obj)
+        return home
+
+    def _bury(self, identity: tuple[str, str, str], version: int) -> None:
+        self._tombs[identity] = version
+        self._tombs.move_to_end(identity)
+        if len(self._tombs) > MAX_TOMBS:
+            self._tombs.popitem(last=False)
+
+    def _held(self, kind: Kind, name: str, home: Key | None) -> Object | None:
+        sight = self._sights.get(home) if home is not None else None
+        if sight is None:
+            return None
+        if kind is GRAPH_DEPLOYMENT:
+            return sight.graph
+        return sight.pods.get(name) if kind is POD else sight.children.get((kind.kind, name))
 
     def _put(self, kind: Kind, name: str, home: Key, obj: Object) -> None:
         sight = self._sights.setdefault(home, Sight())
@@ -209,19 +269,20 @@ class Cluster:
         else:
             sight.children[kind.kind, name] = obj
 
-    def _take(self, kind: Kind, name: str, home: Key) -> Object | None:
-        """Remove an object from its graph's sight and return it."""
-        sight = self._sights.get(home)
-        if sight is None:
-            return None
+    def _remove(self, kind: Kind, identity: tuple[str, str, str]) -> None:
+        self._noted.pop(identity, None)
+        home = self._homes.pop(identity, None)
+        sight = self._sights.get(home) if home is not None else None
+        if home is None or sight is None:
+            return
         if kind is GRAPH_DEPLOYMENT:
-            old, sight.graph = sight.graph, None
-            return old
-        return sight.pods.pop(name, None) if kind is POD else sight.children.pop((kind.kind, name), None)
-
-    def _drop_if_empty(self, key: Key) -> None:
-        if key in self._sights and self._sights[key].empty:
-            del self._sights[key]
+            sight.graph = None
+        elif kind is POD:
+            sight.pods.pop(identity[2], None)
+        else:
+            sight.children.pop((kind.kind, identity[2]), None)
+        if sight.empty:
+            del self._sights[home]
 
 
 def _home(kind: Kind, obj: Object) -> Key | None:

@@ -20,6 +20,10 @@ the next apply has to take them over first."""
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
+VERSION: Final = "version"
+"""Key beside ``metadata`` of everything trimmed: the resource version as a number, 0 if it is none. Kubernetes
+makes them comparable within a kind (KEP-5504); etcd has never had others."""
+
 _METADATA: Final = (
     "name",
     "namespace",
@@ -61,11 +65,13 @@ def trim_child(obj: Object) -> Object:
 
 
 def trim_pod(obj: Object) -> Object:
-    """Return a pod as the view of the plans, with its scheduling gates in order."""
+    """Return a pod as the view of the plans, with its address and its scheduling gates in order."""
     metadata = obj["metadata"]
     return {
         "metadata": {key: metadata[key] for key in ("name", "namespace", "labels") if key in metadata},
         "view": pod_view(obj),
+        "ip": obj.get("status", {}).get("podIP", ""),
+        VERSION: _version(metadata),
         "gates": [each["name"] for each in obj.get("spec", {}).get("schedulingGates", ())],
     }
 
@@ -74,7 +80,18 @@ def _head(obj: Object) -> Object:
     metadata = {key: obj["metadata"][key] for key in _METADATA if key in obj["metadata"]}
     if LAST_APPLIED in metadata.get("annotations", {}):
         metadata["annotations"] = {k: v for k, v in metadata["annotations"].items() if k != LAST_APPLIED}
-    return {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": metadata}
+    version = _version(obj["metadata"])
+    return {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": metadata, VERSION: version}
+
+
+def same(one: Object, other: Object) -> bool:
+    """Return whether two trimmed objects differ in nothing but their version."""
+    return {**one, VERSION: 0} == {**other, VERSION: 0}
+
+
+def _version(metadata: Mapping[str, Any]) -> int:
+    text = str(metadata.get("resourceVersion", ""))
+    return int(text) if text.isdigit() else 0
 
 
 def _without_heartbeats(condition: Mapping[str, Any]) -> Object:

@@ -1,0 +1,314 @@
+"""Writes children: what is absent is created, what drifted is applied, what is right costs nothing.
+
+An absent child is created by POST, which fails if somebody else's object has its name, and is taken over by
+server-side apply at its first change; so nothing foreign is ever overwritten, not even between two looks.
+Called by `penstock_operator.reconcile` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock_core.errors import (
+    ClusterError,
+    ConflictError,
+    ForbiddenError,
+    InvalidObjectError,
+    NotFoundError,
+)
+from penstock_core.logs import get_logger
+from penstock_graph.cluster_names import APPLIED_ANNOTATION, OPERATOR
+from penstock_kube.client import KubeClient
+from penstock_kube.kinds import DEPLOYMENT, LEADER_WORKER_SET, SCALING_ADAPTER, kind_of
+from penstock_operator.metrics import OperatorMetrics
+from penstock_operator.plan.drift import differences, drifted, stamped
+from penstock_operator.trim import POSTED, Object
+
+PARALLEL: Final = 4
+"""Writes of one graph at once. Chosen: a graph has about fifteen children and eight graphs are worked on."""
+
+INITIAL: Final = f"{OPERATOR}-init"
+"""Field manager of an adapter's first number, which belongs to whoever scales afterwards."""
+
+_WORKLOADS: Final = frozenset({DEPLOYMENT.kind, LEADER_WORKER_SET.kind})
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Applied:
+    """What came of applying a graph's children.
+
+    Attributes:
+        created: ``Kind name`` of the children that were absent.
+        changed: ``Kind name`` of those that were brought up to date.
+        repaired: ``Kind name: what differed`` of those that somebody else had changed.
+        conflicts: Names taken by objects of others, in words.
+        leaving: ``Kind name`` of children of the same name that are being deleted; they come back afterwards.
+        refused: ``Kind name: the server's words`` of those that the API server does not take.
+    """
+
+    created: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)
+    conflicts: list[str] = field(default_factory=list)
+    leaving: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    @property
+    def wrote(self) -> bool:
+        """Whether anything was written."""
+        return bool(self.created or self.changed or self.repaired)
+
+
+class Applier:
+    """Brings the cluster's objects to what is desired; remembers only what the server insists on."""
+
+    def __init__(
+        self, client: KubeClient, metrics: OperatorMetrics, *, on_written: Callable[[Object], None]
+    ) -> None:
+        """Remember nothing yet.
+
+        Args:
+            client: Writes.
+            metrics: Counts writes.
+            on_written: Gets every object as the server answered it, before the watch shows it.
+        """
+        self._client = client
+        self._metrics = metrics
+        self._on_written = on_written
+        self._tolerated: dict[tuple[str, str, str], tuple[str, frozenset[str]]] = {}
+
+    async def apply(
+        self, desired: Iterable[Object], live: Mapping[tuple[str, str], Object], *, owner_uid: str
+    ) -> Applied:
+        """Create or apply what is absent or drifted: everything else first, then workloads in their order.
+
+        Args:
+            desired: A graph's children.
+            live: What the watches show, by kind and name.
+            owner_uid: UID of the graph; children of another owner are left alone.
+
+        Raises:
+            ClusterError: the server does not answer or somebody else was first; objects that it refuses for
+                what they are do not raise.
+        """
+        found = Applied()
+        stages: tuple[list[Object], list[Object]] = ([], [])
+        for each in map(stamped, desired):
+            stages[each["kind"] in _WORKLOADS].append(each)
+        slots = asyncio.Semaphore(PARALLEL)
+
+        async def one(want: Object) -> None:
+            async with slots:
+                await self._one(want, live.get((want["kind"], want["metadata"]["name"])), owner_uid, found)
+
+        todo = [each for each in stages[0] if self._needs_a_look(each, live, owner_uid)]
+        if todo:
+            await _all([one(each) for each in todo])
+        for each in stages[1]:
+            await one(each)
+        return found
+
+    async def create_adapter(self, adapter: Object) -> Object:
+        """Create a ScalingAdapter with its first number.
+
+        Raises:
+            ConflictError: one exists already.
+            ClusterError: the server refused or failed.
+        """
+        return await self._written("create", self._client.create(adapter, field_manager=INITIAL), adapter)
+
+    async def status(self, obj: Object) -> None:
+        """Apply the status of a graph or an adapter.
+
+        Raises:
+            ClusterError: the server refused or failed.
+        """
+        call = self._client.apply(obj, field_manager=OPERATOR, subresource="status")
+        await self._written("status", call, obj)
+
+    async def patch(self, obj: Object, patch: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Object:
+        """Patch an object that has kind and metadata: JSON patch for a list, else merge patch.
+
+        Raises:
+            ClusterError: the server refused or failed.
+        """
+        metadata = obj["metadata"]
+        call = self._client.patch(
+            kind_of(obj), metadata["name"], patch, namespace=metadata["namespace"], field_manager=OPERATOR
+        )
+        return await self._written("patch", call, obj)
+
+    async def delete(self, obj: Object) -> None:
+        """Delete an object if it is still this one; one that is gone or replaced is fine.
+
+        Raises:
+            ClusterError: the server refused or failed.
+        """
+        metadata = obj["metadata"]
+        kind = kind_of(obj)
+        try:
+            await self._client.delete(
+                kind, metadata["name"], namespace=metadata["namespace"], uid=metadata.get("uid")
+            )
+        except (NotFoundError, ConflictError):
+            return
+        except ClusterError as exc:
+            self._metrics.write_failed(kind.kind, type(exc).__name__)
+            raise
+        self._metrics.wrote(kind.kind, "delete")
+
+    def forget(self, namespace: str, names: Iterable[tuple[str, str]]) -> None:
+        """Drop what is remembered of children, given by kind and name."""
+        for kind, name in names:
+            self._tolerated.pop((namespace, kind, name), None)
+
+    def _needs_a_look(self, want: Object, live: Mapping[tuple[str, str], Object], owner_uid: str) -> bool:
+        """Return whether an object is not simply right; cheap, for the usual case that nothing changed."""
+        there = live.get((want["kind"], want["metadata"]["name"]))
+        return (
+            there is None or _standing(there, owner_uid) is not None or self._drift(want, there) is not None
+        )
+
+    def _drift(self, want: Object, there: Object) -> str | None:
+        metadata = want["metadata"]
+        digest, paths = self._tolerated.get(
+            (metadata["namespace"], want["kind"], metadata["name"]), ("", frozenset[str]())
+        )
+        tolerated = paths if digest == metadata["annotations"][APPLIED_ANNOTATION] else frozenset[str]()
+        return drifted(want, there, tolerated=tolerated)
+
+    async def _one(self, want: Object, there: Object | None, owner_uid: str, found: Applied) -> None:
+        name = f"{want['kind']} {want['metadata']['name']}"
+        try:
+            if there is None:
+                there = await self._create(want)
+                if there is None:
+                    found.created.append(name)
+                    return
+            standing = _standing(there, owner_uid)
+            if standing == _LEAVING:
+                found.leaving.append(name)
+            elif standing is not None:
+                found.conflicts.append(f"{name} {standing}")
+            else:
+                await self._bring_up(want, there, name, found)
+        except (InvalidObjectError, ForbiddenError) as exc:
+            found.refused.append(f"{name}: {exc}")
+
+    async def _create(self, want: Object) -> Object | None:
+        """Create an object; return what stands in its place, None if it was absent indeed."""
+        try:
+            answer = await self._written("create", self._client.create(want, field_manager=OPERATOR), want)
+        except ConflictError:
+            metadata = want["metadata"]
+            return await self._client.get(kind_of(want), metadata["name"], namespace=metadata["namespace"])
+        self._remember_insistence(want, answer)
+        return None
+
+    async def _bring_up(self, want: Object, there: Object, name: str, found: Applied) -> None:
+        drift = self._drift(want, there)
+        if drift is None:
+            return
+        if there.get(POSTED, "managedFields" in there["metadata"]):
+            await self._take_over(want)
+        answer = await self._written("apply", self._client.apply(want, field_manager=OPERATOR), want)
+        self._remember_insistence(want, answer)
+        if _digest(there) == _digest(want):
+            found.repaired.append(f"{name}: {drift}")
+        else:
+            found.changed.append(name)
+        log.info("child applied", child=name, namespace=want["metadata"]["namespace"], drift=drift)
+
+    async def _take_over(self, want: Object) -> None:
+        """Make the fields of a POST those of an apply, so that what is no longer wanted goes away.
+
+        As client-go's csaupgrade does for objects made by client-side apply.
+        """
+        kind, metadata = kind_of(want), want["metadata"]
+        live = await self._client.get(kind, metadata["name"], namespace=metadata["namespace"])
+        entries = live["metadata"].get("managedFields", [])
+        ours = [each for each in entries if each.get("manager") == OPERATOR and not each.get("subresource")]
+        if not any(each.get("operation") == "Update" for each in ours):
+            return
+        has_applied = any(each.get("operation") == "Apply" for each in ours)
+        changed = []
+        for each in entries:
+            is_posted = each in ours and each.get("operation") == "Update"
+            if not is_posted:
+                changed.append(each)
+            elif not has_applied:
+                changed.append({**each, "operation": "Apply"})
+        patch = [
+            {"op": "replace", "path": "/metadata/managedFields", "value": changed},
+            {
+                "op": "replace",
+                "path": "/metadata/resourceVersion",
+                "value": live["metadata"]["resourceVersion"],
+            },
+        ]
+        await self.patch(want, patch)
+
+    def _remember_insistence(self, want: Object, answer: Object) -> None:
+        """Remember paths that differ right after an apply: a webhook insists on another value there."""
+        metadata = want["metadata"]
+        key = (metadata["namespace"], want["kind"], metadata["name"])
+        paths = frozenset(each.path for each in differences(want, answer))
+        if paths:
+            self._tolerated[key] = (_digest(want), paths)
+            log.warning("the cluster keeps other values", child="/".join(key), paths=sorted(paths))
+        else:
+            self._tolerated.pop(key, None)
+
+    async def _written(self, verb: str, call: Any, obj: Object) -> Object:
+        kind = obj["kind"]
+        try:
+            answer: Object = await call
+        except ClusterError as exc:
+            self._metrics.write_failed(kind, type(exc).__name__)
+            raise
+        self._metrics.wrote(kind, verb)
+        self._on_written(answer)
+        return answer
+
+
+_LEAVING: Final = "is being deleted"
+
+
+def _standing(there: Object, owner_uid: str) -> str | None:
+    """Return why an object may not be written now; None if it is the graph's own, or a lost child of it."""
+    metadata = there["metadata"]
+    if metadata.get("deletionTimestamp"):
+        return _LEAVING
+    owner = next((each for each in metadata.get("ownerReferences", ()) if each.get("controller")), None)
+    if owner is None:
+        is_child = (
+            APPLIED_ANNOTATION in metadata.get("annotations", {}) or there["kind"] == SCALING_ADAPTER.kind
+        )
+        return None if is_child else "exists and does not belong to this graph; delete or rename it"
+    if owner.get("uid") == owner_uid:
+        return None
+    return f"belongs to {owner.get('kind')} {owner.get('name')}; delete or rename it"
+
+
+def _digest(obj: Object) -> str:
+    return str(obj["metadata"].get("annotations", {}).get(APPLIED_ANNOTATION, ""))
+
+
+async def _all(calls: Sequence[Any]) -> None:
+    """Await all calls, cancel the rest when one fails, and raise that one's own error."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(call)
+    except* ClusterError as failed:
+        raise _first(failed) from failed
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    first: BaseException = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
