@@ -1,0 +1,449 @@
+"""A real Kubernetes control plane for tests and benchmarks: etcd and kube-apiserver on free ports of loopback.
+
+kube-controller-manager, kube-scheduler and kwok (fake nodes and pods) are started on demand. Everything lives
+in one temporary folder and ends with `ControlPlane.stop`, also the processes of a killed API server.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import datetime as dt
+import ipaddress
+import json
+import os
+import secrets
+import shutil
+import socket
+import ssl
+import subprocess
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+ASSETS = "KUBEBUILDER_ASSETS"
+NEEDED = ("etcd", "kube-apiserver")
+ADMIN = "admin"
+START_S = 60.0
+"""Longest wait for a start; on a free machine it takes 3-4 s."""
+CONTROLLERS = tuple(
+    f"{name}-controller"
+    for name in (
+        "deployment",
+        "replicaset",
+        "statefulset",
+        "garbage-collector",
+        "namespace",
+        "serviceaccount",
+        "endpoints",
+        "endpointslice",
+        "disruption",
+        "node-lifecycle",
+        "root-ca-certificate-publisher",
+        "pod-garbage-collector",
+        "horizontal-pod-autoscaler",
+        "clusterrole-aggregation",
+    )
+)
+WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
+_ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
+"""Nothing is left running when the tests themselves are killed."""
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata"}],
+}
+
+
+def missing_assets() -> str | None:
+    """Return why no control plane can be started, or None if one can."""
+    folder = os.environ.get(ASSETS)
+    if not folder:
+        return f"{ASSETS} is not set: needs the folder of etcd and kube-apiserver"
+    absent = [name for name in NEEDED if not (Path(folder) / name).is_file()]
+    return f"{ASSETS}: no {', '.join(absent)} in {folder}" if absent else None
+
+
+def asset(name: str) -> str:
+    """Return the path of one of the programs in KUBEBUILDER_ASSETS."""
+    return str(Path(os.environ[ASSETS]) / name)
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ControlPlane:
+    """One API server with its etcd; a context manager.
+
+    Attributes:
+        folder: Temporary folder of everything; gone after `stop`.
+        port: Of the API server.
+        audit_log: One JSON object per finished request, level Metadata.
+    """
+
+    def __init__(self, *, extra_flags: tuple[str, ...] = ()) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="penstock-cluster-"))
+        self.audit_log = self.folder / "audit.log"
+        self._extra_flags = extra_flags
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._tokens: dict[str, str] = {}
+        self.port = free_port()
+        self._etcd_port = free_port()
+
+    def __enter__(self) -> Self:
+        try:
+            self._write_keys()
+            self._start_etcd()
+            self.start_api_server()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """URL of the API server."""
+        return f"https://127.0.0.1:{self.port}"
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Kubeconfig of a cluster administrator."""
+        return self.folder / "admin.kubeconfig"
+
+    def kubeconfig_for(
+        self, name: str, token: str, *, namespace: str = "default", file: bool = False
+    ) -> Path:
+        """Write a kubeconfig for a bearer token; with ``file`` the token stands in ``NAME.token`` beside it."""
+        path = self.folder / f"{name}.kubeconfig"
+        user: dict[str, Any] = {"token": token}
+        if file:
+            (self.folder / f"{name}.token").write_text(token)
+            user = {"tokenFile": f"{name}.token"}
+        self._write_kubeconfig(path, user, namespace)
+        return path
+
+    def certificate_kubeconfig(self) -> Path:
+        """Write an administrator's kubeconfig with an inline client certificate; user ``certified-admin``."""
+        encoded = {
+            key: base64.b64encode((self.folder / file).read_bytes()).decode()
+            for key, file in (("client-certificate-data", "client.crt"), ("client-key-data", "client.key"))
+        }
+        path = self.folder / "certificate.kubeconfig"
+        self._write_kubeconfig(path, encoded, "default")
+        return path
+
+    def service_account_kubeconfig(self, namespace: str, name: str, *, seconds: int = 3600) -> Path:
+        """Write a kubeconfig with a fresh token of an existing ServiceAccount."""
+        token = self.kubectl(
+            "create", "token", name, "--namespace", namespace, f"--duration={seconds}s"
+        ).strip()
+        return self.kubeconfig_for(f"{namespace}-{name}", token, namespace=namespace)
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a component: ``etcd``, ``kube-apiserver``..."""
+        return self._processes[name].pid
+
+    def start_api_server(self) -> None:
+        """Start the API server on the existing etcd and wait until it is ready."""
+        self._spawn("kube-apiserver", self._api_server_flags())
+        self.wait_ready()
+
+    def kill(self, name: str) -> None:
+        """Kill a component without a word, as kill -9 does."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def restart_api_server(self) -> None:
+        """Kill the API server and start it again on the same etcd and port."""
+        self.kill("kube-apiserver")
+        self.start_api_server()
+
+    def start_controllers(self) -> None:
+        """Start kube-controller-manager and kube-scheduler, once."""
+        if "kube-controller-manager" in self._processes:
+            return
+        common = [f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", "--bind-address=127.0.0.1"]
+        limits = ["--kube-api-qps=500", "--kube-api-burst=1000"]
+        self._spawn(
+            "kube-controller-manager",
+            [
+                *common,
+                *limits,
+                f"--secure-port={free_port()}",
+                f"--service-account-private-key-file={self.folder}/sa.key",
+                f"--root-ca-file={self.folder}/ca.crt",
+                # Only what the tests look at; the rest costs processor time.
+                f"--controllers={','.join(CONTROLLERS)}",
+                "--horizontal-pod-autoscaler-sync-period=2s",
+            ],
+        )
+        self._spawn("kube-scheduler", [*common, *limits, f"--secure-port={free_port()}"])
+
+    def start_kwok(self) -> None:
+        """Start kwok, once: it keeps nodes ready and lets scheduled pods run, become ready and end."""
+        if "kwok" not in self._processes:
+            flags = [
+                f"--kubeconfig={self.kubeconfig}",
+                "--manage-all-nodes",
+                f"--config={self._empty_config()}",
+            ]
+            self._spawn("kwok", flags)
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """Run kubectl as administrator and return its output.
+
+        Raises:
+            AssertionError: it failed; with what it said.
+        """
+        done = subprocess.run(
+            [asset("kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    def audit_events(self, *, after: int = 0, user: str | None = None) -> list[dict[str, Any]]:
+        """Return finished requests in order, from byte ``after`` of the log (see `audit_mark`).
+
+        Args:
+            after: Byte offset, the end of a line.
+            user: Only those of this user.
+        """
+        with self.audit_log.open("rb") as log:
+            log.seek(after)
+            lines = log.read().split(b"\n")[:-1]
+        events = [json.loads(line) for line in lines]
+        return [each for each in events if user is None or each["user"].get("username") == user]
+
+    def audit_writes(self, *, after: int = 0, user: str | None = None) -> list[dict[str, Any]]:
+        """Return the writes among `audit_events`, without those to Leases."""
+        return [
+            each
+            for each in self.audit_events(after=after, user=user)
+            if each["verb"] in WRITES and each.get("objectRef", {}).get("resource") != "leases"
+        ]
+
+    def audit_mark(self) -> int:
+        """Return the log's end, to be given as ``after`` later."""
+        return self.audit_log.stat().st_size if self.audit_log.exists() else 0
+
+    def wait_ready(self) -> None:
+        """Wait until the API server answers that it is ready.
+
+        Raises:
+            RuntimeError: it ended or took too long; with the end of its log.
+        """
+        until_s = time.monotonic() + START_S
+        request = urllib.request.Request(
+            f"{self.url}/readyz", headers={"Authorization": f"Bearer {self._tokens[ADMIN]}"}
+        )
+        context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
+        process = self._processes["kube-apiserver"]
+        while time.monotonic() < until_s and process.poll() is None:
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(request, context=context, timeout=5) as answer,
+            ):
+                if answer.status == 200:
+                    return
+            time.sleep(0.05)
+        raise RuntimeError(f"kube-apiserver not ready:\n{self.log_tail('kube-apiserver')}")
+
+    def log_tail(self, name: str, lines: int = 30) -> str:
+        """Return the end of a component's log."""
+        path = self.folder / f"{name}.log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+
+    def stop(self) -> None:
+        """End everything and remove the folder."""
+        for name in reversed(list(self._processes)):
+            process = self._processes.pop(name)
+            # A stopped process (SIGSTOP) dies of SIGKILL too; nothing here is worth a graceful end.
+            process.kill()
+            process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _spawn(self, name: str, flags: list[str]) -> None:
+        log = (self.folder / f"{name}.log").open("ab")
+        with log:
+            self._processes[name] = subprocess.Popen(
+                [*_ENDS_WITH_PARENT, asset(name), *flags],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=self.folder,
+                # An interrupt at the terminal goes to the tests, which then stop this in order.
+                start_new_session=True,
+            )
+
+    def _start_etcd(self) -> None:
+        peers = f"http://127.0.0.1:{free_port()}"
+        clients = f"http://127.0.0.1:{self._etcd_port}"
+        self._spawn(
+            "etcd",
+            [
+                f"--data-dir={self.folder}/etcd",
+                f"--listen-client-urls={clients}",
+                f"--advertise-client-urls={clients}",
+                f"--listen-peer-urls={peers}",
+                f"--initial-advertise-peer-urls={peers}",
+                f"--initial-cluster=default={peers}",
+                "--unsafe-no-fsync",
+                "--log-level=warn",
+            ],
+        )
+
+    def _api_server_flags(self) -> list[str]:
+        folder = self.folder
+        return [
+            f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self.port}",
+            f"--tls-cert-file={folder}/server.crt",
+            f"--tls-private-key-file={folder}/server.key",
+            f"--client-ca-file={folder}/ca.crt",
+            f"--token-auth-file={folder}/tokens.csv",
+            "--authorization-mode=Node,RBAC",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={folder}/sa.key",
+            f"--service-account-signing-key-file={folder}/sa.key",
+            f"--audit-policy-file={folder}/audit-policy.yaml",
+            f"--audit-log-path={self.audit_log}",
+            "--audit-log-mode=blocking",
+            "--allow-privileged=true",
+            "--profiling=false",
+            *self._extra_flags,
+        ]
+
+    def _write_keys(self) -> None:
+        folder = self.folder
+        _write_certificates(folder)
+        signing = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        (folder / "sa.key").write_bytes(_pem(signing))
+        (folder / "audit-policy.yaml").write_text(yaml.safe_dump(AUDIT_POLICY))
+        self._tokens[ADMIN] = secrets.token_hex(16)
+        (folder / "tokens.csv").write_text(f'{self._tokens[ADMIN]},{ADMIN},{ADMIN},"system:masters"\n')
+        self._write_kubeconfig(self.kubeconfig, {"token": self._tokens[ADMIN]}, "default")
+
+    def _write_kubeconfig(self, path: Path, user: dict[str, Any], namespace: str) -> None:
+        cluster = {"server": self.url, "certificate-authority": str(self.folder / "ca.crt")}
+        context = {"cluster": "test", "user": "test", "namespace": namespace}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "contexts": [{"name": "test", "context": context}],
+            "users": [{"name": "test", "user": user}],
+        }
+        path.write_text(yaml.safe_dump(config))
+
+    def _empty_config(self) -> Path:
+        path = self.folder / "kwok.yaml"
+        path.write_text("")
+        return path
+
+
+def _pem(key: Any) -> bytes:
+    pem: bytes = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return pem
+
+
+def _write_certificates(folder: Path) -> None:
+    """Write an authority, the server's certificate and an administrator's client certificate."""
+    authority = ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "penstock-test-ca")])
+    ca = _certificate(issuer, issuer, authority.public_key(), authority, is_ca=True)
+    (folder / "ca.crt").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
+    for name, subject, names in (
+        ("server", [x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")], ["localhost", "127.0.0.1"]),
+        (
+            "client",
+            [
+                x509.NameAttribute(NameOID.COMMON_NAME, "certified-admin"),
+                x509.NameAttribute(NameOID.ORGANIZATION_NAME, "system:masters"),
+            ],
+            [],
+        ),
+    ):
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = _certificate(x509.Name(subject), issuer, key.public_key(), authority, names=names)
+        (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        (folder / f"{name}.key").write_bytes(_pem(key))
+
+
+def _certificate(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public_key: Any,
+    signer: ec.EllipticCurvePrivateKey,
+    *,
+    is_ca: bool = False,
+    names: list[str] | None = None,
+) -> x509.Certificate:
+    now = dt.datetime.now(dt.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(hours=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+    )
+    if is_ca:
+        usage = x509.KeyUsage(
+            digital_signature=True,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            key_cert_sign=True,
+            crl_sign=True,
+            encipher_only=False,
+            decipher_only=False,
+        )
+        builder = builder.add_extension(usage, critical=True)
+    else:
+        uses = [ExtendedKeyUsageOID.SERVER_AUTH if names else ExtendedKeyUsageOID.CLIENT_AUTH]
+        builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+    if names:
+        builder = builder.add_extension(
+            x509.SubjectAlternativeName([_san(name) for name in names]), critical=False
+        )
+    return builder.sign(signer, hashes.SHA256())
+
+
+def _san(name: str) -> x509.GeneralName:
+    with contextlib.suppress(ValueError):
+        return x509.IPAddress(ipaddress.ip_address(name))
+    return x509.DNSName(name)

@@ -1,0 +1,153 @@
+"""A real API server for the session, and a namespace and a client for each test.
+
+Skipped with a reason where KUBEBUILDER_ASSETS is absent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from apiserver import ControlPlane, asset, missing_assets
+
+from penstock_kube.client import KubeClient
+
+CRDS = Path(__file__).parents[2] / "crds"
+_numbers = itertools.count(1)
+
+
+def pytest_asyncio_loop_factories(config, item):
+    """Run these tests on the loop that the processes run on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def api_server() -> Iterator[ControlPlane]:
+    """One API server with its etcd; each xdist worker has its own."""
+    reason = missing_assets()
+    if reason is not None:
+        pytest.skip(reason)
+    with ControlPlane() as plane:
+        yield plane
+
+
+@pytest.fixture
+def own_api_server() -> Iterator[ControlPlane]:
+    """An API server of the test's own, to be killed and restarted."""
+    reason = missing_assets()
+    if reason is not None:
+        pytest.skip(reason)
+    with ControlPlane() as plane:
+        yield plane
+
+
+@pytest.fixture(scope="session")
+def controllers(api_server: ControlPlane) -> ControlPlane:
+    """The API server with kube-controller-manager and kube-scheduler."""
+    _need("kube-controller-manager", "kube-scheduler")
+    api_server.start_controllers()
+    return api_server
+
+
+@pytest.fixture(scope="session")
+def kwok(controllers: ControlPlane) -> ControlPlane:
+    """The API server with controllers, scheduler and kwok: nodes are as ready as they are made, pods run."""
+    _need("kwok")
+    controllers.start_kwok()
+    return controllers
+
+
+@pytest.fixture
+def make_node(kwok: ControlPlane) -> Iterator[Callable[..., str]]:
+    """Return a function that makes a fake node with GPUs; all are gone after the test."""
+    made: list[str] = []
+
+    def make(
+        *, gpus: int = 0, labels: dict[str, str] | None = None, taints: list[dict[str, str]] | None = None
+    ) -> str:
+        name = f"node-{os.getpid()}-{next(_numbers)}"
+        amounts = {"cpu": "64", "memory": "512Gi", "pods": "500", "nvidia.com/gpu": str(gpus)}
+        node = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}},
+            "spec": {"taints": taints or []},
+            "status": {"capacity": amounts, "allocatable": amounts},
+        }
+        kwok.kubectl("create", "-f", "-", stdin=json.dumps(node))
+        made.append(name)
+        return name
+
+    yield make
+    if made:
+        kwok.kubectl("delete", "node", *made, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def crds(api_server: ControlPlane) -> ControlPlane:
+    """The API server with Penstock's CustomResourceDefinitions established."""
+    files = sorted(CRDS.glob("*.yaml"))
+    if not files:
+        pytest.skip(f"no CustomResourceDefinitions in {CRDS}")
+    for file in files:
+        api_server.kubectl("apply", "--server-side", "-f", str(file))
+        api_server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(file))
+    return api_server
+
+
+@pytest.fixture
+def make_namespace(api_server: ControlPlane) -> Iterator[Callable[..., str]]:
+    """Return a function that makes a namespace with a default ServiceAccount; deleted after the test."""
+    made: list[str] = []
+
+    def make(prefix: str = "test", labels: dict[str, str] | None = None) -> str:
+        name = f"{prefix}-{os.getpid()}-{next(_numbers)}"
+        namespace = {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": name, "labels": labels or {}},
+        }
+        # Pods are refused without it, and its maker, the controller manager, may not run.
+        account = {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": {"name": "default", "namespace": name},
+        }
+        both = {"apiVersion": "v1", "kind": "List", "items": [namespace, account]}
+        api_server.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(both))
+        made.append(name)
+        return name
+
+    yield make
+    if made:
+        api_server.kubectl("delete", "namespace", *made, "--wait=false")
+
+
+@pytest.fixture
+def namespace(make_namespace: Callable[..., str]) -> str:
+    """A fresh namespace."""
+    return make_namespace()
+
+
+@pytest.fixture
+async def client(api_server: ControlPlane) -> AsyncIterator[KubeClient]:
+    """The administrator's client."""
+    made = await KubeClient.connect(kubeconfig=api_server.kubeconfig, rng=random.Random(1))
+    yield made
+    await made.close()
+
+
+def _need(*names: str) -> None:
+    absent = [name for name in names if not Path(asset(name)).is_file()]
+    if absent:
+        pytest.skip(f"KUBEBUILDER_ASSETS: no {', '.join(absent)}")

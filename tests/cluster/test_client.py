@@ -1,0 +1,270 @@
+"""The client against a real API server: what it reads and writes, how it fails, and that it comes back."""
+
+import asyncio
+import random
+import time
+
+import pytest
+
+from penstock_core.errors import (
+    ClusterError,
+    ConflictError,
+    ForbiddenError,
+    InvalidObjectError,
+    NotFoundError,
+    UnavailableError,
+)
+from penstock_kube import client as client_module
+from penstock_kube import credentials as credentials_module
+from penstock_kube.client import KubeClient
+from penstock_kube.kinds import ACCESS_REVIEW, CONFIG_MAP, NODE, POD, SERVICE_ACCOUNT
+
+pytestmark = pytest.mark.cluster
+
+ME = "penstock-test"
+
+
+def config_map(namespace, name="settings", **data):
+    """Return a ConfigMap."""
+    metadata = {"name": name, "namespace": namespace, "labels": {"app": "test"}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+async def connect(kubeconfig):
+    """Return a client of a kubeconfig."""
+    return await KubeClient.connect(kubeconfig=kubeconfig, rng=random.Random(1))
+
+
+async def test_applied_fields_are_read_back_and_those_left_out_go(client, namespace):
+    """Apply owns exactly the fields it names: one that is left out the next time disappears."""
+    await client.apply(config_map(namespace, a="1", b="2"), field_manager=ME)
+    await client.apply(config_map(namespace, a="1"), field_manager=ME)
+    found = await client.get(CONFIG_MAP, "settings", namespace=namespace)
+    assert found["data"] == {"a": "1"}
+    assert found["metadata"]["managedFields"][0]["manager"] == ME
+
+
+async def test_equal_apply_changes_nothing(client, namespace):
+    """Applying the same object again leaves its resourceVersion."""
+    first = await client.apply(config_map(namespace, a="1"), field_manager=ME)
+    second = await client.apply(config_map(namespace, a="1"), field_manager=ME)
+    assert second["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
+
+
+async def test_a_field_of_another_manager_is_a_conflict_unless_forced(client, namespace):
+    """Without force the other owner is named; with force the field is taken."""
+    await client.apply(config_map(namespace, a="1"), field_manager="somebody")
+    with pytest.raises(ConflictError, match="somebody"):
+        await client.apply(config_map(namespace, a="2"), field_manager=ME, force=False)
+    taken = await client.apply(config_map(namespace, a="2"), field_manager=ME)
+    assert taken["data"] == {"a": "2"}
+
+
+async def test_a_dry_run_stores_nothing(client, namespace):
+    """Apply and create with dry_run answer the object, and it is not there afterwards."""
+    assert (await client.apply(config_map(namespace, a="1"), field_manager=ME, dry_run=True))["data"]
+    assert (await client.create(config_map(namespace, a="1"), field_manager=ME, dry_run=True))["data"]
+    with pytest.raises(NotFoundError, match='"settings" not found'):
+        await client.get(CONFIG_MAP, "settings", namespace=namespace)
+
+
+async def test_a_second_create_is_a_conflict(client, namespace):
+    """Create never overwrites."""
+    await client.create(config_map(namespace, a="1"), field_manager=ME)
+    with pytest.raises(ConflictError, match="already exists"):
+        await client.create(config_map(namespace, a="2"), field_manager=ME)
+
+
+async def test_an_invalid_object_is_refused_in_the_servers_words(client, namespace):
+    """422 and 400 carry the server's message with the field's path."""
+    with pytest.raises(InvalidObjectError, match=r"metadata\.name: Invalid value"):
+        await client.apply(config_map(namespace, name="Not_A_Name"), field_manager=ME)
+    with pytest.raises(InvalidObjectError, match=r"metadata\.name: needed"):
+        await client.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {}}, field_manager=ME)
+    with pytest.raises(InvalidObjectError, match="not a kind"):
+        await client.create({"apiVersion": "v1", "kind": "Teapot"}, field_manager=ME)
+
+
+async def test_a_merge_patch_with_a_version_loses_against_a_newer_one(client, namespace):
+    """A resourceVersion in a merge patch makes it a compare-and-swap."""
+    old = await client.apply(config_map(namespace, a="1"), field_manager=ME)
+    version = old["metadata"]["resourceVersion"]
+    patch = {"metadata": {"resourceVersion": version}, "data": {"a": "2"}}
+    options = {"namespace": namespace, "field_manager": ME}
+    changed = await client.patch(CONFIG_MAP, "settings", patch, **options)
+    assert changed["data"] == {"a": "2"}
+    with pytest.raises(ConflictError, match="modified"):
+        await client.patch(CONFIG_MAP, "settings", patch, **options)
+
+
+async def test_a_json_patch_applies_only_if_its_test_holds(client, namespace):
+    """A sequence is a JSON patch; a failed test changes nothing."""
+    await client.apply(config_map(namespace, a="1"), field_manager=ME)
+
+    async def swap(old, new):
+        steps = [
+            {"op": "test", "path": "/data/a", "value": old},
+            {"op": "replace", "path": "/data/a", "value": new},
+        ]
+        return await client.patch(CONFIG_MAP, "settings", steps, namespace=namespace, field_manager=ME)
+
+    assert (await swap("1", "2"))["data"] == {"a": "2"}
+    with pytest.raises(InvalidObjectError, match="422"):
+        await swap("1", "3")
+
+
+async def test_delete_spares_another_incarnation(client, namespace):
+    """With a uid only that object is deleted; a missing one is reported."""
+    await client.create(config_map(namespace), field_manager=ME)
+    with pytest.raises(ConflictError, match="UID"):
+        await client.delete(CONFIG_MAP, "settings", namespace=namespace, uid="another")
+    found = await client.get(CONFIG_MAP, "settings", namespace=namespace)
+    await client.delete(CONFIG_MAP, "settings", namespace=namespace, uid=found["metadata"]["uid"])
+    with pytest.raises(NotFoundError):
+        await client.delete(CONFIG_MAP, "settings", namespace=namespace)
+
+
+async def test_a_list_is_complete_over_many_pages(client, namespace, monkeypatch):
+    """23 objects come in pages of 5, each with its kind; labels select."""
+    monkeypatch.setattr(client_module, "PAGE", 5)
+    for number in range(23):
+        await client.create(config_map(namespace, f"item-{number}"), field_manager=ME)
+    listing = await client.list(CONFIG_MAP, namespace=namespace, labels={"app": "test"})
+    assert sorted(each["metadata"]["name"] for each in listing.items) == sorted(
+        f"item-{n}" for n in range(23)
+    )
+    assert {(each["apiVersion"], each["kind"]) for each in listing.items} == {("v1", "ConfigMap")}
+    assert int(listing.resource_version) > 0
+    assert (await client.list(CONFIG_MAP, namespace=namespace, labels={"app": "other"})).items == []
+    everywhere = await client.list(CONFIG_MAP, namespace=None, labels={"app": "test"})
+    assert len(everywhere.items) >= 23
+
+
+async def test_cluster_wide_kinds_and_raw_paths(client):
+    """Kinds without namespaces, /version and an access review work alike."""
+    assert (await client.list(NODE, namespace=None)).resource_version
+    assert (await client.raw_get("/version"))["major"] == "1"
+    review = {
+        "apiVersion": ACCESS_REVIEW.api_version,
+        "kind": ACCESS_REVIEW.kind,
+        "spec": {"resourceAttributes": {"verb": "list", "resource": "pods"}},
+    }
+    assert (await client.create(review, field_manager=ME))["status"]["allowed"] is True
+
+
+async def test_a_service_account_without_rights_is_told_which_it_lacks(api_server, client, namespace):
+    """403 names the user, the verb and the resource, at once and without reading credentials again and again."""
+    kubeconfig = api_server.service_account_kubeconfig(namespace, "default")
+    mark = api_server.audit_mark()
+    weak = await connect(kubeconfig)
+    try:
+        assert weak.namespace == namespace
+        with pytest.raises(ForbiddenError, match=r"cannot list resource .pods."):
+            await weak.list(POD, namespace=namespace)
+    finally:
+        await weak.close()
+    user = f"system:serviceaccount:{namespace}:default"
+    assert len(api_server.audit_events(after=mark, user=user)) == 1
+
+
+async def test_a_client_certificate_lets_in_and_leaves_no_key_behind(api_server, tmp_path, monkeypatch):
+    """Inline certificates work, and the copies that kr8s makes of the keys are gone."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    certified = await connect(api_server.certificate_kubeconfig())
+    try:
+        mark = api_server.audit_mark()
+        await certified.list(SERVICE_ACCOUNT, namespace="default")
+        assert api_server.audit_events(after=mark, user="certified-admin")
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        await certified.close()
+
+
+async def test_a_refused_token_is_read_again_from_its_file(api_server, namespace):
+    """401: the token file is read again and the call repeated; with a still wrong one it is an error with a reason."""
+    good = api_server.kubectl("create", "token", "default", "--namespace", namespace).strip()
+    kubeconfig = api_server.kubeconfig_for("rotating", "expired", namespace=namespace, file=True)
+    rotating = await connect(kubeconfig)
+    review = {
+        "apiVersion": ACCESS_REVIEW.api_version,
+        "kind": ACCESS_REVIEW.kind,
+        "spec": {"nonResourceAttributes": {"path": "/", "verb": "get"}},
+    }
+    try:
+        with pytest.raises(ForbiddenError, match="Unauthorized"):
+            await rotating.create(review, field_manager=ME)
+        kubeconfig.with_suffix(".token").write_text(good)
+        assert "status" in await rotating.create(review, field_manager=ME)
+    finally:
+        await rotating.close()
+
+
+async def test_a_rotated_token_is_used_before_the_old_one_is_refused(api_server, namespace, monkeypatch):
+    """A token file is read again after a minute even while the old token works."""
+    first, second = (
+        api_server.kubectl("create", "token", "default", "--namespace", namespace).strip() for _ in range(2)
+    )
+    kubeconfig = api_server.kubeconfig_for("minutely", first, namespace=namespace, file=True)
+    client = await connect(kubeconfig)
+    try:
+        await client.raw_get("/version")
+        kubeconfig.with_suffix(".token").write_text(second)
+        assert client._transport.credentials.token() == first
+        monkeypatch.setattr(credentials_module, "TOKEN_AGE_S", 0.0)
+        assert client._transport.credentials.token() == second
+    finally:
+        await client.close()
+
+
+async def test_many_calls_at_once_renew_the_credentials_once(api_server, namespace, monkeypatch):
+    """Twenty refused calls lead to one reading of the credentials, then all succeed."""
+    good = api_server.kubectl("create", "token", "default", "--namespace", namespace).strip()
+    kubeconfig = api_server.kubeconfig_for("herd", "expired", namespace=namespace, file=True)
+    client = await connect(kubeconfig)
+    credentials = client._transport.credentials
+    kubeconfig.with_suffix(".token").write_text(good)
+    try:
+        answers = await asyncio.gather(*(client.raw_get("/version") for _ in range(20)))
+        assert all(each["major"] == "1" for each in answers)
+        assert credentials.version == 2
+    finally:
+        await client.close()
+
+
+async def test_calls_wait_for_a_server_that_is_restarted(own_api_server):
+    """A call made while the server is away succeeds once it is back on the same etcd."""
+    client = await connect(own_api_server.kubeconfig)
+    try:
+        await client.apply(config_map("default", a="1"), field_manager=ME)
+        own_api_server.kill("kube-apiserver")
+        reading = asyncio.create_task(client.get(CONFIG_MAP, "settings", namespace="default"))
+        await asyncio.to_thread(own_api_server.start_api_server)
+        assert (await reading)["data"] == {"a": "1"}
+    finally:
+        await client.close()
+
+
+async def test_an_absent_server_is_unavailable_within_the_budget(own_api_server, monkeypatch):
+    """Without a server the error says so after the budget, not after minutes."""
+    monkeypatch.setattr("penstock_kube.transport.BUDGET_S", 1.0)
+    client = await connect(own_api_server.kubeconfig)
+    own_api_server.kill("kube-apiserver")
+    started_s = time.monotonic()
+    try:
+        with pytest.raises(UnavailableError, match="does not answer"):
+            await client.raw_get("/version")
+        assert time.monotonic() - started_s < 5.0
+    finally:
+        await client.close()
+
+
+async def test_a_fenced_client_writes_only_while_it_may(client, namespace):
+    """A process whose leadership is over reads on, but its writes are not sent."""
+    is_leading = True
+    fenced = client.fenced(lambda: is_leading)
+    await fenced.apply(config_map(namespace, a="1"), field_manager=ME)
+    is_leading = False
+    with pytest.raises(ClusterError, match="not the leader"):
+        await fenced.apply(config_map(namespace, a="2"), field_manager=ME)
+    assert (await fenced.get(CONFIG_MAP, "settings", namespace=namespace))["data"] == {"a": "1"}
+    await client.apply(config_map(namespace, a="3"), field_manager=ME)
