@@ -16,7 +16,9 @@ from penstock_router.gate import Stages, Stay, full, timed_out, wait_for
 from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.dualmap import DualMapSettings
 from penstock_router.policy.placement import Handed, Placement, PlacementSettings
+from penstock_router.policy.placer import Placer
 from penstock_router.policy.registry import PLACERS
+from penstock_router.policy.sticky import StickySessions
 
 REBALANCE_S = 1.0
 """Chosen: a third of the shortest silence that `decode_delay_s` takes for a bottleneck by default; modelled
@@ -194,7 +196,7 @@ def make_placed_gate(
 ) -> PlacedGate:
     """Return the gate that a graph's router section asks for; its policy is a placing one."""
     queue, dualmap = config.prefill_queue, config.dualmap
-    placer = PLACERS[config.policy.value](
+    placer: Placer = PLACERS[config.policy.value](
         DualMapSettings(
             slo_s=config.ttft_slo_seconds,
             rebalance=dualmap.rebalance,
@@ -202,6 +204,8 @@ def make_placed_gate(
             bottleneck_s=dualmap.decode_bottleneck_seconds,
         )
     )
+    if config.session_header is not None:
+        placer = StickySessions(placer)
     settings = PlacementSettings(
         slot_tokens=queue.worker_tokens,
         max_requests=queue.max_requests,

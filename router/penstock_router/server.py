@@ -205,6 +205,7 @@ class RouterServer:
             estimator=estimator,
             speed=settings.speed,
             access_log=self._access_log,
+            session_header=config.session_header,
         )
 
     def _alone(self) -> Callable[[str], bool]:

@@ -17,6 +17,7 @@ class Arrival:
         avoid: Instances that have failed it; taken only if there is no other.
         block_tokens: Prompt tokens that one block stands for, > 0. 512 where keys are made of token ids or traces;
             keys made of bytes stand for ``BLOCK_BYTES`` over the prompt's bytes per token.
+        head_parts: Keys that stand for the first block together, >= 1; each later key is a block.
         session: Whatever the client says ties requests together; empty for none.
         prefix: The chain, packed; derived.
     """
@@ -25,6 +26,7 @@ class Arrival:
     tokens: int
     avoid: frozenset[str] = frozenset()
     block_tokens: float = BLOCK_TOKENS
+    head_parts: int = 1
     session: str = ""
     prefix: Prefix = field(init=False, repr=False, compare=False)
 
@@ -33,6 +35,7 @@ class Arrival:
         object.__setattr__(self, "prefix", Prefix(self.chain))
 
     def uncached(self, held: int) -> int:
-        """Return the tokens to compute where ``held`` blocks are held; at least 1 of any prompt."""
-        tokens = self.tokens
-        return max(tokens - int(held * self.block_tokens), 1 if tokens > 0 else 0)
+        """Return the tokens to compute where ``held`` keys are held; at least 1 of any prompt."""
+        tokens, parts = self.tokens, self.head_parts
+        blocks = held - parts + 1 if held >= parts else held / parts
+        return max(tokens - int(blocks * self.block_tokens), 1 if tokens > 0 else 0)

@@ -18,6 +18,9 @@ BLOCK_BYTES = 2048
 """Bytes per key: 512 tokens at 4 bytes each. Fixed although the ratio differs between tokenizers, because keys
 must stay comparable while an estimate of the ratio drifts: one changed byte per block would turn all caches into
 strangers. What the ratio does change is how many tokens such a block counts for (`Arrival.block_tokens`)."""
+HEAD_PARTS = 8
+"""Keys of the first block: a chat that grows within it keeps its beginning. Chosen: 64 tokens each; engines share
+caches by 16, so that such a key is worth its prefill."""
 MAX_BLOCKS = 512
 """Blocks hashed of one prompt. Chosen: 262,144 tokens; what follows cannot change where a request goes."""
 KEY_BYTES = 8
@@ -52,16 +55,25 @@ def space_seed(*parts: str) -> int:
 
 
 def prompt_keys(
-    prompt: bytes | memoryview, *, block_bytes: int = BLOCK_BYTES, seed: int = ROOT
+    prompt: bytes | memoryview,
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    head_parts: int = HEAD_PARTS,
+    seed: int = ROOT,
 ) -> tuple[int, ...]:
-    """Return one key per begun block of a prompt, each depending on all before it.
+    """Return the keys of a prompt, each depending on all before it: of parts of the first block, then of blocks.
 
     Args:
         prompt: The prompt as rendered; a conversation that grows keeps its beginning, and so its keys.
         block_bytes: Bytes per block, >= 1.
+        head_parts: Parts of the first block, a divisor of ``block_bytes``; begun ones count.
         seed: From `space_seed`.
     """
-    return _chained(memoryview(prompt)[: MAX_BLOCKS * block_bytes], block_bytes, seed)
+    view = memoryview(prompt)[: MAX_BLOCKS * block_bytes]
+    keys = _chained(view[:block_bytes], block_bytes // head_parts, seed)
+    if len(view) > block_bytes:
+        keys += _chained(view[block_bytes:], block_bytes, keys[-1])
+    return tuple(keys)
 
 
 def token_keys(
@@ -85,11 +97,11 @@ def token_keys(
     """
     packed = array("I", tokens[: MAX_BLOCKS * block_tokens]).tobytes()
     if unit_tokens is None:
-        return _chained(memoryview(packed), 4 * block_tokens, seed)
+        return tuple(_chained(memoryview(packed), 4 * block_tokens, seed))
     units = _chained(memoryview(packed), 4 * unit_tokens, seed)
     per_key = block_tokens // unit_tokens
     keys = units[per_key - 1 :: per_key]
-    return keys if len(units) % per_key == 0 else (*keys, units[-1])
+    return tuple(keys) if len(units) % per_key == 0 else (*keys, units[-1])
 
 
 def exact_keys(
@@ -138,11 +150,11 @@ def _text(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _chained(view: memoryview, width: int, seed: int) -> tuple[int, ...]:
+def _chained(view: memoryview, width: int, seed: int) -> list[int]:
     digest = xxhash.xxh3_64_intdigest
     key = seed
     keys = []
     for start in range(0, len(view), width):
         key = digest(view[start : start + width], key)
         keys.append(key)
-    return tuple(keys)
+    return keys

@@ -34,6 +34,8 @@ _DEBUG_LOGGER = logging.getLogger(__name__)
 _CLIENT_LEFT = 499
 """nginx's code for it; the client sees none."""
 _PASSED_ON = (b"traceparent", b"tracestate")
+_SESSION_BYTES = 128
+"""Of a session's name; what follows is not looked at, so that clients cannot fill the memory."""
 _JSON_TYPE = (b"content-type", b"application/json")
 
 
@@ -53,6 +55,7 @@ class RouterApp:
         estimator: TokenEstimator,
         speed: float,
         access_log: AccessLog | None,
+        session_header: str | None = None,
     ) -> None:
         self._model = model
         self._dispatcher = dispatcher
@@ -63,6 +66,7 @@ class RouterApp:
         self._estimator = estimator
         self._speed = speed
         self._access_log = access_log
+        self._session_header = (session_header or "").lower().encode()
         self._model_card = {
             "id": model,
             "object": "model",
@@ -128,6 +132,7 @@ class RouterApp:
                 prompt_tokens=tokens,
                 headers=headers,
                 upstream_headers=self._upstream_headers(request, own_id),
+                session=self._session(request),
             )
             task = asyncio.current_task()
             if task is not None:
@@ -146,6 +151,11 @@ class RouterApp:
             raise
         finally:
             self._record(PATHS[path], own_id, call, responder, arrived_real_s)
+
+    def _session(self, request: Request) -> str:
+        if not self._session_header:
+            return ""
+        return request.headers.get(self._session_header, b"")[:_SESSION_BYTES].decode("latin-1")
 
     def _upstream_headers(self, request: Request, own_id: bytes) -> tuple[tuple[bytes, bytes], ...]:
         headers = [_JSON_TYPE, (b"x-request-id", own_id)]

@@ -44,6 +44,7 @@ class Call:
         retries: Retries so far.
         timeouts: Time-outs among the failures so far.
         avoid: Workers that have failed it.
+        session: Value of the header that ties requests together; empty without one.
         chain: Prefix keys of the prompt; None until a policy asks for them.
         prefill_worker: Name of the last prefill worker.
         worker: Name of the last worker of the answering stage.
@@ -65,6 +66,7 @@ class Call:
         "request",
         "responder",
         "retries",
+        "session",
         "timeouts",
         "ttft_s",
         "upstream_headers",
@@ -80,6 +82,7 @@ class Call:
         prompt_tokens: int,
         headers: tuple[tuple[bytes, bytes], ...],
         upstream_headers: tuple[tuple[bytes, bytes], ...],
+        session: str = "",
     ) -> None:
         self.request = request
         self.responder = responder
@@ -98,6 +101,7 @@ class Call:
         self.chain: tuple[int, ...] | None = None
         self.prefill_worker: str | None = None
         self.worker: str | None = None
+        self.session = session
         self.error: str | None = None
 
     def prefix_keys(self) -> tuple[int, ...]:

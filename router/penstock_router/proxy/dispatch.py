@@ -33,7 +33,7 @@ from penstock_router.proxy.handover import (
 )
 from penstock_router.proxy.lease_guard import Lease, LeaseGuard
 from penstock_router.proxy.opening import read_opening
-from penstock_router.proxy.prefix import block_tokens
+from penstock_router.proxy.prefix import block_tokens, head_parts
 from penstock_router.proxy.stream_meter import Correction, StreamMeter
 from penstock_router.proxy.upstream import Exchanger, read_whole
 from penstock_wire.client import StreamingResponse
@@ -163,7 +163,14 @@ class Dispatcher:
         if not self._gate.reads_prompts:
             return Arrival((), call.prompt_tokens, call.avoid)
         per_block = block_tokens(call.request, self._estimator.bytes_per_token)
-        return Arrival(call.prefix_keys(), call.prompt_tokens, call.avoid, per_block)
+        return Arrival(
+            call.prefix_keys(),
+            call.prompt_tokens,
+            call.avoid,
+            per_block,
+            head_parts(call.request),
+            call.session,
+        )
 
     async def _prefill(self, call: Call, *, again: bool) -> tuple[Prefilled, Lease]:
         inflight = await self._enter(call, again=again)

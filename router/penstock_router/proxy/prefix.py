@@ -11,6 +11,7 @@ from typing import Final
 from penstock_router.policy.keys import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
+    HEAD_PARTS,
     MAX_BLOCKS,
     prompt_keys,
     render_chat,
@@ -24,7 +25,7 @@ _MOST_TEXT: Final = MAX_BLOCKS * BLOCK_BYTES
 
 
 def prefix_keys(request: CompletionRequest) -> tuple[int, ...]:
-    """Return one chained key per block of the prompt; empty where it cannot be read, as with embeddings."""
+    """Return the chained keys of the prompt; empty where it cannot be read, as with embeddings."""
     body = request.body
     salt = body.get("cache_salt")
     seed = space_seed(salt if isinstance(salt, str) else "")
@@ -42,6 +43,11 @@ def prefix_keys(request: CompletionRequest) -> tuple[int, ...]:
     except (OverflowError, TypeError):
         # No token of any model; the worker will say so.
         return ()
+
+
+def head_parts(request: CompletionRequest) -> int:
+    """Return how many keys stand for the first block."""
+    return 1 if request.prompt_ids else HEAD_PARTS
 
 
 def block_tokens(request: CompletionRequest, bytes_per_token: float) -> float:

@@ -16,7 +16,7 @@ from penstock_router.policy.arrival import Arrival
 from penstock_router.proxy.completion import parse_completion
 from penstock_router.proxy.prefix import prefix_keys
 
-PLACING = ("dualmap", "cache-affinity", "min-ttft", "preble", "kv-cost")
+PLACING = ("prefix-cost", "dualmap", "cache-affinity", "min-ttft", "preble", "kv-cost")
 MTIMES = iter(range(1_000, 10_000))
 
 
@@ -266,12 +266,22 @@ def test_a_longer_chat_keeps_its_prefix():
     """All full blocks of the shorter conversation begin the longer one; another role or text does not."""
     short, long = chat("a" * 3000, "b" * 3000), chat("a" * 3000, "b" * 3000, "c" * 3000)
 
-    assert len(short) == 3
-    assert long[:2] == short[:2]
-    assert len(long) == 5
-    assert chat("a" * 3001, "b" * 3000)[:1] == short[:1]
+    assert len(short) == 8 + 2
+    assert long[:9] == short[:9]
+    assert len(long) == 8 + 4
+    assert chat("a" * 3001, "b" * 3000)[:8] == short[:8]
     assert chat("x" + "a" * 2999)[0] != short[0]
     assert chat("a" * 3000, "b" * 3000, tools=[{"name": "f"}])[0] != short[0]
+
+
+def test_short_chats_keep_their_beginning_too():
+    """A chat of a few hundred bytes shares keys with itself one turn later, and not with another."""
+    system, other = "s" * 300, "t" * 300
+    first, later = chat(system, "hello"), chat(system, "hello", "w" * 600)
+
+    assert len(first) == 2
+    assert first[:1] == later[:1]
+    assert first[:1] != chat(other, "hello")[:1]
 
 
 @pytest.mark.parametrize(
@@ -279,9 +289,11 @@ def test_a_longer_chat_keeps_its_prefix():
     [
         ("", 0),
         ("x", 1),
-        ("x" * 2048, 1),
-        ("é" * 2048, 2),
-        (["x" * 1024, "y" * 1025], 2),
+        ("x" * 256, 1),
+        ("x" * 257, 2),
+        ("x" * 2048, 8),
+        ("é" * 2048, 9),
+        (["x" * 1024, "y" * 1025], 9),
         (list(range(513)), 2),
         ([list(range(512)), [1]], 1),
         ([-1], 0),
@@ -290,7 +302,7 @@ def test_a_longer_chat_keeps_its_prefix():
     ],
 )
 def test_prompts_of_all_kinds_have_a_key_per_block(prompt, count):
-    """512 tokens or 2,048 bytes each; ids that are none have no keys."""
+    """512 tokens or 2,048 bytes each, the first 2,048 bytes in eight parts; ids that are none have no keys."""
     assert len(keys(prompt=prompt)) == count
 
 
@@ -319,6 +331,19 @@ async def test_prefills_of_one_prefix_meet(harness, policy):
 
     assert sorted(len(each.seen) for each in prefills) == [0, 0, 0, 6]
     assert len(decode.seen) == 6
+    await router.assert_idle()
+
+
+async def test_a_session_stays_where_it_began(harness):
+    """Equal values of the header named in the graph keep to one worker, whatever their prompts."""
+    workers = [await harness.worker("aggregated") for _ in range(4)]
+    router = await harness.router(*workers, config={"policy": "min-ttft", "sessionHeader": "X-Session"})
+    for number in range(12):
+        session = b"one" if number % 2 else b"other"
+        headers = ((b"content-type", b"application/json"), (b"x-session", session))
+        assert (await router.post(prompt=f"{number}" * 3000, headers=headers)).status == 200
+
+    assert sorted(len(each.seen) for each in workers) == [0, 0, 6, 6]
     await router.assert_idle()
 
 

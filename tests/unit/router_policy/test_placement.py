@@ -403,6 +403,14 @@ def test_cached_tokens_are_whole_blocks(tokens, blocks, expected):
     assert expected == Arrival(chain, tokens).uncached(blocks)
 
 
+@pytest.mark.parametrize(("held", "expected"), [(0, 1500), (4, 1244), (8, 988), (9, 476), (10, 1)])
+def test_parts_of_the_first_block_count_for_their_share(held, expected):
+    """Eight keys of 64 tokens, then keys of 512."""
+    arrival = Arrival(tuple(range(10)), 1500, head_parts=8)
+
+    assert expected == arrival.uncached(held)
+
+
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), st.lists(st.integers(0, 5), max_size=5), st.integers(0, 4000)),
