@@ -160,8 +160,8 @@ def _plan(
 
 
 def _is_marked(pod: PodView) -> bool:
-    """Whether any trace of a drain is on ``pod``, also half of one that a person left."""
-    return pod.drain_since_s is not None or pod.serving == DRAINING
+    """Whether ``pod`` is not wholly in service: it drains, or a person took its label or half of its marks."""
+    return pod.drain_since_s is not None or not pod.takes_requests
 
 
 def _costs(alive: Sequence[PodView], obstacles: Mapping[str, str | None]) -> dict[str, int]:

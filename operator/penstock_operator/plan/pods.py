@@ -19,8 +19,10 @@ from penstock_graph.cluster_names import (
     GRAPH_LABEL,
     ROLE_LABEL,
     SERVICE_LABEL,
+    SERVING,
     SERVING_LABEL,
 )
+from penstock_graph.models import Role
 
 HASH_LABEL: Final = "pod-template-hash"
 """Kubernetes' own: revision of a Deployment's pod."""
@@ -170,6 +172,13 @@ class PodView:
     def alive(self) -> bool:
         """Whether it counts as a replica: neither on its way out nor finished."""
         return not self.terminating and not self.finished
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether its Service may send it requests, readiness aside; only a group's leader gets any."""
+        if self.worker_index:
+            return False
+        return self.serving == SERVING or (self.role == Role.ROUTER and self.serving != DRAINING)
 
     @property
     def may_hold_requests(self) -> bool:
