@@ -31,6 +31,9 @@ from penstock_planner.view import Audience, Phase, View
 
 __all__ = ["LoopSettings", "PlannerLoop"]
 
+LAG_TICKS = 300
+"""Chosen: five minutes of pulls; a percentile is asked for at every tick."""
+
 log = get_logger(__name__)
 
 
@@ -55,7 +58,7 @@ class PlannerLoop:
         self._ledger = ledger
         self._time = time
         self._audience = audience
-        self.lag = LagTracker()
+        self.lag = LagTracker(LAG_TICKS)
         now_s = time.now_s()
         self._standing = Standing.blank(settings, now_s)
         self._actuation = Actuation(

@@ -1,110 +1,201 @@
-"""The planner's own /metrics: what it sees, what it decided and why it held."""
+"""The planner's own /metrics: what it sees, what it decided and why it held, by namespace and graph."""
 
 from __future__ import annotations
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from penstock_core import metric_names as names
 from penstock_planner.decide.decision import Decision
+from penstock_planner.decide.observation import Pull
 from penstock_planner.view import Phase, View
 from penstock_wire.problem import error_body
 from penstock_wire.server import HttpServer, Request, Responder
 
+_GRAPH = ["namespace", "graph"]
 
-class PlannerMetrics:
-    """A listener that keeps gauges and counters, and the handler that prints them."""
+Values = Iterator[tuple[tuple[str, ...], float]]
+"""Label values behind namespace and graph, and the number."""
+
+
+class GraphMetrics:
+    """One graph's listener; keeps the newest numbers, so that a tick costs next to nothing."""
 
     def __init__(self) -> None:
-        registry = CollectorRegistry()
-        self._registry = registry
-        self._decisions = Counter(
-            names.PLANNER_DECISIONS,
-            "Recorded decisions per role; action hold carries its reason.",
-            ["role", "action", "reason"],
-            registry=registry,
-        )
-        self._replicas = Gauge(
-            names.PLANNER_REPLICAS, "Replicas by state.", ["role", "state"], registry=registry
-        )
-        self._desired = Gauge(
-            names.PLANNER_DESIRED_REPLICAS,
-            "Replicas wanted by the last decision.",
-            ["role"],
-            registry=registry,
-        )
-        self._kv = Gauge(
-            names.PLANNER_KV_USAGE, "Mean KV usage fraction of the newest pull.", registry=registry
-        )
-        self._queue = Gauge(
-            names.PLANNER_QUEUE, "Requests waiting for prefill at the newest pull.", registry=registry
-        )
-        self._ages = Gauge(
-            names.PLANNER_READING_AGE, "Oldest reading used, modelled seconds.", ["signal"], registry=registry
-        )
-        self._unknown = Gauge(
-            names.PLANNER_UNKNOWN_READINGS,
-            "Readings that were stale or missing.",
-            ["signal"],
-            registry=registry,
-        )
-        self._gpus = Gauge(
-            names.PLANNER_GPUS, "GPUs of existing workers, draining ones included.", registry=registry
-        )
-        self._budget = Gauge(names.PLANNER_GPU_BUDGET, "Ceiling; infinite without one.", registry=registry)
-        self._phase = Gauge(names.PLANNER_PHASE, "1 for the current phase.", ["phase"], registry=registry)
-        self._lag = Gauge(
-            names.SCHEDULE_LAG_P99, "Lateness of ticks, 99th percentile, modelled seconds.", registry=registry
-        )
-        self._ticks = Counter(names.SCHEDULE_LAG_SAMPLES, "Ticks measured.", registry=registry)
-        self._ledger_errors = Counter(
-            names.PLANNER_LEDGER_ERRORS, "Ledger records that could not be written.", registry=registry
-        )
-        self._errors_counted = 0
+        self.decisions: Counter[tuple[str, str, str]] = Counter()
+        self.ticks = 0
+        self.ledger_errors = 0
+        self._errors_seen = 0
+        self.desired: dict[str, int] = {}
+        self.pull: Pull | None = None
+        self.view: View | None = None
 
     def tick(self, view: View) -> None:
-        """Take the newest numbers over; what is unknown becomes NaN."""
-        self._ticks.inc()
-        for phase in Phase:
-            self._phase.labels(phase.value).set(phase is view.phase)
-        for role, pool in view.pools.items():
-            self._replicas.labels(role.value, "ready").set(pool.ready)
-            self._replicas.labels(role.value, "starting").set(pool.starting)
-            self._replicas.labels(role.value, "draining").set(pool.draining)
-        for role, replicas in view.desired.items():
-            self._desired.labels(role.value).set(replicas)
-        self._gpus.set(view.gpus)
-        self._budget.set(float("inf") if view.max_gpu_budget is None else view.max_gpu_budget)
-        self._ledger_errors.inc(view.ledger_errors - self._errors_counted)
-        self._errors_counted = view.ledger_errors
-        if view.lag_p99_s is not None:
-            self._lag.set(view.lag_p99_s)
-        if view.pull is not None:
-            kv, queue = view.pull.kv, view.pull.queue
-            self._kv.set(_or_nan(kv.mean))
-            self._ages.labels("kv").set(_or_nan(kv.age_s))
-            self._unknown.labels("kv").set(kv.unknown)
-            if queue is not None:
-                self._queue.set(_or_nan(queue.value))
-                self._ages.labels("queue").set(_or_nan(queue.age_s))
-                self._unknown.labels("queue").set(not queue.is_known)
+        """Take the newest numbers over; those of a pull stay until the next one."""
+        self.ticks += 1
+        self.view = view
+        self.pull = view.pull or self.pull
+        self.ledger_errors += view.ledger_errors - self._errors_seen
+        self._errors_seen = view.ledger_errors
+        self.desired.update({role.value: count for role, count in view.desired.items()})
 
     def decided(self, decision: Decision, view: View) -> None:  # noqa: ARG002 - the listener's shape
         """Count the decision by role, action and reason."""
         for role in decision.roles:
-            self._decisions.labels(role.role.value, role.action.value, role.reason.value).inc()
+            self.decisions[role.role.value, role.action.value, role.reason.value] += 1
+
+    def restarted(self) -> None:
+        """Go on counting behind a loop that ended; the next one's counters begin at 0."""
+        self._errors_seen = 0
+
+    def replicas(self) -> Values:
+        """Yield (role, state) and replicas."""
+        for role, pool in self.view.pools.items() if self.view else ():
+            yield (role.value, "ready"), pool.ready
+            yield (role.value, "starting"), pool.starting
+            yield (role.value, "draining"), pool.draining
+
+    def signals(self) -> Mapping[str, tuple[float, float, float]]:
+        """Return by signal its value, age and unknown readings; what is unknown is NaN."""
+        if self.pull is None:
+            return {}
+        kv, queue = self.pull.kv, self.pull.queue
+        found = {"kv": (_or_nan(kv.mean), _or_nan(kv.age_s), float(kv.unknown))}
+        if queue is not None:
+            found["queue"] = (_or_nan(queue.value), _or_nan(queue.age_s), float(not queue.is_known))
+        return found
+
+
+class PlannerMetrics(Collector):
+    """All graphs of one process, and the handler that prints them."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[tuple[str, str], GraphMetrics] = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def of(self, namespace: str, graph: str) -> GraphMetrics:
+        """Return a graph's listener; the same one for the same graph."""
+        return self._graphs.setdefault((namespace, graph), GraphMetrics())
+
+    def forget(self, namespace: str, graph: str) -> None:
+        """Leave a graph out from now on."""
+        self._graphs.pop((namespace, graph), None)
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Yield every family; called by the registry."""
+        yield self._counter(
+            names.PLANNER_DECISIONS,
+            "Recorded decisions per role; action hold carries its reason.",
+            ["role", "action", "reason"],
+            {key: tuple(each.decisions.items()) for key, each in self._graphs.items()},
+        )
+        yield self._counter(
+            names.PLANNER_LEDGER_ERRORS,
+            "Ledger records that could not be written.",
+            [],
+            {key: (((), each.ledger_errors),) for key, each in self._graphs.items()},
+        )
+        yield self._counter(
+            names.SCHEDULE_LAG_SAMPLES,
+            "Ticks measured.",
+            [],
+            {key: (((), each.ticks),) for key, each in self._graphs.items()},
+        )
+        yield from self._pools()
+        yield from self._signals()
+        yield from self._standing()
+
+    def _pools(self) -> Iterator[GaugeMetricFamily]:
+        replicas = GaugeMetricFamily(
+            names.PLANNER_REPLICAS, "Replicas by state.", labels=[*_GRAPH, "role", "state"]
+        )
+        desired = GaugeMetricFamily(
+            names.PLANNER_DESIRED_REPLICAS, "Replicas wanted by the last decision.", labels=[*_GRAPH, "role"]
+        )
+        for key, each in self._graphs.items():
+            for labels, count in each.replicas():
+                replicas.add_metric([*key, *labels], count)
+            for role, count in each.desired.items():
+                desired.add_metric([*key, role], count)
+        yield replicas
+        yield desired
+
+    def _signals(self) -> Iterator[GaugeMetricFamily]:
+        means = {
+            "kv": GaugeMetricFamily(
+                names.PLANNER_KV_USAGE, "Mean KV usage fraction of the newest pull.", labels=_GRAPH
+            ),
+            "queue": GaugeMetricFamily(
+                names.PLANNER_QUEUE, "Requests waiting for prefill at the newest pull.", labels=_GRAPH
+            ),
+        }
+        ages = GaugeMetricFamily(
+            names.PLANNER_READING_AGE, "Oldest reading used, modelled seconds.", labels=[*_GRAPH, "signal"]
+        )
+        unknown = GaugeMetricFamily(
+            names.PLANNER_UNKNOWN_READINGS,
+            "Readings that were stale or missing.",
+            labels=[*_GRAPH, "signal"],
+        )
+        for key, each in self._graphs.items():
+            for signal, (value, age_s, missing) in each.signals().items():
+                means[signal].add_metric(key, value)
+                ages.add_metric([*key, signal], age_s)
+                unknown.add_metric([*key, signal], missing)
+        yield from (*means.values(), ages, unknown)
+
+    def _standing(self) -> Iterator[GaugeMetricFamily]:
+        gpus = GaugeMetricFamily(
+            names.PLANNER_GPUS, "GPUs of existing workers, draining ones included.", labels=_GRAPH
+        )
+        budget = GaugeMetricFamily(names.PLANNER_GPU_BUDGET, "Ceiling; infinite without one.", labels=_GRAPH)
+        phase = GaugeMetricFamily(names.PLANNER_PHASE, "1 for the current phase.", labels=[*_GRAPH, "phase"])
+        lag = GaugeMetricFamily(
+            names.SCHEDULE_LAG_P99,
+            "Lateness of ticks, 99th percentile, modelled seconds.",
+            labels=_GRAPH,
+        )
+        for key, each in self._graphs.items():
+            if (view := each.view) is None:
+                continue
+            gpus.add_metric(key, view.gpus)
+            budget.add_metric(key, float("inf") if view.max_gpu_budget is None else view.max_gpu_budget)
+            for name in Phase:
+                phase.add_metric([*key, name.value], view.phase is name)
+            if view.lag_p99_s is not None:
+                lag.add_metric(key, view.lag_p99_s)
+        yield from (gpus, budget, phase, lag)
+
+    @staticmethod
+    def _counter(
+        name: str,
+        text: str,
+        labels: list[str],
+        values: Mapping[tuple[str, str], tuple[tuple[tuple[str, ...], int], ...]],
+    ) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, text, labels=[*_GRAPH, *labels])
+        for key, counts in values.items():
+            for extra, count in counts:
+                family.add_metric([*key, *extra], count)
+        return family
 
     def page(self) -> bytes:
         """Return the exposition."""
         return generate_latest(self._registry)
 
     async def handle(self, request: Request, responder: Responder) -> None:
-        """Answer /metrics and /health."""
+        """Answer /metrics, and /healthz (also as /health)."""
         if request.path == "/metrics":
             responder.send(200, self.page(), content_type=CONTENT_TYPE_LATEST)
-        elif request.path == "/health":
+        elif request.path in ("/healthz", "/health"):
             responder.send(200, b'{"status":"ok"}')
         else:
-            responder.send(404, error_body("path: only /metrics and /health are here", code="not_found"))
+            responder.send(404, error_body("path: only /metrics and /healthz are here", code="not_found"))
 
 
 async def serve(metrics: PlannerMetrics, host: str, port: int) -> HttpServer:

@@ -20,7 +20,7 @@ from penstock_planner.snapshot import SnapshotWriter
 from penstock_planner.sources.base import Source
 from penstock_planner.sources.chain import SourceChain
 from penstock_planner.sources.prometheus import PrometheusSource, connect
-from penstock_planner.sources.router import RouterSource
+from penstock_planner.sources.router import RouterSource, at
 from penstock_planner.sources.scrape import ScrapeSource
 from penstock_planner.targets.base import Target
 from penstock_planner.timing import ModelTime
@@ -92,7 +92,11 @@ async def run_until_stopped(
     pool = ConnectionPool()
     metrics = PlannerMetrics()
     dashboard = Dashboard(folder, settings.config) if options.log_dir is not None else None
-    listeners: list[Listener] = [metrics, SnapshotWriter(folder, now_s=time.monotonic)]
+    graph = service.graph.name if service.graph is not None else options.namespace
+    listeners: list[Listener] = [
+        metrics.of(options.namespace, graph),
+        SnapshotWriter(folder, now_s=time.monotonic),
+    ]
     if dashboard is not None:
         listeners.append(dashboard)
     else:
@@ -128,7 +132,7 @@ def _sources(
     """Return the preferred source first; the others back it up, Prometheus only if its URL is known."""
     known: dict[MetricsSource, Source] = {}
     if router_url is not None:
-        known[MetricsSource.ROUTER] = RouterSource(pool, router_url)
+        known[MetricsSource.ROUTER] = RouterSource(pool, at(router_url))
     known[MetricsSource.SCRAPE] = ScrapeSource(pool)
     if options.prometheus_url is not None:
         known[MetricsSource.PROMETHEUS] = PrometheusSource(

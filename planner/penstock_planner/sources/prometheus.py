@@ -38,9 +38,20 @@ class PrometheusSource:
 
     name = "prometheus"
 
-    def __init__(self, client: Client, *, served_model_name: str, clock: ModelClock) -> None:
+    def __init__(
+        self, client: Client, *, served_model_name: str, clock: ModelClock, namespace: str | None = None
+    ) -> None:
+        """Build the source.
+
+        Args:
+            client: Of the server.
+            served_model_name: Label ``model_name`` of the series.
+            clock: For ages.
+            namespace: Label ``namespace`` of the series; None: not asked for.
+        """
         self._client = client
-        self._selector = '{model_name="' + _escaped(served_model_name) + '"}'
+        labels = {"model_name": served_model_name, **({"namespace": namespace} if namespace else {})}
+        self._selector = "{" + ",".join(f'{key}="{_escaped(value)}"' for key, value in labels.items()) + "}"
         self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prometheus")
 

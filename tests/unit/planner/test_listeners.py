@@ -156,12 +156,13 @@ async def test_points_are_dropped_when_the_disk_does_not_keep_up(world, tmp_path
 async def test_the_metrics_page_shows_decisions_replicas_and_ages(world):
     """Counters by role, action and reason; gauges of the newest tick."""
     metrics = PlannerMetrics()
-    world.watcher.tick, world.watcher.decided = metrics.tick, metrics.decided
+    listener = metrics.of("serving", "llama")
+    world.watcher.tick, world.watcher.decided = listener.tick, listener.decided
     world.load.kv = lambda _now, _workers: 0.95
     await world.run_until(100)
     page = metrics.page().decode()
     samples = {
-        (s.name, *s.labels.values()): s.value
+        (s.name, *(value for key, value in s.labels.items() if key not in ("namespace", "graph"))): s.value
         for s in parse_samples(
             page,
             [
@@ -193,14 +194,30 @@ async def test_the_metrics_page_shows_decisions_replicas_and_ages(world):
 async def test_unknown_readings_are_nan_on_the_page(world):
     """Unknown is not zero."""
     metrics = PlannerMetrics()
-    world.watcher.tick = metrics.tick
+    world.watcher.tick = metrics.of("serving", "llama").tick
     world.load.kv = lambda _now, _workers: None
     world.load.queue = lambda _now, _workers: None
     await world.run_until(5)
     page = metrics.page().decode()
-    assert "penstock_planner_kv_usage_fraction NaN" in page
-    assert "penstock_planner_prefill_queue_requests NaN" in page
-    assert 'penstock_planner_unknown_readings{signal="kv"} 1.0' in page
+    graph = 'graph="llama",namespace="serving"'
+    assert f"penstock_planner_kv_usage_fraction{{{graph}}} NaN" in page
+    assert f"penstock_planner_prefill_queue_requests{{{graph}}} NaN" in page
+    assert f'penstock_planner_unknown_readings{{{graph},signal="kv"}} 1.0' in page
+
+
+async def test_a_forgotten_graph_leaves_the_page_and_a_restarted_loop_counts_on(world):
+    """Two graphs on one page; one is deleted, the other's loop begins anew with its own counters."""
+    metrics = PlannerMetrics()
+    listener, other = metrics.of("serving", "llama"), metrics.of("serving", "other")
+    world.watcher.tick = listener.tick
+    await world.run_until(5)
+    listener.restarted()
+    await world.run_until(10)
+    other.tick(listener.view)
+    assert 'samples_total{graph="llama",namespace="serving"} 10.0' in metrics.page().decode()
+    assert 'graph="other"' in metrics.page().decode()
+    metrics.forget("serving", "other")
+    assert 'graph="other"' not in metrics.page().decode()
 
 
 async def test_the_metrics_are_served_and_a_taken_port_is_named():
@@ -212,6 +229,7 @@ async def test_the_metrics_are_served_and_a_taken_port_is_named():
     try:
         assert (await pool.request("GET", url + "/metrics")).status == 200
         assert (await pool.request("GET", url + "/health")).status == 200
+        assert (await pool.request("GET", url + "/healthz")).status == 200
         assert (await pool.request("GET", url + "/else")).status == 404
         with pytest.raises(PortInUseError, match=str(server.port)):
             await serve(metrics, "127.0.0.1", server.port)

@@ -13,7 +13,7 @@ from penstock_planner.sources import base
 from penstock_planner.sources.base import Query, Readings
 from penstock_planner.sources.chain import SourceChain
 from penstock_planner.sources.prometheus import PrometheusSource, connect
-from penstock_planner.sources.router import RouterSource
+from penstock_planner.sources.router import RouterSource, at
 from penstock_planner.sources.scrape import ScrapeSource
 from penstock_planner.targets.base import Endpoint
 from penstock_wire.client import ConnectionPool
@@ -69,7 +69,7 @@ async def test_the_router_tells_queue_and_kv_with_their_ages(pool):
     """Fresh, ten minutes old, NaN and not reported come out as they are."""
     async with _serving(ROUTER_PAGE) as url:
         query = Query((*(_decode(i) for i in range(4)), _prefill(0)), 10.0)
-        readings = await RouterSource(pool, url).read(query)
+        readings = await RouterSource(pool, at(url)).read(query)
     assert [(r.quality, r.value) for r in readings.kv.values()] == [
         (Quality.FRESH, 0.93),
         (Quality.STALE, 0.4),
@@ -90,7 +90,7 @@ async def test_the_router_tells_queue_and_kv_with_their_ages(pool):
 async def test_a_router_without_the_queue_metric_leaves_it_missing(pool):
     """Absent is not zero."""
     async with _serving("") as url:
-        readings = await RouterSource(pool, url).read(Query((_prefill(0),), 10.0))
+        readings = await RouterSource(pool, at(url)).read(Query((_prefill(0),), 10.0))
     assert readings.queue == missing("not reported", source="router")
 
 
@@ -106,7 +106,7 @@ async def test_a_router_that_answers_nonsense_is_gone(pool, page, status, messag
     """An error status or a garbled page is one clear error."""
     async with _serving(page, status) as url:
         with pytest.raises(ObservationError, match=message):
-            await RouterSource(pool, url).read(Query((), 10.0))
+            await RouterSource(pool, at(url)).read(Query((), 10.0))
 
 
 async def test_a_router_that_hangs_is_given_up(pool, monkeypatch):
@@ -119,7 +119,7 @@ async def test_a_router_that_hangs_is_given_up(pool, monkeypatch):
     silent = HttpServer(never)
     await silent.start("127.0.0.1", 0)
     with pytest.raises(ObservationError, match=r"127\.0\.0\.1"):
-        await RouterSource(pool, f"http://127.0.0.1:{silent.port}").read(Query((), 10.0))
+        await RouterSource(pool, at(f"http://127.0.0.1:{silent.port}")).read(Query((), 10.0))
     await silent.close(grace_s=0)
 
 

@@ -1,0 +1,162 @@
+"""Several routers as one source: queues add up, the freshest KV counts, and no histogram ever falls."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock_core.errors import ObservationError
+from penstock_graph.models import Role
+from penstock_planner.decide.reading import Quality
+from penstock_planner.sources import base
+from penstock_planner.sources.base import Query
+from penstock_planner.sources.router import RouterSource
+from penstock_planner.targets.base import Endpoint
+from penstock_wire.client import ConnectionPool
+from penstock_wire.server import HttpServer
+
+QUERY = Query(
+    (
+        Endpoint("llama-decode-a", Role.DECODE, "http://127.0.0.1:9"),
+        Endpoint("llama-prefill-a", Role.PREFILL, "http://127.0.0.1:9"),
+    ),
+    10.0,
+)
+
+
+def _page(*, queue=None, kv=None, age=0.5, ttft=()):
+    lines = [] if queue is None else [f'penstock_router_prefill_queue_requests{{model_name="m"}} {queue}']
+    if kv is not None:
+        labels = '{worker="llama-decode-a",role="decode"}'
+        lines += [
+            f"penstock_router_worker_kv_usage_fraction{labels} {kv}",
+            f"penstock_router_worker_metrics_age_seconds{labels} {age}",
+        ]
+    lines += [
+        f'penstock_router_time_to_first_token_seconds_bucket{{model_name="m",le="{bound}"}} {count}'
+        for bound, count in ttft
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class _Routers:
+    """Router replicas by name; each serves its page, or fails with None."""
+
+    def __init__(self):
+        self.pages = {}
+        self._servers = {}
+
+    async def put(self, name, page):
+        self.pages[name] = page
+        if name in self._servers:
+            return
+
+        async def handle(_request, responder):
+            page = self.pages[name]
+            if page == "hang":
+                await asyncio.Event().wait()
+            if page is None:
+                responder.send(500, b"broken")
+            else:
+                responder.send(200, page.encode(), content_type="text/plain")
+
+        server = HttpServer(handle)
+        await server.start("127.0.0.1", 0)
+        self._servers[name] = server
+
+    def remove(self, name):
+        del self.pages[name]
+
+    def urls(self):
+        return [f"http://127.0.0.1:{self._servers[name].port}" for name in self.pages]
+
+    async def close(self):
+        for server in self._servers.values():
+            await server.close(grace_s=0)
+
+
+@pytest.fixture(name="routers")
+async def _routers():
+    made = _Routers()
+    yield made
+    await made.close()
+
+
+@pytest.fixture(name="source")
+async def _source(routers):
+    pool = ConnectionPool()
+    yield RouterSource(pool, routers.urls)
+    await pool.close()
+
+
+async def test_the_queue_is_the_sum_over_all_routers(routers, source):
+    """Each router holds its own part."""
+    await routers.put("a", _page(queue=3, kv=0.5))
+    await routers.put("b", _page(queue=4, kv=0.5))
+    readings = await source.read(QUERY)
+    assert (readings.queue.quality, readings.queue.value) == (Quality.FRESH, 7)
+
+
+@pytest.mark.parametrize("flaw", [None, "", _page(queue="NaN"), _page(queue=-1), "penstock_router_pre{"])
+async def test_one_router_that_cannot_be_read_makes_the_queue_unknown(routers, source, flaw):
+    """Unknown, never zero: what it holds may be long. KV comes from the other one."""
+    await routers.put("a", _page(queue=3, kv=0.5))
+    await routers.put("b", flaw)
+    readings = await source.read(QUERY)
+    assert readings.queue.quality is Quality.MISSING
+    assert readings.queue.why
+    assert readings.kv["llama-decode-a"].value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ((0.4, 3.0), (0.6, 1.0), (Quality.FRESH, 0.6)),
+        ((0.4, 1.0), (0.6, 3.0), (Quality.FRESH, 0.4)),
+        ((0.4, 60.0), (0.6, 30.0), (Quality.STALE, 0.6)),
+        ((0.4, 60.0), ("NaN", 0.1), (Quality.STALE, 0.4)),
+        (("NaN", 0.1), (None, 0.1), (Quality.MISSING, None)),
+    ],
+)
+async def test_the_freshest_kv_reading_counts(routers, source, one, other, expected):
+    """A router that has just lost a worker does not hide what another one sees."""
+    await routers.put("a", _page(queue=0, kv=one[0], age=one[1]))
+    await routers.put("b", _page(queue=0, kv=other[0], age=other[1]))
+    reading = (await source.read(QUERY)).kv["llama-decode-a"]
+    assert (reading.quality, reading.value) == expected
+
+
+async def test_routers_may_come_and_go_between_reads(routers, source):
+    """The next read asks whom there is then; with nobody the source as a whole is gone."""
+    await routers.put("a", _page(queue=3))
+    assert (await source.read(QUERY)).queue.value == 3
+    await routers.put("b", _page(queue=4))
+    assert (await source.read(QUERY)).queue.value == 7
+    routers.remove("a")
+    assert (await source.read(QUERY)).queue.value == 4
+    routers.remove("b")
+    with pytest.raises(ObservationError, match="no ready router"):
+        await source.read(QUERY)
+
+
+async def test_latencies_of_all_routers_add_up_and_survive_their_restarts(routers, source):
+    """10 + 20 samples; then one restarts and counts 5, the other one 5 more: 40, never fewer."""
+    await routers.put("a", _page(queue=0, ttft=[(0.1, 10), ("+Inf", 10)]))
+    await routers.put("b", _page(queue=0, ttft=[(0.1, 0), ("+Inf", 20)]))
+    assert (await source.read(QUERY)).latency["ttft"] == ((0.1, 10.0), (float("inf"), 30.0))
+    await routers.put("a", _page(queue=0, ttft=[(0.1, 5), ("+Inf", 5)]))
+    await routers.put("b", _page(queue=0, ttft=[(0.1, 0), ("+Inf", 25)]))
+    assert (await source.read(QUERY)).latency["ttft"] == ((0.1, 15.0), (float("inf"), 40.0))
+    routers.remove("a")
+    assert (await source.read(QUERY)).latency["ttft"][-1][1] == 40.0
+
+
+async def test_a_router_that_hangs_costs_one_timeout_and_only_the_queue(routers, source, monkeypatch):
+    """The other one is read meanwhile."""
+    monkeypatch.setattr(base, "PULL_TIMEOUT_S", 0.1)
+    await routers.put("a", _page(queue=3, kv=0.5))
+    await routers.put("b", "hang")
+    readings = await source.read(QUERY)
+    assert readings.queue.why.startswith("1 of 2 routers cannot be read")
+    assert readings.kv["llama-decode-a"].is_known
