@@ -91,6 +91,25 @@ def ablation_claims(part: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def crossovers(part: Mapping[str, Any]) -> dict[str, str]:
+    """Return from how many routers on two candidates serve more in time than all instances do."""
+    shares: dict[tuple[str, str], dict[int, float]] = {}
+    for row in part["summary"]:
+        policy, count, delay = row["policy"].split("|")
+        # One router has nobody to hear of.
+        for each in ("0", "2") if count in {"1", "2"} else (delay,):
+            shares.setdefault((policy, each), {})[int(count)] = row["capacity"]
+    found = {}
+    for pair, whole in (("dualmap", "min-ttft"), ("dualmap-cost", "prefix-cost"), ("dualmap-cost", "preble")):
+        for delay in ("0", "2"):
+            one, other = shares[pair, delay], shares[whole, delay]
+            ahead = [count for count in sorted(one) if one[count] >= other[count]]
+            found[f"staleness.{pair} over {whole}, news {delay} s old"] = (
+                f"with {', '.join(map(str, ahead))} routers" if ahead else "never"
+            )
+    return found
+
+
 def scaling_ratio(part: Mapping[str, Any], label: str) -> dict[int, float]:
     """Return a policy's goodput by number of instances."""
     return {

@@ -81,9 +81,33 @@ def write(result: Mapping[str, Any], directory: Path) -> None:
     (directory / "dualmap.html").write_text(page("DualMap reproduced", parts), encoding="utf-8")
 
 
+def markdown(result: Mapping[str, Any]) -> str:
+    """Return the result as a document: the claims, then each part's goodputs and figures."""
+    lines = ["| paper's claim | paper | here |", "|---|---|---|"]
+    lines += [f"| {each['claim']} | {each['paper']} | {each['here']} |" for each in result["claims"]]
+    if result["findings"]:
+        lines += ["", "| two candidates ahead of all instances | |", "|---|---|"]
+        lines += [
+            f"| {key.removeprefix('staleness.')} | {said} |" for key, said in result["findings"].items()
+        ]
+    for name, part in result["parts"].items():
+        lines += ["", f"## {name}", f"{part['title']}. {len(part['runs'])} runs.", ""]
+        if not name.startswith(("elasticity", "staleness")):
+            lines += ["| policy | goodput at 90%, requests/s (range over the seeds) |", "|---|---|"]
+            ranked = sorted(part["goodput"], key=lambda row: -(row["goodput_rps"] or 0.0))
+            lines += [f"| {row['policy']} | {goodput_text(row)} |" for row in ranked] + [""]
+        shown = [place for place, head in enumerate(COLUMNS) if head not in {"GPU-h", "lost"}]
+        lines += ["| " + " | ".join(COLUMNS[place] for place in shown) + " |", "|---" * len(shown) + "|"]
+        for row in sorted(part["summary"], key=lambda row: (row["qps"] or 0.0, -row["capacity"])):
+            written = cells(dict(row))
+            # A label may hold the separator of columns.
+            lines.append("| " + " | ".join(written[place].replace("|", ", ") for place in shown) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def _pictures(name: str, part: Mapping[str, Any], directory: Path) -> list[Path]:
     drawn = {}
-    if name.startswith(("comparison", "order", "scaling")):
+    if name.startswith(("comparison", "order", "ours", "scaling")):
         drawn[f"{name}.capacity.png"] = capacity(part["summary"], slo_s=5.0)
         drawn[f"{name}.hits.png"] = hits(part["summary"])
     elif name == "elasticity":

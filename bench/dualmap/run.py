@@ -26,9 +26,9 @@ from penstock_simulator.output import open_directory, to_json
 from penstock_simulator.scoreboard import attainment_over_time
 from penstock_simulator.sweep import RunSpec, goodputs, run_all, simulate, summarise
 
-PARTS = ("comparison", "order", "ablation", "staleness", "elasticity", "scaling")
+PARTS = ("comparison", "order", "ours", "ablation", "staleness", "elasticity", "scaling")
 WINDOW_S = 60.0
-STALE_FLEETS = ((1, 0.0), (2, 0.0), (4, 0.0), (4, 2.0), (8, 0.0), (8, 2.0))
+STALE_FLEETS = ((1, 0.0), (2, 0.0), (4, 0.0), (4, 2.0), (8, 0.0), (8, 2.0), (16, 0.0), (16, 2.0))
 
 
 def attained(spec: RunSpec) -> dict[str, Any]:
@@ -73,10 +73,20 @@ class Bench:
                 self.result["claims"] |= digest.comparison_claims(key, part)
 
     def order(self) -> None:
-        """The first workload again with the artefact's queues."""
+        """The first workload again with the artefact's queues, and with ours."""
         case = replace(self.cases[0], rates=self.cases[0].rates[2::2])
-        specs = setups.comparison(case, self.seeds, order=QueueOrder.HIT_FIRST)
-        self.run("order.hit-first", f"{case.title}; longest cached prefix first", specs)
+        told = {
+            QueueOrder.HIT_FIRST: "longest cached prefix first",
+            QueueOrder.IN_TIME_FIRST: "who can meet the SLO first",
+        }
+        for order, text in told.items():
+            specs = setups.comparison(case, self.seeds, order=order)
+            self.run(f"order.{order.value}", f"{case.title}; {text}", specs)
+
+    def ours(self) -> None:
+        """What this router does by default, on every workload."""
+        for case in self.cases:
+            self.run(f"ours.{case.key}", f"our defaults, {case.title}", setups.ours(case, self.seeds))
 
     def ablation(self) -> None:
         """Each technique off, on the paper's workload and model."""
@@ -93,12 +103,14 @@ class Bench:
             name: routers[name] for name in ("dualmap", "dualmap-cost", "min-ttft", "preble", "prefix-cost")
         }
         specs = setups.staleness(case, self.seeds, case.rates[1], fleets=STALE_FLEETS, routers=chosen)
-        self.run("staleness", f"routers side by side, {case.title}, QPS {case.rates[1]:g}", specs)
+        part = self.run("staleness", f"routers side by side, {case.title}, QPS {case.rates[1]:g}", specs)
+        self.result["claims"] |= digest.crossovers(part)
 
     def elasticity(self) -> None:
         """4 to 8 to 4 instances."""
-        routers = setups.contestants(QueueOrder.ARRIVAL)
-        chosen = {name: routers[name] for name in ("dualmap", "dualmap-cost", "prefix-cost")}
+        routers = setups.contestants(QueueOrder.IN_TIME_FIRST)
+        chosen = {name: routers[name] for name in ("dualmap-cost", "prefix-cost")}
+        chosen["dualmap"] = setups.router("dualmap")
         specs = setups.elasticity(self.skewed, min(self.seeds, 2), chosen)
         part = self.run("elasticity", f"elasticity, {self.skewed.title}", specs, attained)
         self.result["claims"] |= elastic_claims(part["runs"])
@@ -150,6 +162,9 @@ def main() -> None:
     bench = Bench(arguments)
     for part in arguments.parts:
         getattr(bench, part)()
+    bench.result["findings"] = {
+        key: text for key, text in bench.result["claims"].items() if key.startswith("staleness")
+    }
     bench.result["claims"] = [
         {"claim": claim.text, "paper": claim.paper, "here": bench.result["claims"].get(claim.key, "not run")}
         for claim in CLAIMS
@@ -157,6 +172,7 @@ def main() -> None:
     bench.result["seeds"] = arguments.seeds
     (arguments.output_dir / "dualmap.json").write_bytes(to_json(bench.result))
     page.write(bench.result, arguments.output_dir)
+    (arguments.output_dir / "RESULTS.md").write_text(page.markdown(bench.result), encoding="utf-8")
     page.show(bench.result)
     print(f"{time.monotonic() - began_s:.0f} s; wrote {arguments.output_dir}")
 

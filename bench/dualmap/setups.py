@@ -44,7 +44,8 @@ class Case:
         title: For people; says what is synthetic and what is a slice.
         model: The server.
         workload: Requests.
-        rates: QPS grid, from comfortable to overloaded.
+        rates: QPS grid, from comfortable to overloaded for the paper's policies.
+        high_rates: Likewise for what serves more than those.
     """
 
     key: str
@@ -52,6 +53,7 @@ class Case:
     model: SimpleModel
     workload: WorkloadSpec
     rates: tuple[float, ...]
+    high_rates: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ def cases(traces: Traces) -> list[Case]:
             DUALMAP_7B,
             WorkloadSpec(source, max_input_tokens=20_480, limit=limit, warmup=warmup),
             (5.0, 5.5, 6.0, 6.5, 7.0),
+            (6.0, 6.5, 7.0, 7.5),
         ),
         Case(
             "conversation-14b",
@@ -83,6 +86,7 @@ def cases(traces: Traces) -> list[Case]:
             DUALMAP_14B,
             WorkloadSpec(source, max_input_tokens=10_240, limit=limit, warmup=warmup),
             (11.0, 12.0, 13.0, 14.0),
+            (12.0, 13.0, 14.0, 15.0),
         ),
     ]
     if traces.arxiv is not None:
@@ -93,6 +97,7 @@ def cases(traces: Traces) -> list[Case]:
                 DUALMAP_7B,
                 WorkloadSpec(str(traces.arxiv), max_input_tokens=20_480, warmup=WARMUP),
                 (9.0, 10.0, 11.0, 12.0, 13.0),
+                (10.0, 11.0, 12.0, 13.0),
             )
         )
     if traces.surrogate is not None:
@@ -103,6 +108,7 @@ def cases(traces: Traces) -> list[Case]:
                 DUALMAP_7B,
                 WorkloadSpec(str(traces.surrogate), max_input_tokens=20_480, limit=8000, warmup=WARMUP),
                 (10.0, 12.0, 13.0, 14.0),
+                (12.0, 13.0, 14.0, 15.0),
             )
         )
     return found
@@ -146,11 +152,33 @@ def comparison(case: Case, seeds: int, *, order: QueueOrder) -> list[RunSpec]:
     ]
 
 
+def ours(case: Case, seeds: int) -> list[RunSpec]:
+    """What this router does by default, beside DualMap as its artefact has it and the best of the others."""
+    by_default = {
+        f"{label}, in-time-first": spec
+        for label, spec in contestants(QueueOrder.IN_TIME_FIRST).items()
+        if label in {"prefix-cost", "dualmap-cost", "dualmap", "preble", "min-ttft"}
+    }
+    plain = contestants(QueueOrder.ARRIVAL)
+    routers = by_default | {
+        "dualmap, hit-first": router("dualmap"),
+        "prefix-cost, arrival": plain["prefix-cost"],
+        "preble, arrival": plain["preble"],
+    }
+    return [
+        RunSpec(label, world(case.model, spec), case.workload, rate, seed)
+        for label, spec in routers.items()
+        for rate in case.high_rates
+        for seed in range(seeds)
+    ]
+
+
 ABLATION: Sequence[tuple[str, RouterSpec]] = (
     ("dualmap", router("dualmap")),
     ("- rebalancing", router("dualmap", rebalance=False)),
     ("- tree", router("dualmap", adaptive_prefix=False)),
-    ("- hit-first queue", replace(router("dualmap"), queue_order=QueueOrder.ARRIVAL)),
+    ("- hit-first queue: arrival", replace(router("dualmap"), queue_order=QueueOrder.ARRIVAL)),
+    ("- hit-first queue: in-time-first", replace(router("dualmap"), queue_order=QueueOrder.IN_TIME_FIRST)),
     ("- SLO-aware: pair affinity", router("dualmap", choice="cache-affinity", rebalance=False)),
     ("- SLO-aware: pair least-loaded", router("dualmap", choice="least-loaded", rebalance=False)),
     ("- SLO-aware: pair min-TTFT", router("dualmap", choice="min-ttft", rebalance=False)),
@@ -159,6 +187,12 @@ ABLATION: Sequence[tuple[str, RouterSpec]] = (
     (
         "pair prefix-cost, no rebalancing",
         router("dualmap", choice="prefix-cost", start_depth=2, rebalance=False),
+    ),
+    ("pair prefix-cost, in-time-first", replace(PAIR_COST, queue_order=QueueOrder.IN_TIME_FIRST)),
+    ("all instances, prefix-cost", router("prefix-cost")),
+    (
+        "all instances, prefix-cost, in-time-first",
+        replace(router("prefix-cost"), queue_order=QueueOrder.IN_TIME_FIRST),
     ),
 )
 """The paper's five configurations and more; ``choice`` replaces the SLO-aware rule within the pair."""
