@@ -1,0 +1,101 @@
+"""Runs inside the cluster: streams completions from a router until told to stop, and tells what came of each.
+
+Standard library alone, so that the product's image can run it. Prints one JSON object at the end; the file
+STOP ends it after the streams under way.
+
+    python client.py URL MODEL CONCURRENCY MAX_TOKENS
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+STOP = Path("/tmp/stop")
+
+
+class Results:
+    """What came of all requests."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.answered = 0
+        self.lost: list[dict[str, object]] = []
+
+    def add(self, problem: str | None, tokens: int, began_s: float) -> None:
+        """Note one request; a problem makes it a lost one."""
+        with self.lock:
+            if problem is None:
+                self.answered += 1
+            else:
+                at = time.strftime("%H:%M:%S", time.gmtime(began_s))
+                self.lost.append({"problem": problem, "tokens": tokens, "began": at})
+                print(f"lost: {problem} after {tokens} tokens, began {at}", file=sys.stderr, flush=True)
+
+
+def ask(url: str, body: dict[str, object]) -> tuple[str | None, int]:
+    """Stream one completion; return its problem, if any, and the tokens that came."""
+    where = urlsplit(url)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=300)
+    tokens, finish = 0, None
+    try:
+        headers = {"content-type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            return f"status {response.status}: {response.read(500).decode(errors='replace')}", 0
+        for line in response:
+            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                return f"error event: {event['error']}", tokens
+            for choice in event.get("choices", []):
+                finish = choice.get("finish_reason") or finish
+            if event.get("usage"):
+                tokens = event["usage"]["completion_tokens"]
+    except (OSError, http.client.HTTPException, ValueError) as exc:
+        return f"{type(exc).__name__}: {exc}", tokens
+    finally:
+        connection.close()
+    if finish != "length" or tokens != body["max_tokens"]:
+        return f"ended by {finish!r}", tokens
+    return None, tokens
+
+
+def work(number: int, url: str, model: str, max_tokens: int, results: Results) -> None:
+    """Ask again and again until the file STOP is there."""
+    turn = 0
+    while not STOP.exists():
+        turn += 1
+        prompt = f"{number} {turn} " + "word " * 200
+        body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "stream": True}
+        body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
+        began_s = time.time()
+        problem, tokens = ask(url, body)
+        results.add(problem, tokens, began_s)
+        if problem is not None:
+            time.sleep(0.5)
+
+
+def main(url: str, model: str, concurrency: int, max_tokens: int) -> None:
+    """Run the clients and print their results."""
+    results = Results()
+    threads = [
+        threading.Thread(target=work, args=(number, url, model, max_tokens, results))
+        for number in range(concurrency)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(json.dumps({"answered": results.answered, "lost": results.lost}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

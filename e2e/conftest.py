@@ -1,0 +1,206 @@
+"""A kind cluster with Penstock installed from this checkout, and a fresh namespace for every test.
+
+Environment: KIND_NODE_IMAGE (needed), KIND_EXPERIMENTAL_PROVIDER and CONTAINER_TOOL (docker or podman),
+IMAGE_BUILD_FLAGS for `make image`, PENSTOCK_E2E_KEEP=1 to keep the cluster and use it again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from kube import SYSTEM, Graph, Kube, say, wait_for
+from traffic import IMAGE
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "charts" / "penstock"
+SAMPLES = ROOT / "manifests" / "samples"
+OUTPUT = Path(os.environ.get("PENSTOCK_E2E_OUTPUT", ROOT / "e2e-output"))
+CLUSTER = "penstock-e2e"
+KEEP = os.environ.get("PENSTOCK_E2E_KEEP") == "1"
+LIMIT_S = 900
+"""Of one test, the first one's cluster and image included; a hung cluster then ends with diagnostics."""
+
+RELEASE = {
+    "clusterWide": True,
+    "createNamespace": False,
+    "image": {"repository": IMAGE.rsplit(":", 1)[0], "tag": IMAGE.rsplit(":", 1)[1], "pullPolicy": "Never"},
+    "operator": {"resources": {"requests": {"cpu": "10m", "memory": "64Mi"}}},
+    "planner": {"resources": {"requests": {"cpu": "10m", "memory": "64Mi"}}},
+}
+
+
+def _missing() -> str | None:
+    absent = [each for each in ("kind", "kubectl", "helm") if shutil.which(each) is None]
+    if absent:
+        return f"not on PATH: {', '.join(absent)}"
+    if not os.environ.get("KIND_NODE_IMAGE"):
+        return "KIND_NODE_IMAGE names no node image for kind"
+    if shutil.which(_container_tool()) is None:
+        return f"CONTAINER_TOOL: no {_container_tool()} on PATH"
+    return None
+
+
+def _container_tool() -> str:
+    default = os.environ.get("KIND_EXPERIMENTAL_PROVIDER", "docker")
+    return os.environ.get("CONTAINER_TOOL", default)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests, in the order of their files; skip them with the reason where no cluster can be made."""
+    reason = _missing()
+    for item in items:
+        item.add_marker(pytest.mark.e2e)
+        item.add_marker(pytest.mark.timeout(LIMIT_S))
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    """Leave each phase's result on the item, for the fixtures that dump diagnostics."""
+    report = yield
+    setattr(item, f"report_{report.when}", report)
+    return report
+
+
+@pytest.fixture(scope="session")
+def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+    """The cluster, with the image loaded."""
+    kubeconfig = tmp_path_factory.mktemp("kind") / "kubeconfig"
+    cluster = Kube(kubeconfig)
+    exists = CLUSTER in cluster.run("kind", "get", "clusters").split()
+    if exists and not KEEP:
+        _delete_cluster(cluster)
+        exists = False
+    if exists:
+        cluster.run("kind", "export", "kubeconfig", "--name", CLUSTER, "--kubeconfig", str(kubeconfig))
+    else:
+        say("creating a kind cluster of three nodes")
+        node_image = os.environ["KIND_NODE_IMAGE"]
+        config = str(Path(__file__).with_name("cluster.yaml"))
+        cluster.run(
+            "kind", "create", "cluster", "--name", CLUSTER, "--image", node_image, "--config", config,
+            "--kubeconfig", str(kubeconfig), "--wait", "180s", timeout_s=400.0,
+        )  # fmt: skip
+    _load_image(cluster, tmp_path_factory.mktemp("image"))
+    yield cluster
+    if not KEEP:
+        _delete_cluster(cluster)
+
+
+def _load_image(cluster: Kube, folder: Path) -> None:
+    tool = _container_tool()
+    say("building the image")
+    cluster.run("make", "-C", str(ROOT), "image", f"IMAGE={IMAGE}", f"CONTAINER_TOOL={tool}", timeout_s=600.0)
+    say("loading the image into the nodes")
+    if tool == "docker":
+        cluster.run("kind", "load", "docker-image", IMAGE, "--name", CLUSTER, timeout_s=300.0)
+    else:
+        archive = folder / "image.tar"
+        cluster.run(tool, "save", "--output", str(archive), IMAGE, timeout_s=300.0)
+        cluster.run("kind", "load", "image-archive", str(archive), "--name", CLUSTER, timeout_s=300.0)
+        archive.unlink()
+
+
+def _delete_cluster(cluster: Kube) -> None:
+    subprocess.run(
+        ["kind", "delete", "cluster", "--name", CLUSTER], env=cluster.env, check=False, timeout=120
+    )
+
+
+@pytest.fixture
+def install(kube: Kube) -> Callable[..., None]:
+    """Installs or upgrades the release ``penstock``; does little if nothing changed."""
+
+    def run(namespace: str = SYSTEM, **values: Any) -> None:
+        path = OUTPUT / "values.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump({**RELEASE, **values}))
+        kube.helm(
+            "upgrade", "penstock", str(CHART), "--install", "--namespace", namespace, "--create-namespace",
+            "--values", str(path), "--wait", "--timeout", "180s",
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture
+def release(kube: Kube, install: Callable[..., None]) -> None:
+    """The release as the tests expect it: cluster-wide, one operator, one planner."""
+    install()
+
+
+@pytest.fixture
+def namespace(kube: Kube, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A fresh namespace that demands restricted pod security; dumped if the test fails, then deleted."""
+    name = f"e2e-{uuid.uuid4().hex[:6]}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    kube.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}},
+        namespace=name,
+    )
+    yield name
+    report = getattr(request.node, "report_call", None)
+    if report is None or report.failed:
+        kube.dump(OUTPUT / request.node.name, [name, SYSTEM])
+    _empty(kube, name)
+    kube.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def _empty(kube: Kube, namespace: str) -> None:
+    """Delete the graphs while their operator runs; without one, take the finalizers off."""
+    scope = ("--namespace", namespace)
+    kube.kubectl("delete", "gd", *scope, "--all", "--wait=false")
+    kube.kubectl("delete", "pods", *scope, "--all", "--grace-period=1", "--wait=false")
+    try:
+        wait_for("graphs are gone", lambda: not kube.get("gd", *scope), 60)
+    except AssertionError as exc:
+        say(str(exc))
+        for graph in kube.get("gd", *scope):
+            patch = '{"metadata":{"finalizers":null}}'
+            kube.kubectl("patch", "gd", graph["metadata"]["name"], *scope, "--type=merge", f"--patch={patch}")
+
+
+@pytest.fixture
+def deploy(kube: Kube, release: None, namespace: str) -> Callable[..., Graph]:
+    """Applies a sample, changed, and waits until it is ready."""
+
+    def run(sample: str = "disaggregated", *, wait: bool = True, **changes: Any) -> Graph:
+        manifest = yaml.safe_load((SAMPLES / f"{sample}.yaml").read_text())
+        merge(manifest["spec"], changes)
+        for service in manifest["spec"]["services"].values():
+            service["podTemplate"] = _SMALL
+        kube.apply(manifest, namespace=namespace)
+        graph = Graph(kube, namespace, manifest["metadata"]["name"])
+        if wait:
+            graph.wait_ready()
+        return graph
+
+    return run
+
+
+_SMALL = {
+    "spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}}}]}
+}
+"""So that a dozen workers fit on nodes that share two cores."""
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Lay ``changes`` over ``base``, map by map."""
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            merge(base[key], value)
+        else:
+            base[key] = value

@@ -1,0 +1,82 @@
+"""Pods of each kind die under load; everything comes back, and what was not on them never notices."""
+
+from __future__ import annotations
+
+import pytest
+from kube import SYSTEM, is_ready, wait_for
+from traffic import Load
+
+FIXED = {
+    "model": {"contextTokens": 4096},
+    "engine": {"streamIntervalTokens": 8},
+    "services": {
+        "frontend": {"replicas": 2},
+        "prefill": {"replicas": 2, "scaling": {"minReplicas": 2, "maxReplicas": 2}},
+        "decode": {"replicas": 2, "scaling": {"minReplicas": 2, "maxReplicas": 2}},
+    },
+    "planner": {"adjustmentIntervalSeconds": 5},
+}
+CONCURRENCY = 8
+
+
+@pytest.mark.parametrize("role", ["router", "prefill", "decode"])
+def test_a_killed_pod_costs_at_most_its_own_requests(kube, deploy, role):
+    """A pod killed without grace is replaced; only streams that ran on it end early."""
+    graph = deploy(**FIXED)
+    load = Load(graph, "load", concurrency=CONCURRENCY, max_tokens=200)
+    victim = graph.pods(role)[0]["metadata"]["name"]
+
+    kube.kubectl("delete", "pod", victim, *graph.scope, "--grace-period=0", "--force")
+
+    wait_for(f"two {role} pods are ready again", lambda: graph.ready(role) == 2, 120)
+    graph.wait_ready()
+    fresh = Load(graph, "fresh", concurrency=2, max_tokens=50)
+    outcome = load.stop()
+    assert outcome.answered > 0
+    assert len(outcome.lost) <= CONCURRENCY
+    outcome = fresh.stop()
+    assert (outcome.answered > 0, outcome.lost) == (True, [])
+
+
+def test_a_pod_that_is_asked_to_leave_loses_nothing(kube, deploy):
+    """`kubectl delete pod`, an eviction and a node drain give notice: each stream completes."""
+    graph = deploy(**FIXED)
+    load = Load(graph, "load", concurrency=CONCURRENCY, max_tokens=400)
+
+    for role in ("router", "prefill", "decode"):
+        victim = graph.pods(role)[0]["metadata"]["name"]
+        kube.kubectl("delete", "pod", victim, *graph.scope, "--wait=false")
+        wait_for(
+            f"{victim} is gone and two {role} pods are ready",
+            lambda role=role: graph.ready(role) == 2 and len(graph.pods(role)) == 2,
+            180,
+        )
+
+    outcome = load.stop()
+    assert outcome.lost == []
+    assert outcome.answered > CONCURRENCY
+
+
+@pytest.mark.parametrize("component", ["operator", "planner"])
+def test_requests_do_not_notice_that_the_control_plane_died(kube, deploy, component):
+    """Operator or planner killed: no request is lost, no worker restarts, and it takes over again."""
+    graph = deploy(**FIXED)
+    load = Load(graph, "load", concurrency=CONCURRENCY, max_tokens=200)
+    before = {pod["metadata"]["uid"] for pod in graph.pods("router,prefill,decode")}
+    selector = f"--selector=app.kubernetes.io/component={component}"
+
+    kube.kubectl("delete", "pods", "--namespace", SYSTEM, selector, "--grace-period=0", "--force")
+
+    wait_for(
+        f"the {component} is ready again",
+        lambda: any(is_ready(pod) for pod in kube.get("pods", "--namespace", SYSTEM, selector)),
+        120,
+    )
+    graph.patch({"services": {"frontend": {"replicas": 3}}})
+    if component == "operator":
+        wait_for("it acts on a change", lambda: graph.ready("router") == 3, 120)
+    else:
+        wait_for("it plans", lambda: graph.condition("PlannerActive").get("status") == "True", 120)
+    outcome = load.stop()
+    assert outcome.lost == []
+    assert before <= {pod["metadata"]["uid"] for pod in graph.pods("router,prefill,decode")}

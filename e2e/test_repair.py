@@ -1,0 +1,75 @@
+"""What people do to a graph's objects by hand: it is repaired, or removed without a trace."""
+
+from __future__ import annotations
+
+from kube import GRAPH_LABEL, wait_for
+from traffic import Load
+
+EVERYTHING = (
+    "deployments,replicasets,pods,services,endpointslices,configmaps,serviceaccounts,roles,rolebindings,"
+    "poddisruptionbudgets,networkpolicies,scalingadapters,graphdeployments"
+)
+
+
+def test_hand_edits_and_deletions_are_repaired(kube, deploy):
+    """A changed Deployment and Service, a deleted ConfigMap and Service come back as the graph says."""
+    graph = deploy()
+    kube.kubectl("set", "env", f"deployment/{graph.name}-frontend", *graph.scope, "EDITED=1", "HOME=/")
+    kube.kubectl("delete", "service", f"{graph.name}-decode", *graph.scope)
+    kube.kubectl("delete", "poddisruptionbudget", f"{graph.name}-prefill", *graph.scope)
+
+    def home():
+        found = kube.get("deployment", f"{graph.name}-frontend", *graph.scope)
+        variables = found["spec"]["template"]["spec"]["containers"][0]["env"]
+        return next(each.get("value") for each in variables if each["name"] == "HOME")
+
+    wait_for("the router's HOME is as built", lambda: home() != "/", 60)
+    wait_for(
+        "deleted children are back",
+        lambda: (
+            kube.get("service", f"{graph.name}-decode", *graph.scope)
+            and kube.get("poddisruptionbudget", f"{graph.name}-prefill", *graph.scope)
+        ),
+        60,
+    )
+    graph.wait_ready()
+
+
+def test_a_router_setting_restarts_no_worker(kube, deploy):
+    """Only the router rolls; requests are answered throughout."""
+    graph = deploy(services={"frontend": {"replicas": 2}})
+    load = Load(graph, "load", concurrency=4, max_tokens=100)
+    workers = {pod["metadata"]["uid"] for pod in graph.pods()}
+    routers = {pod["metadata"]["uid"] for pod in graph.pods("router")}
+
+    graph.patch({"router": {"policy": "round-robin"}})
+
+    wait_for(
+        "both routers are new",
+        lambda: (
+            len(graph.pods("router")) == 2
+            and routers.isdisjoint(pod["metadata"]["uid"] for pod in graph.pods("router"))
+        ),
+        180,
+    )
+    graph.wait_ready()
+    assert {pod["metadata"]["uid"] for pod in graph.pods()} == workers
+    outcome = load.stop()
+    assert outcome.lost == []
+    assert outcome.answered > 0
+
+
+def test_a_deleted_graph_drains_and_leaves_nothing(kube, deploy):
+    """Streams under way complete; afterwards no object carries the graph's label."""
+    graph = deploy(model={"contextTokens": 4096}, engine={"streamIntervalTokens": 8})
+    load = Load(graph, "load", concurrency=2, max_tokens=1000)
+    kube.kubectl("exec", *graph.scope, "load", "--", "touch", "/tmp/stop")
+    kube.kubectl("delete", "gd", graph.name, *graph.scope, "--wait=false")
+
+    outcome = load.stop()
+    assert (outcome.answered, outcome.lost) == (2, [])
+    wait_for(
+        "no object of the graph is left",
+        lambda: not kube.get(EVERYTHING, *graph.scope, f"--selector={GRAPH_LABEL}={graph.name}"),
+        180,
+    )

@@ -1,0 +1,78 @@
+"""Load from inside the cluster, through the router's Service, as an application would send it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kube import Graph, wait_for
+
+CLIENT = Path(__file__).with_name("client.py")
+IMAGE = "localhost/penstock:e2e"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a load.
+
+    Attributes:
+        answered: Streams that came complete.
+        lost: The others, each with its problem.
+    """
+
+    answered: int
+    lost: list[dict[str, Any]]
+
+
+class Load:
+    """Clients in a pod that stream until stopped."""
+
+    def __init__(self, graph: Graph, name: str, *, concurrency: int, max_tokens: int) -> None:
+        self.graph, self.name = graph, name
+        url = f"http://{graph.name}-frontend:8000"
+        model = graph.object()["spec"]["model"]["servedName"]
+        settings = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": name},
+            "data": {"client.py": CLIENT.read_text()},
+        }
+        container = {
+            "name": "client",
+            "image": IMAGE,
+            "imagePullPolicy": "Never",
+            "command": ["python", "/client/client.py", url, model, str(concurrency), str(max_tokens)],
+            "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            "volumeMounts": [{"name": "client", "mountPath": "/client"}],
+        }
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name},
+            "spec": {
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 1,
+                "automountServiceAccountToken": False,
+                "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+                "containers": [container],
+                "volumes": [{"name": "client", "configMap": {"name": name}}],
+            },
+        }
+        graph.kube.apply(settings, pod, namespace=graph.namespace)
+        wait_for(f"load {name} runs", lambda: self._phase() == "Running", 60)
+
+    def _phase(self) -> str:
+        phase: str = self.graph.kube.get("pod", self.name, *self.graph.scope)["status"]["phase"]
+        return phase
+
+    def stop(self, timeout_s: float = 180.0) -> Outcome:
+        """Let the streams under way finish; return what came of all."""
+        kube, scope = self.graph.kube, self.graph.scope
+        kube.kubectl("exec", *scope, self.name, "--", "touch", "/tmp/stop")
+        wait_for(f"load {self.name} ends", lambda: self._phase() in {"Succeeded", "Failed"}, timeout_s)
+        log = kube.kubectl("logs", *scope, self.name)
+        outcome = json.loads(log.strip().splitlines()[-1])
+        return Outcome(outcome["answered"], outcome["lost"])
