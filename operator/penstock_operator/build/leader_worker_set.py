@@ -29,7 +29,7 @@ def leader_worker_set(
     graph: GraphDeployment, spec: ProcessSpec, context: BuildContext, *, replicas: int, surge: bool
 ) -> dict[str, Any]:
     """Return a service's LeaderWorkerSet; the arguments are `deployment`'s."""
-    follower = [*_node_args(graph, spec, "$(LWS_WORKER_INDEX)")]
+    follower = _node_args(graph, spec, "$(LWS_WORKER_INDEX)")
     if follower:
         follower.append("--headless")
     return {
@@ -39,6 +39,9 @@ def leader_worker_set(
         "spec": {
             "replicas": replicas,
             "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": rollout(surge=surge)},
+            # Shared would need a Service of the set's own name, which is the one that routers use: it leaves out
+            # pods that are not ready, and followers must find their leader before that.
+            "networkConfig": {"subdomainPolicy": "UniquePerReplica"},
             # Not LeaderReady: the leader becomes ready only with its followers.
             "startupPolicy": "LeaderCreated",
             "leaderWorkerTemplate": {

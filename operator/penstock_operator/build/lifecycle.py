@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from penstock_graph.cluster_names import WORKER_PORT
-from penstock_graph.models import Role, Runtime
 
 SETTLE_S = 5
 """Time for every router to see that the pod is leaving; chosen, several times a watch's delay."""
@@ -31,10 +30,8 @@ idle = 0
 while idle < 2:
     try:
         page = urllib.request.urlopen("http://127.0.0.1:{WORKER_PORT}/metrics", timeout=10).read().decode()
-    except ConnectionError:
-        break
-    except OSError as problem:
-        if isinstance(getattr(problem, "reason", None), ConnectionError):
+    except Exception as problem:
+        if isinstance(getattr(problem, "reason", None), ConnectionRefusedError):
             break
         idle = 0
     else:
@@ -48,16 +45,14 @@ Runs in images that bring Python but not Penstock; the pod's grace period bounds
 """
 
 
-def lifecycle(role: Role, runtime: Runtime, grace_s: int) -> dict[str, Any]:
+def lifecycle(*, finishes_requests: bool, grace_s: int) -> dict[str, Any]:
     """Return the container's lifecycle hooks.
 
     Args:
-        role: Whose container it is.
-        runtime: Program of the graph's workers.
+        finishes_requests: Whether the process finishes its requests at SIGTERM.
         grace_s: The pod's termination grace period, which the hook's time counts against; seconds.
     """
-    is_penstock = runtime is Runtime.SIMULATED or (role is Role.ROUTER and runtime is Runtime.VLLM)
-    if not is_penstock and role.is_worker:
+    if not finishes_requests:
         return {"preStop": {"exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE]}}}
     settle_s = min(SETTLE_S, grace_s - 1)  # Kubernetes asks for less than the grace period
     return {"preStop": {"sleep": {"seconds": settle_s}}} if settle_s > 0 else {}

@@ -21,6 +21,8 @@ _PATCH = "$patch"
 _DELETE = "delete"
 _REPLACE = "replace"
 
+_DIRECTIVES = (_DELETE, _REPLACE, "merge")
+
 _ITEM_KEYS: Mapping[str, str] = {
     "containers": "name",
     "initContainers": "name",
@@ -109,7 +111,7 @@ def _merge_items(key: str, base: Sequence[Any], patch: Sequence[Any], path: str)
     for index, item in enumerate(items):
         where = f"{path}[{index}]"
         name = item.get(name_key)
-        if name is None:
+        if not isinstance(name, str | int):
             raise _refusal(where, f"has no {name_key}; give it one")
         if _directive(item, where) == _DELETE:
             merged.pop(name, None)
@@ -137,9 +139,9 @@ def _split(
 
 def _directive(patch: Mapping[str, Any], path: str) -> str | None:
     directive = patch.get(_PATCH)
-    if directive not in {None, _DELETE, _REPLACE, "merge"}:
-        raise _refusal(path, f"$patch: {directive!r} is none of delete, replace and merge")
-    return directive
+    if directive is None or (isinstance(directive, str) and directive in _DIRECTIVES):
+        return directive
+    raise _refusal(path, f"$patch: {directive!r} is none of {', '.join(_DIRECTIVES)}")
 
 
 def _refusal(path: str, message: str) -> InvalidSpecError:

@@ -82,7 +82,10 @@ def pod_template(
     service = graph.spec.services[spec.service]
     path = f"spec.services.{spec.service}.podTemplate"
     built = {
-        "metadata": {"labels": pod_labels(graph, spec.service, is_addressable=not follows)},
+        "metadata": {
+            "labels": pod_labels(graph, spec.service, is_addressable=not follows),
+            "annotations": {},
+        },
         "spec": {
             "containers": [_container(graph, spec, context, follows=follows, more_args=more_args)],
             "volumes": [volume for volume, _ in volumes(graph, spec.service)],
@@ -128,7 +131,9 @@ def _container(
     if not follows:
         container |= probes(service.role, spec.health_path or "/health", spec.startup_s)
         grace_s = service.termination_grace_period_seconds
-        container["lifecycle"] = lifecycle(service.role, graph.spec.runtime, grace_s)
+        container["lifecycle"] = lifecycle(
+            finishes_requests=is_own or not service.role.is_worker, grace_s=grace_s
+        )
     return {key: value for key, value in container.items() if value}
 
 
@@ -182,26 +187,38 @@ def _with_own_marks(
             spec["schedulingGates"] = [{"name": BUDGET_GATE}, *others]
     elif graph.spec.runtime is not Runtime.DYNAMO:
         annotations[CONFIG_ANNOTATION] = config_digest(graph)
-    marked: dict[str, Any] = {**metadata, "labels": {**metadata.get("labels", {}), **labels}}
-    if annotations:
-        marked["annotations"] = annotations
+    marked = {**metadata, "labels": {**metadata.get("labels", {}), **labels}, "annotations": annotations}
+    if not annotations:
+        del marked["annotations"]
     return {**template, "metadata": marked, "spec": spec}
 
 
 def _refuse_broken(graph: GraphDeployment, service: str, template: Mapping[str, Any], path: str) -> None:
-    spec = template.get("spec")
-    containers = spec.get("containers", []) if isinstance(spec, Mapping) else []
-    if MAIN not in [each["name"] for each in containers]:
+    spec = template.get("spec", {})
+    for key in ("containers", "initContainers", "schedulingGates"):
+        if not isinstance(spec.get(key, []), list):
+            message = "is no list; write one, or remove it"
+            raise InvalidSpecError([Problem(path=f"{path}.spec.{key}", message=message)])
+    if MAIN not in [each["name"] for each in spec.get("containers", [])]:
         message = f"removes container {MAIN}, which is the service; keep it and change its keys"
         raise InvalidSpecError([Problem(path=f"{path}.spec.containers", message=message)])
-    request = gpu_request(graph, service)
-    resource = request[0] if request else "nvidia.com/gpu"
-    for each in containers:
-        asked = str(each.get("resources", {}).get("limits", {}).get(resource, "0"))
-        expected = str(request[1]) if request and each["name"] == MAIN else "0"
-        if asked not in {expected, "0"}:
+    gpus = gpus_per_pod(graph, service)
+    pool_resource = (gpu_request(graph, service) or ("", 0))[0]
+    for key in ("containers", "initContainers"):
+        for each in spec.get(key, []):
+            counted = 0 if key == "containers" and each["name"] != MAIN else gpus
+            _refuse_gpus(each, pool_resource, counted, f"{path}.spec.{key}")
+
+
+def _refuse_gpus(container: Mapping[str, Any], pool_resource: str, counted: int, path: str) -> None:
+    """Refuse a number of GPUs other than the counted one; an overlay may ask for none on a CPU's node."""
+    resources = container.get("resources")
+    limits = resources.get("limits") if isinstance(resources, Mapping) else None
+    for resource, asked in (limits if isinstance(limits, Mapping) else {}).items():
+        is_gpu = resource == pool_resource or resource.endswith("/gpu")
+        if is_gpu and str(asked) not in {str(counted), "0"}:
             message = (
-                f"{resource} {asked} of container {each['name']} is not what the budget counts; "
+                f"{resource} {asked} of {container['name']}, but the budget counts {counted}; "
                 "remove it and set gpusPerReplica"
             )
-            raise InvalidSpecError([Problem(path=f"{path}.spec.containers", message=message)])
+            raise InvalidSpecError([Problem(path=path, message=message)])

@@ -24,7 +24,7 @@ Mounted = tuple[dict[str, Any], dict[str, Any]]
 
 
 def is_penstock_image(graph: GraphDeployment, service: str) -> bool:
-    """Whether the service runs Penstock's own program, which writes nowhere but below /tmp."""
+    """Whether the service runs Penstock's own program: it writes below /tmp alone and finishes its requests."""
     runtime = graph.spec.runtime
     is_router = graph.spec.services[service].role is Role.ROUTER
     return runtime is Runtime.SIMULATED or (runtime is Runtime.VLLM and is_router)

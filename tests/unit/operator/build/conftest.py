@@ -1,0 +1,84 @@
+"""Graphs and contexts that the builders' tests share."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from penstock_graph.models import GraphDeployment
+from penstock_operator.build import BuildContext, children
+
+_BASE = {
+    "apiVersion": "penstock.dev/v1alpha1",
+    "kind": "GraphDeployment",
+    "metadata": {"name": "llama"},
+    "spec": {
+        "model": {"name": "meta/llama", "servedName": "llama"},
+        "runtime": "vllm",
+        "services": {
+            "frontend": {"role": "router"},
+            "prefill": {"role": "prefill"},
+            "decode": {"role": "decode"},
+        },
+    },
+}
+
+
+def _merge(target, changes):
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(target.get(key), dict):
+            _merge(target[key], value)
+        else:
+            target[key] = value
+    return target
+
+
+@pytest.fixture
+def build():
+    """Return a function that makes the base graph with changes to its spec."""
+
+    def make(**spec_changes) -> GraphDeployment:
+        return GraphDeployment.model_validate(_merge(copy.deepcopy(_BASE), {"spec": spec_changes}))
+
+    return make
+
+
+@pytest.fixture
+def context() -> BuildContext:
+    """A cluster that knows LeaderWorkerSets, operator in a namespace of its own."""
+    return BuildContext(
+        owner_uid="uid-1", namespace="serving", operator_namespace="penstock", has_leader_worker_set=True
+    )
+
+
+@pytest.fixture
+def objects(build, context):
+    """Return a function that makes the children of the changed base graph by kind and name."""
+
+    def make(replicas=None, surge=None, context=context, **spec_changes):
+        found = children(build(**spec_changes), context, replicas=replicas or {}, surge=surge or {})
+        return {(each["kind"], each["metadata"]["name"]): each for each in found}
+
+    return make
+
+
+@pytest.fixture
+def template(objects):
+    """Return a function that makes the pod template of one service."""
+
+    def make(service, **changes):
+        return objects(**changes)["Deployment", f"llama-{service}"]["spec"]["template"]
+
+    return make
+
+
+@pytest.fixture
+def container(template):
+    """Return a function that makes the main container of one service."""
+
+    def make(service, **changes):
+        (found,) = template(service, **changes)["spec"]["containers"]
+        return found
+
+    return make
