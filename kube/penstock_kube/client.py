@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -299,6 +300,28 @@ class KubeClient:
             ClusterError: the server refused, failed, or answered no JSON object.
         """
         return await self._call("GET", path)
+
+    async def raw_text(self, path: str) -> str:
+        """Return the text at a path of the server, such as a pod's /metrics through its proxy; asked once.
+
+        Raises:
+            ClusterError: the server refused or failed; its message quotes what stands at the path.
+        """
+        call = Call("GET", path, {}, is_repeatable=False)
+        return (await self._transport.send(call)).decode(errors="replace")
+
+    async def server_time_s(self) -> float:
+        """Return the server's clock, whole seconds since the epoch.
+
+        Raises:
+            ClusterError: the server refused or failed, or did not say.
+        """
+        call = Call("GET", "/version", {})
+        said = (await self._transport.ask(call)).headers.get("date", "")
+        try:
+            return parsedate_to_datetime(said).timestamp()
+        except ValueError as exc:
+            raise ClusterError(f"{call}: no Date header that can be read, but {said!r}") from exc
 
     @asynccontextmanager
     async def watch(

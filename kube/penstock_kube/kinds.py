@@ -79,6 +79,9 @@ CRD: Final = Kind(
 ACCESS_REVIEW: Final = Kind(
     "authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
 )
+SUBJECT_REVIEW: Final = Kind(
+    "authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False
+)
 
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
@@ -109,6 +112,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             EVENT,
             CRD,
             ACCESS_REVIEW,
+            SUBJECT_REVIEW,
         )
     }
 )

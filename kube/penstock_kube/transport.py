@@ -133,7 +133,15 @@ class Transport:
         await self._connections.client.aclose()
 
     async def send(self, call: Call) -> bytes:
-        """Send a call and return the answer's body.
+        """Send a call and return the answer's body; see `ask`.
+
+        Raises:
+            ClusterError: or the subclass that fits.
+        """
+        return (await self.ask(call)).content
+
+    async def ask(self, call: Call) -> httpx.Response:
+        """Send a call and return the whole answer, its body read.
 
         Too many requests and failures of the server are tried again with growing pauses, other errors are not.
 
@@ -179,7 +187,7 @@ class Transport:
                     finally:
                         await response.aclose()
 
-    async def _attempt(self, call: Call) -> bytes:
+    async def _attempt(self, call: Call) -> httpx.Response:
         for is_last in (False, True):
             seen = self.credentials.version
             async with self._connections.borrowed() as client:
@@ -196,7 +204,7 @@ class Transport:
             break
         self._note_warnings(response)
         if not response.is_error:
-            return response.content
+            return response
         refused = status_error(response.status_code, response.content, response.headers, str(call))
         if isinstance(refused, UnavailableError):
             # 429 says that nothing was done; after other failures that is not known.
