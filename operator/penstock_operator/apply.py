@@ -22,10 +22,11 @@ from penstock_core.errors import (
 from penstock_core.logs import get_logger
 from penstock_graph.cluster_names import APPLIED_ANNOTATION, OPERATOR
 from penstock_kube.client import KubeClient
-from penstock_kube.kinds import DEPLOYMENT, LEADER_WORKER_SET, SCALING_ADAPTER, kind_of
+from penstock_kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER, kind_of
 from penstock_operator.metrics import OperatorMetrics
-from penstock_operator.plan.drift import differences, drifted, stamped
+from penstock_operator.plan.drift import Difference, differences, drifted, stamped
 from penstock_operator.trim import POSTED, Object
+from penstock_operator.workloads import WORKLOADS
 
 PARALLEL: Final = 4
 """Writes of one graph at once. Chosen: a graph has about fifteen children and eight graphs are worked on."""
@@ -33,9 +34,22 @@ PARALLEL: Final = 4
 INITIAL: Final = f"{OPERATOR}-init"
 """Field manager of an adapter's first number, which belongs to whoever scales afterwards."""
 
-_WORKLOADS: Final = frozenset({DEPLOYMENT.kind, LEADER_WORKER_SET.kind})
-
 log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The graph whose children are applied.
+
+    Attributes:
+        uid: Its UID.
+        name: Its name.
+        first_replicas: Number that a ScalingAdapter is created with, by the adapter's name.
+    """
+
+    uid: str
+    name: str
+    first_replicas: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -83,14 +97,14 @@ class Applier:
         self._tolerated: dict[tuple[str, str, str], tuple[str, frozenset[str]]] = {}
 
     async def apply(
-        self, desired: Iterable[Object], live: Mapping[tuple[str, str], Object], *, owner_uid: str
+        self, desired: Iterable[Object], live: Mapping[tuple[str, str], Object], owner: Owner
     ) -> Applied:
         """Create or apply what is absent or drifted: everything else first, then workloads in their order.
 
         Args:
             desired: A graph's children.
             live: What the watches show, by kind and name.
-            owner_uid: UID of the graph; children of another owner are left alone.
+            owner: The graph; children of another owner are left alone.
 
         Raises:
             ClusterError: the server does not answer or somebody else was first; objects that it refuses for
@@ -99,28 +113,19 @@ class Applier:
         found = Applied()
         stages: tuple[list[Object], list[Object]] = ([], [])
         for each in map(stamped, desired):
-            stages[each["kind"] in _WORKLOADS].append(each)
+            stages[each["kind"] in WORKLOADS].append(each)
         slots = asyncio.Semaphore(PARALLEL)
 
         async def one(want: Object) -> None:
             async with slots:
-                await self._one(want, live.get((want["kind"], want["metadata"]["name"])), owner_uid, found)
+                await self._one(want, live.get((want["kind"], want["metadata"]["name"])), owner, found)
 
-        todo = [each for each in stages[0] if self._needs_a_look(each, live, owner_uid)]
+        todo = [each for each in stages[0] if self._needs_a_look(each, live, owner)]
         if todo:
             await _all([one(each) for each in todo])
         for each in stages[1]:
             await one(each)
         return found
-
-    async def create_adapter(self, adapter: Object) -> Object:
-        """Create a ScalingAdapter with its first number.
-
-        Raises:
-            ConflictError: one exists already.
-            ClusterError: the server refused or failed.
-        """
-        return await self._written("create", self._client.create(adapter, field_manager=INITIAL), adapter)
 
     async def status(self, obj: Object) -> None:
         """Apply the status of a graph or an adapter.
@@ -167,30 +172,39 @@ class Applier:
         for kind, name in names:
             self._tolerated.pop((namespace, kind, name), None)
 
-    def _needs_a_look(self, want: Object, live: Mapping[tuple[str, str], Object], owner_uid: str) -> bool:
+    def _needs_a_look(self, want: Object, live: Mapping[tuple[str, str], Object], owner: Owner) -> bool:
         """Return whether an object is not simply right; cheap, for the usual case that nothing changed."""
         there = live.get((want["kind"], want["metadata"]["name"]))
-        return (
-            there is None or _standing(there, owner_uid) is not None or self._drift(want, there) is not None
-        )
+        return there is None or _standing(there, owner) is not None or self._drift(want, there) is not None
+
+    def differences(self, want: Object, there: Object) -> list[Difference]:
+        """Return where an object falls short of what is wanted, but for what the cluster insists on.
+
+        Args:
+            want: Not stamped.
+            there: What the watches show.
+        """
+        tolerated = self._tolerated_paths(want, there)
+        return [each for each in differences(want, there) if each.path not in tolerated]
 
     def _drift(self, want: Object, there: Object) -> str | None:
-        metadata = want["metadata"]
-        digest, paths = self._tolerated.get(
-            (metadata["namespace"], want["kind"], metadata["name"]), ("", frozenset[str]())
-        )
-        tolerated = paths if digest == metadata["annotations"][APPLIED_ANNOTATION] else frozenset[str]()
-        return drifted(want, there, tolerated=tolerated)
+        return drifted(want, there, tolerated=self._tolerated_paths(want, want))
 
-    async def _one(self, want: Object, there: Object | None, owner_uid: str, found: Applied) -> None:
+    def _tolerated_paths(self, want: Object, stamp: Object) -> frozenset[str]:
+        metadata = want["metadata"]
+        nothing: tuple[str, frozenset[str]] = ("", frozenset())
+        digest, paths = self._tolerated.get((metadata["namespace"], want["kind"], metadata["name"]), nothing)
+        return paths if digest == _digest(stamp) else frozenset()
+
+    async def _one(self, want: Object, there: Object | None, owner: Owner, found: Applied) -> None:
         name = f"{want['kind']} {want['metadata']['name']}"
         try:
             if there is None:
-                there = await self._create(want)
+                there = await self._create(want, owner)
                 if there is None:
                     found.created.append(name)
                     return
-            standing = _standing(there, owner_uid)
+            standing = _standing(there, owner)
             if standing == _LEAVING:
                 found.leaving.append(name)
             elif standing is not None:
@@ -200,10 +214,14 @@ class Applier:
         except (InvalidObjectError, ForbiddenError) as exc:
             found.refused.append(f"{name}: {exc}")
 
-    async def _create(self, want: Object) -> Object | None:
+    async def _create(self, want: Object, owner: Owner) -> Object | None:
         """Create an object; return what stands in its place, None if it was absent indeed."""
+        body, manager = want, OPERATOR
+        if want["kind"] == SCALING_ADAPTER.kind:
+            number = owner.first_replicas.get(want["metadata"]["name"], 1)
+            body, manager = {**want, "spec": {**want["spec"], "replicas": number}}, INITIAL
         try:
-            answer = await self._written("create", self._client.create(want, field_manager=OPERATOR), want)
+            answer = await self._written("create", self._client.create(body, field_manager=manager), want)
         except ConflictError:
             metadata = want["metadata"]
             return await self._client.get(kind_of(want), metadata["name"], namespace=metadata["namespace"])
@@ -279,20 +297,20 @@ class Applier:
 _LEAVING: Final = "is being deleted"
 
 
-def _standing(there: Object, owner_uid: str) -> str | None:
+def _standing(there: Object, owner: Owner) -> str | None:
     """Return why an object may not be written now; None if it is the graph's own, or a lost child of it."""
     metadata = there["metadata"]
     if metadata.get("deletionTimestamp"):
         return _LEAVING
-    owner = next((each for each in metadata.get("ownerReferences", ()) if each.get("controller")), None)
-    if owner is None:
-        is_child = (
-            APPLIED_ANNOTATION in metadata.get("annotations", {}) or there["kind"] == SCALING_ADAPTER.kind
-        )
-        return None if is_child else "exists and does not belong to this graph; delete or rename it"
-    if owner.get("uid") == owner_uid:
+    held_by = next((each for each in metadata.get("ownerReferences", ()) if each.get("controller")), None)
+    if held_by is None:
+        is_lost = APPLIED_ANNOTATION in metadata.get("annotations", {})
+        return None if is_lost else "exists and does not belong to this graph; delete or rename it"
+    if held_by.get("uid") == owner.uid:
         return None
-    return f"belongs to {owner.get('kind')} {owner.get('name')}; delete or rename it"
+    if (held_by.get("kind"), held_by.get("name")) == (GRAPH_DEPLOYMENT.kind, owner.name):
+        return _LEAVING  # an earlier graph of this name; the garbage collector takes it
+    return f"belongs to {held_by.get('kind')} {held_by.get('name')}; delete or rename it"
 
 
 def _digest(obj: Object) -> str:

@@ -61,6 +61,9 @@ MAX_TOMBS: Final = 10_000
 
 Trim = Callable[[Object], Object]
 
+_OF_USERS: Final = frozenset({GRAPH_DEPLOYMENT, SCALING_ADAPTER})
+"""Kinds whose specification only users and autoscalers change."""
+
 Mark = Callable[[Key, bool], None]
 """Asks for a look at a graph; the flag says that a user changed it."""
 
@@ -234,7 +237,7 @@ class Cluster:
         if home is not None and home != new_home:
             self._mark(home, False)
         if new_home is not None and (home != new_home or old is None or not same(old, obj)):
-            self._mark(new_home, kind is GRAPH_DEPLOYMENT and _generation(old) != _generation(obj))
+            self._mark(new_home, kind in _OF_USERS and _generation(old) != _generation(obj))
 
     def _take_over(self, kind: Kind, identity: tuple[str, str, str], obj: Object) -> Key | None:
         """Keep an object where it belongs now; return that graph."""

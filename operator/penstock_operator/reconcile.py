@@ -1,0 +1,471 @@
+"""One look at one graph: observe, validate, build, compare, drain, lift gates, apply, report.
+
+Level-triggered: everything is decided from what the watches show now, so a crash between any two writes costs
+a second look and a lost event costs one interval. Nothing is written that is right already. The decisions are
+in `plan` and the objects in `build`, both pure; this module only puts them in order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from penstock_core.errors import ClusterError, InvalidSpecError, Problem
+from penstock_core.logs import get_logger
+from penstock_graph.cluster_names import DRAIN_FINALIZER, child_name
+from penstock_graph.loading.judge import judge
+from penstock_graph.models import GraphDeployment, dotted
+from penstock_kube.kinds import LEADER_WORKER_SET, SCALING_ADAPTER
+from penstock_operator.apply import Applied, Applier, Owner
+from penstock_operator.build.children import BuildContext, adapter, children
+from penstock_operator.build.pod import gpu_ceiling
+from penstock_operator.cluster import Cluster, Sight
+from penstock_operator.deleting import Deletion
+from penstock_operator.draining import Drains, Pool, in_words
+from penstock_operator.events import EventRecorder, Note
+from penstock_operator.facts import Seen, graph_facts
+from penstock_operator.gates import Gates
+from penstock_operator.metrics import OperatorMetrics
+from penstock_operator.plan.bounds import bounded
+from penstock_operator.plan.conditions import Failure, GraphFacts
+from penstock_operator.plan.pods import stamp
+from penstock_operator.plan.rollout import may_roll, may_surge
+from penstock_operator.plan.status import adapter_status, graph_status, is_current
+from penstock_operator.queue import Key
+from penstock_operator.trim import VERSION, Object
+from penstock_operator.workloads import (
+    WORKLOADS,
+    is_own,
+    marked,
+    obsolete,
+    replicas_of,
+    template_changed,
+    view_of,
+    workload_of,
+)
+
+DRAIN_LOOK_S: Final = 1.0
+"""Between two looks at draining workers; as far apart as two looks that find one idle must be."""
+
+UNREADY_LOOK_S: Final = 15.0
+"""Between two looks while a pod is not ready, because some troubles only show by their duration. Chosen."""
+
+CONFLICT_LOOK_S: Final = 60.0
+"""Between two looks at a name that somebody else's object has. Chosen: a person has to act first."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a reconciler works with.
+
+    Attributes:
+        cluster: The view.
+        applier: Writes.
+        drains: Takes steps of scaling.
+        gates: Lifts gates.
+        recorder: Tells users.
+        metrics: Counts.
+        context: Of every build; uid and namespace are the graph's.
+    """
+
+    cluster: Cluster
+    applier: Applier
+    drains: Drains
+    gates: Gates
+    recorder: EventRecorder
+    metrics: OperatorMetrics
+    context: BuildContext
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a look ended.
+
+    Attributes:
+        result: unchanged, changed, waiting, invalid or conflict; for the metrics.
+        again_s: When to look again though nothing changes; None: not.
+    """
+
+    result: str
+    again_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A valid graph with what is known of it."""
+
+    key: Key
+    model: GraphDeployment
+    raw: Object
+    sight: Sight
+    context: BuildContext
+    now_s: float
+
+    @property
+    def uid(self) -> str:
+        return str(self.raw["metadata"]["uid"])
+
+
+class Reconciler:
+    """Brings graphs about; keeps no truth of its own, only what saves work."""
+
+    def __init__(self, parts: Parts, *, now_s: Callable[[], float] = time.time) -> None:
+        self._parts = parts
+        self._now_s = now_s
+        self._deletion = Deletion(parts.applier, parts.drains)
+        self._models: dict[Key, tuple[str, int, GraphDeployment | None, tuple[Problem, ...]]] = {}
+        self._settled: dict[Key, tuple[object, ...]] = {}
+        self._told: dict[Key, frozenset[Note]] = {}
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Look at one graph; return seconds until it wants a look of its own accord, or None.
+
+        Raises:
+            ClusterError: the API server does not answer, refused, or somebody else was first; nothing is lost
+                by looking again later.
+        """
+        started_s = time.monotonic()
+        result = "error"
+        try:
+            look = await self._look(key)
+            result = look.result
+            return look.again_s
+        finally:
+            self._parts.metrics.looked(result, time.monotonic() - started_s)
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of a graph that is gone."""
+        self._models.pop(key, None)
+        self._settled.pop(key, None)
+        self._told.pop(key, None)
+        self._parts.gates.forget(key)
+
+    async def _look(self, key: Key) -> Look:
+        sight = self._parts.cluster.sight(key)
+        raw = sight.graph
+        if raw is None:
+            self._parts.applier.forget(key[0], sight.children)
+            self.forget(key)
+            return Look("unchanged")
+        if raw["metadata"].get("deletionTimestamp"):
+            return await self._delete(key, raw, sight)
+        if self._settled.get(key) == _fingerprint(sight):
+            return Look("unchanged")
+        self._settled.pop(key, None)
+        model, problems = self._model(key, raw)
+        if model is None:
+            return await self._invalid(raw, problems)
+        try:
+            return await self._bring_about(await self._graph(key, model, raw, sight))
+        except InvalidSpecError as exc:
+            return await self._invalid(raw, exc.problems)
+
+    async def _graph(self, key: Key, model: GraphDeployment, raw: Object, sight: Sight) -> _Graph:
+        needs_sets = any(each.nodes_per_replica > 1 for each in model.spec.services.values())
+        context = replace(
+            self._parts.context,
+            owner_uid=raw["metadata"]["uid"],
+            namespace=key[0],
+            has_leader_worker_set=needs_sets and await self._parts.cluster.has_leader_worker_sets(),
+        )
+        return _Graph(key, model, raw, sight, context, self._now_s())
+
+    async def _bring_about(self, graph: _Graph) -> Look:
+        seen = Seen()
+        first_replicas = self._wishes(graph, seen)
+        # Built before the first write: a podTemplate that cannot be laid over stops here.
+        wanted = self._wanted(graph, seen)
+        if DRAIN_FINALIZER not in graph.raw["metadata"].get("finalizers", ()):
+            await self._add_finalizer(graph.raw)
+        told = await self._scale(graph, seen)
+        wanted = self._wanted(graph, seen)
+        applied = await self._apply(graph, seen, wanted, first_replicas)
+        gone = await self._prune(graph, wanted)
+        lifted = await self._lift(graph, seen)
+        seen.failure = _failure(applied, graph)
+        sight = self._parts.cluster.sight(graph.key)
+        await self._report(graph, sight, seen)
+        for note in [*told, *self._news(graph.key, applied, seen)]:
+            await self._parts.recorder.tell(graph.raw, note)
+        return self._end(graph, seen, applied, wrote=bool(told or gone or lifted))
+
+    def _news(self, key: Key, applied: Applied, seen: Seen) -> list[Note]:
+        """Return what to tell: every repair, and troubles that were not there at the last look."""
+        told = self._told.get(key, frozenset())
+        troubles = [Note("NameConflict", each, "Apply", is_warning=True) for each in applied.conflicts]
+        troubles += [Note("ApplyFailed", each, "Apply", is_warning=True) for each in applied.refused]
+        reasons = sorted({f"{each.service}: {each.reason}" for each in seen.waiting})
+        troubles += [Note("WaitingForBudget", each, "LiftGate") for each in reasons]
+        self._told[key] = frozenset(troubles)
+        repairs = [Note("Repaired", each, "Apply") for each in applied.repaired]
+        return [*repairs, *(each for each in troubles if each not in told)]
+
+    def _end(self, graph: _Graph, seen: Seen, applied: Applied, *, wrote: bool) -> Look:
+        if applied.refused:
+            raise ClusterError("; ".join(applied.refused))
+        sight = self._parts.cluster.sight(graph.key)
+        draining = any(each.draining and not each.held for each in seen.plans.values())
+        unready = any(not view.ready and not view.finished for view in sight.views())
+        again_s = DRAIN_LOOK_S if draining else UNREADY_LOOK_S if unready else None
+        if applied.conflicts:
+            return Look("conflict", CONFLICT_LOOK_S)
+        wrote = wrote or applied.wrote
+        if not wrote and again_s is None and seen.failure is None:
+            self._settled[graph.key] = _fingerprint(sight)
+        return Look("changed" if wrote else "unchanged" if again_s is None else "waiting", again_s)
+
+    def _wishes(self, graph: _Graph, seen: Seen) -> dict[str, int]:
+        """Note every service's wish within its bounds; return the first number of adapters yet to be made."""
+        first: dict[str, int] = {}
+        budget = gpu_ceiling(graph.model)
+        for name, service in graph.model.spec.services.items():
+            workload = workload_of(graph.model, name, graph.sight.children)
+            there = replicas_of(workload)
+            wish: int | None = None
+            if service.scaling is not None:
+                child = child_name(graph.model.name, name)
+                live = graph.sight.children.get((SCALING_ADAPTER.kind, child))
+                if live is not None and is_own(live, graph.uid):
+                    wish = live["spec"].get("replicas")
+                else:
+                    # An adapter that was deleted comes back with the number that runs, not with the first one.
+                    wish = first[child] = service.replicas if there is None else there
+            seen.bounds[name] = bounded(wish, service, max_gpu_budget=budget)
+            seen.desired[name] = seen.bounds[name].replicas if there is None else there
+            if workload is not None:
+                seen.rollouts[name] = view_of(name, service.role, workload)
+        return first
+
+    async def _scale(self, graph: _Graph, seen: Seen) -> list[Note]:
+        notes = []
+        for name, service in graph.model.spec.workers.items():
+            rollout = seen.rollouts.get(name)
+            pool = Pool(
+                service=name,
+                wish=seen.bounds[name].replicas,
+                spec_replicas=seen.desired[name],
+                grace_s=service.termination_grace_period_seconds,
+                rolling=rollout is not None and rollout.rolling and not rollout.stuck,
+                pods=tuple(each for each in graph.sight.pods.values() if each["view"].service == name),
+            )
+            plan = await self._parts.drains.step(pool, now_s=graph.now_s)
+            seen.plans[name] = plan
+            words = in_words(name, plan, pool.wish)
+            if words is not None:
+                notes.append(Note("Draining" if plan.begin else "Restored", words, action="Drain"))
+        return notes
+
+    def _wanted(self, graph: _Graph, seen: Seen) -> list[Object]:
+        model, services = graph.model, graph.model.spec.services
+        replicas = {
+            name: seen.plans[name].spec_replicas if name in seen.plans else seen.bounds[name].replicas
+            for name in services
+        }
+        wanted_gpus = sum(seen.bounds[name].replicas * each.gpus for name, each in model.spec.workers.items())
+        budget = gpu_ceiling(model)
+        surge = {
+            name: may_surge(
+                role=each.role, gpus_per_replica=each.gpus, wanted_gpus=wanted_gpus, budget=budget
+            )
+            for name, each in services.items()
+        }
+        adapters = [
+            adapter(model, name, graph.context, replicas=None)
+            for name, each in services.items()
+            if each.scaling is not None
+        ]
+        built = children(model, graph.context, replicas=replicas, surge=surge)
+        return [*adapters, *map(marked, built)]
+
+    async def _apply(
+        self, graph: _Graph, seen: Seen, wanted: list[Object], first_replicas: dict[str, int]
+    ) -> Applied:
+        live = graph.sight.children
+        names = {child_name(graph.model.name, name): name for name in graph.model.spec.services}
+        changed: set[str] = set()
+        for want in wanted:
+            there = live.get((want["kind"], want["metadata"]["name"]))
+            if want["kind"] in WORKLOADS and there is not None:
+                found = self._parts.applier.differences(want, there)
+                if template_changed(want, there, found):
+                    changed.add(names[want["metadata"]["name"]])
+        rollouts = may_roll(changed, seen.rollouts.values())
+        seen.held = rollouts.held
+        now: list[Object] = []
+        later: list[Object] = []
+        for want in wanted:
+            is_held = want["kind"] in WORKLOADS and names[want["metadata"]["name"]] in rollouts.held
+            (later if is_held else now).append(want)
+        owner = Owner(graph.uid, graph.model.name, first_replicas)
+        applied = await self._parts.applier.apply(now, live, owner)
+        for want in later:
+            await self._only_replicas(want, live[want["kind"], want["metadata"]["name"]])
+        for name in seen.desired:
+            plan = seen.plans.get(name)
+            seen.desired[name] = plan.spec_replicas if plan is not None else seen.bounds[name].replicas
+        return applied
+
+    async def _only_replicas(self, want: Object, there: Object) -> None:
+        """Scale a workload whose new pod template has to wait."""
+        number = want["spec"]["replicas"]
+        if replicas_of(there) != number:
+            await self._parts.applier.patch(there, {"spec": {"replicas": number}})
+
+    async def _prune(self, graph: _Graph, wanted: list[Object]) -> bool:
+        """Delete the graph's children that it no longer wants, workloads after their pods; return whether any."""
+        names = {(each["kind"], each["metadata"]["name"]) for each in wanted}
+        if not graph.context.has_leader_worker_set:
+            # Not built for want of their CRD, which says nothing about whether they are wanted.
+            names |= {key for key in graph.sight.children if key[0] == LEADER_WORKER_SET.kind}
+        workloads, rest = obsolete(graph.sight.children, names, owner_uid=graph.uid)
+        for child in workloads:
+            await self._deletion.retire(child, graph.sight, now_s=graph.now_s)
+        for child in rest:
+            if not child["metadata"].get("deletionTimestamp"):
+                await self._parts.applier.delete(child)
+        return bool(workloads or rest)
+
+    async def _lift(self, graph: _Graph, seen: Seen) -> bool:
+        services = graph.model.spec.workers
+        pods = [each for each in graph.sight.pods.values() if each["view"].role != "router"]
+        if not any(each["view"].gated for each in pods):
+            return False
+        lifted = await self._parts.gates.lift(
+            graph.key,
+            pods,
+            budget=gpu_ceiling(graph.model),
+            priorities={
+                name: each.scaling.priority for name, each in services.items() if each.scaling is not None
+            },
+            now_s=graph.now_s,
+        )
+        seen.waiting = lifted.plan.waiting
+        return bool(lifted.released)
+
+    async def _report(self, graph: _Graph, sight: Sight, seen: Seen) -> None:
+        generation = graph.raw["metadata"].get("generation", 0)
+        facts = graph_facts(graph.model, generation, sight.views(), seen, now_s=graph.now_s)
+        await self._write_status(graph.raw, facts)
+        now = stamp(graph.now_s)
+        for name, service in graph.model.spec.services.items():
+            live = sight.children.get((SCALING_ADAPTER.kind, child_name(graph.model.name, name)))
+            if service.scaling is None or live is None or not is_own(live, graph.uid):
+                continue
+            status = adapter_status(
+                facts.services[name],
+                seen.bounds[name],
+                generation=live["metadata"].get("generation", 0),
+                old=live.get("status"),
+                now=now,
+            )
+            if not is_current(status, live.get("status")):
+                await self._parts.applier.status(_status_of(live, status))
+
+    async def _write_status(self, raw: Object, facts: GraphFacts) -> bool:
+        old = raw.get("status") or None
+        status = graph_status(facts, old=old, now=stamp(self._now_s()))
+        if is_current(status, old):
+            return False
+        await self._parts.applier.status(_status_of(raw, status))
+        return True
+
+    async def _invalid(self, raw: Object, problems: tuple[Problem, ...]) -> Look:
+        """Say every problem; what runs keeps running as it is."""
+        message = "; ".join(
+            f"{each.path}: {each.message}" if each.path else each.message for each in problems
+        )
+        facts = GraphFacts(
+            generation=raw["metadata"].get("generation", 0),
+            services={},
+            failure=Failure("InvalidSpec", message),
+        )
+        if await self._write_status(raw, facts):
+            await self._parts.recorder.tell(raw, Note("InvalidSpec", message, "Validate", is_warning=True))
+        return Look("invalid")
+
+    async def _delete(self, key: Key, raw: Object, sight: Sight) -> Look:
+        finalizers = raw["metadata"].get("finalizers", [])
+        if DRAIN_FINALIZER not in finalizers:
+            return Look("unchanged")
+        step = None
+        if "orphan" not in finalizers:  # the user wants to keep the children
+            step = await self._deletion.step(raw, sight, now_s=self._now_s())
+            if not step.release:
+                facts = GraphFacts(
+                    generation=raw["metadata"].get("generation", 0), services={}, deleting=step.message
+                )
+                await self._write_status(raw, facts)
+                return Look("waiting", DRAIN_LOOK_S if step.drain else UNREADY_LOOK_S)
+        path = f"/metadata/finalizers/{finalizers.index(DRAIN_FINALIZER)}"
+        patch = [
+            {"op": "test", "path": "/metadata/uid", "value": raw["metadata"]["uid"]},
+            {"op": "test", "path": path, "value": DRAIN_FINALIZER},
+            {"op": "remove", "path": path},
+        ]
+        await self._parts.applier.patch(raw, patch)
+        log.info("graph deleted", namespace=key[0], name=key[1])
+        return Look("changed")
+
+    async def _add_finalizer(self, raw: Object) -> None:
+        """Add it before the first child, so that no deletion leaves one behind."""
+        metadata = raw["metadata"]
+        finalizers = [*metadata.get("finalizers", ()), DRAIN_FINALIZER]
+        # The version guards finalizers of others that the watch has not shown yet.
+        patch = {"uid": metadata["uid"], "resourceVersion": str(raw[VERSION]), "finalizers": finalizers}
+        await self._parts.applier.patch(raw, {"metadata": patch})
+
+    def _model(self, key: Key, raw: Object) -> tuple[GraphDeployment | None, tuple[Problem, ...]]:
+        """Return the validated graph, or everything wrong with it; remembered until it changes."""
+        metadata = raw["metadata"]
+        identity = (metadata["uid"], metadata.get("generation", 0))
+        known = self._models.get(key)
+        if known is None or known[:2] != identity:
+            data = {
+                "apiVersion": raw["apiVersion"],
+                "kind": raw["kind"],
+                "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+                "spec": raw["spec"],
+            }
+            found, model = judge(GraphDeployment, data)
+            problems = tuple(Problem(path=dotted(path), message=message) for path, message in found)
+            known = (*identity, model if isinstance(model, GraphDeployment) else None, problems)
+            self._models[key] = known
+        return known[2], known[3]
+
+
+def _fingerprint(sight: Sight) -> tuple[object, ...]:
+    """Return what changes whenever anything of a graph does."""
+    versions = [each[VERSION] for each in sight.children.values()]
+    versions += [each[VERSION] for each in sight.pods.values()]
+    graph = None if sight.graph is None else sight.graph[VERSION]
+    return (graph, len(sight.children), len(sight.pods), *sorted(versions))
+
+
+def _status_of(obj: Object, status: dict[str, Any]) -> Object:
+    metadata = obj["metadata"]
+    return {
+        "apiVersion": obj["apiVersion"],
+        "kind": obj["kind"],
+        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]},
+        "status": status,
+    }
+
+
+def _failure(applied: Applied, graph: _Graph) -> Failure | None:
+    if applied.conflicts:
+        return Failure("NameConflict", "; ".join(sorted(applied.conflicts)))
+    if applied.refused:
+        return Failure("ApplyFailed", "; ".join(sorted(applied.refused)))
+    absent = [name for name, each in graph.model.spec.services.items() if each.nodes_per_replica > 1]
+    if absent and not graph.context.has_leader_worker_set:
+        names = ", ".join(sorted(absent))
+        message = (
+            f"{names}: nodesPerReplica above 1 needs the kind LeaderWorkerSet, which this cluster does not know; "
+            "install https://lws.sigs.k8s.io, or set nodesPerReplica to 1"
+        )
+        return Failure("MissingCRD", message)
+    return None
