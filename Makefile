@@ -38,7 +38,7 @@ test-cluster: $(VENV)/.dev ## Tests against a real kube-apiserver; needs KUBEBUI
 	$(BIN)/pytest tests/cluster -m cluster
 
 e2e: $(VENV)/.dev ## Tests on a kind cluster; needs kind, kubectl, helm, KIND_NODE_IMAGE; skipped without
-	$(BIN)/pytest e2e -m e2e
+	$(BIN)/pytest e2e -m e2e -v -s -p no:randomly
 
 check: $(VENV)/.dev manifests-check ## Lint, format, types and import layers: what CI runs before the tests
 	$(BIN)/ruff check .

@@ -20,13 +20,12 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from kube import SYSTEM, Graph, Kube, say, wait_for
+from kube import OUTPUT, SYSTEM, Graph, Kube, say, wait_for
 from traffic import IMAGE
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "charts" / "penstock"
 SAMPLES = ROOT / "manifests" / "samples"
-OUTPUT = Path(os.environ.get("PENSTOCK_E2E_OUTPUT", ROOT / "e2e-output"))
 CLUSTER = "penstock-e2e"
 KEEP = os.environ.get("PENSTOCK_E2E_KEEP") == "1"
 LIMIT_S = 900
@@ -61,6 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark all tests, in the order of their files; skip them with the reason where no cluster can be made."""
     reason = _missing()
     for item in items:
+        if Path(__file__).parent not in item.path.parents:
+            continue
         item.add_marker(pytest.mark.e2e)
         item.add_marker(pytest.mark.timeout(LIMIT_S))
         if reason is not None:

@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 GRAPH_LABEL = "penstock.dev/graph"
 ROLE_LABEL = "penstock.dev/role"
+OUTPUT = Path(os.environ.get("PENSTOCK_E2E_OUTPUT", Path(__file__).resolve().parents[1] / "e2e-output"))
+"""Where diagnostics of failed tests go."""
 WORKERS = "prefill,decode,aggregated"
 SYSTEM = "penstock-system"
 """Namespace of the release."""

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from kube import SYSTEM, wait_for
+import json
+import re
+import shlex
+from pathlib import Path
+
+from kube import OUTPUT, SYSTEM, Graph, wait_for
 from openai import OpenAI
+from traffic import IMAGE
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+BLOCKS = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 
 
 def test_an_upgrade_leaves_running_graphs_alone(kube, deploy, install):
@@ -39,16 +48,48 @@ def test_graphs_outlive_an_uninstall_and_are_taken_up_again(kube, deploy, instal
     assert before <= {pod["metadata"]["uid"] for pod in graph.pods("router,prefill,decode")}
 
 
-def test_the_namespaced_release_needs_no_rights_outside(kube, deploy, install, namespace):
-    """With Roles of one namespace alone, a graph there becomes ready and scales."""
-    kube.helm("uninstall", "penstock", "--namespace", SYSTEM, "--wait")
+def test_the_readmes_commands_run_as_written(kube, install):
+    """Install into one namespace with Roles alone, apply, ask, scale, delete, uninstall: each command exits 0."""
+    kube.helm("uninstall", "penstock", "--namespace", SYSTEM, "--wait", "--ignore-not-found")
+    block = next(each for each in BLOCKS.findall(README.read_text()) if "helm install" in each)
+    commands = [shlex.split(line, comments=True) for line in block.splitlines()]
+    assert [words[0] for words in commands].count("kubectl") >= 8
+    repository, tag = IMAGE.rsplit(":", 1)
     try:
-        install(namespace, clusterWide=False)
-        graph = deploy(wait=False)
-        graph.wait_ready()
-        kube.kubectl("scale", f"gsa/{graph.name}-decode", *graph.scope, "--replicas=2")
-        wait_for("a second decode worker", lambda: graph.ready("decode") == 2, 120)
-        kube.kubectl("delete", "gd", graph.name, *graph.scope, "--timeout=120s")
+        for words in commands:
+            if words[0] in {"make", "kind"}:  # the image is on the nodes already
+                continue
+            if "port-forward" in words:
+                ask(kube, commands)
+                continue
+            if words[0] == "curl":
+                continue
+            here = [
+                word.replace("localhost/penstock", repository).replace("tag=dev", f"tag={tag}")
+                for word in words
+            ]
+            if here[:2] == ["helm", "install"]:
+                here.append("--wait")
+            kube.run(*here, timeout_s=240)
+            if "scale" in here:
+                graph = Graph(kube, "serving", "llama")
+                wait_for("three decode workers", lambda graph=graph: graph.ready("decode") == 3, 120)
+        assert kube.get("deployments,services,pods", "--namespace=serving") == []
+    except BaseException:
+        kube.dump(OUTPUT / "readme", ["serving"])
+        raise
     finally:
-        kube.helm("uninstall", "penstock", "--namespace", namespace, "--wait")
+        kube.kubectl("delete", "gd", "--all", "--namespace=serving", "--timeout=60s")
+        kube.kubectl("config", "set-context", "--current", "--namespace=default")
+        kube.helm("uninstall", "penstock", "--namespace=serving", "--wait", "--ignore-not-found")
+        kube.kubectl("delete", "namespace", "serving", "--wait=false")
         install()
+
+
+def ask(kube, commands):
+    """Run the README's curl through its port-forward, on a free port."""
+    forward = next(words for words in commands if "port-forward" in words)
+    curl = next(words for words in commands if words[0] == "curl")
+    with kube.forwarded("serving", forward[2], int(forward[3])) as url:
+        answer = json.loads(kube.run(*(word.replace("http://127.0.0.1:8000", url) for word in curl)))
+    assert answer["choices"][0]["finish_reason"] in {"length", "stop"}

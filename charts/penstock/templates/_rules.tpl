@@ -1,11 +1,11 @@
 {{/*
-What operator and planner may do. The operator holds whatever it grants to routers (EndpointSlices), because
-Kubernetes lets nobody grant more than they hold. Lists are alphabetical; tests compare them with what the code
+What operator and planner may do. The operator holds whatever it grants to routers (EndpointSlices, and Dynamo's register of workers),
+because Kubernetes lets nobody grant more than they hold. Lists are alphabetical; tests compare them with what the code
 says it calls.
 */}}
 {{- define "penstock.operatorRules" -}}
 - apiGroups: [""]
-  resources: [configmaps, persistentvolumeclaims, serviceaccounts, services]
+  resources: [configmaps, serviceaccounts, services]
   verbs: [create, delete, get, list, patch, watch]
 - apiGroups: [""]
   resources: [pods]
@@ -25,6 +25,9 @@ says it calls.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [create, delete, get, list, patch, watch]
+- apiGroups: [nvidia.com]
+  resources: [dynamoworkermetadatas]
+  verbs: [create, delete, get, list, patch, update, watch]
 - apiGroups: [penstock.dev]
   resources: [graphdeployments]
   verbs: [get, list, patch, watch]
