@@ -148,7 +148,7 @@ class Cluster:
                 return f"{kind.plural}: not listed yet"
         return None
 
-    def keys(self) -> list[Key]:
+    def known(self) -> list[Key]:
         """Return every graph of which something is there."""
         return list(self._sights)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,9 @@ Key = tuple[str, str]
 
 Work = Callable[[Key], Awaitable[float | None]]
 """Looks at one graph; returns seconds until it wants to look again without being marked, or None."""
+
+NEVER_S = math.inf
+"""Wanted look of a key that is gone: not even at the resync."""
 
 log = get_logger(__name__)
 
@@ -102,8 +106,7 @@ class WorkQueue:
             return
         self._push(key, due_s)
 
-    def forget(self, key: Key) -> None:
-        """Drop what is remembered of a graph that is gone."""
+    def _forget(self, key: Key) -> None:
         for memory in (self._due, self._again, self._not_before, self._failures):
             memory.pop(key, None)
 
@@ -137,9 +140,14 @@ class WorkQueue:
 
         Args:
             key: Graph.
-            look_again_s: When it wants the next look; None: at the next mark or resync.
+            look_again_s: When it wants the next look; None: at the next mark or resync; `NEVER_S`: at the
+                next mark.
         """
         self._failures.pop(key, None)
+        if look_again_s == NEVER_S and key not in self._again:
+            self._running.discard(key)
+            self._forget(key)
+            return
         self._end(key, wait_s=self._pace.gap_s, look_again_s=look_again_s)
 
     def failed(self, key: Key, *, retry_after_s: float | None = None) -> float:
@@ -162,7 +170,7 @@ class WorkQueue:
         self._not_before[key] = now_s + wait_s
         marked_s = self._again.pop(key, None)
         due = [] if marked_s is None else [max(marked_s, now_s + wait_s)]
-        if look_again_s is not None:
+        if look_again_s is not None and look_again_s != NEVER_S:
             due.append(now_s + look_again_s)
         if self._pace.resync_s is not None:
             early = 1 - self._pace.jitter * self._random.random()

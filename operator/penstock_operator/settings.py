@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -36,6 +36,9 @@ class OperatorSettings(BaseModel):
     )
     penstock_image: Annotated[str, Field(min_length=1)] = Field(
         PENSTOCK_IMAGE, description="Image of routers and simulated workers whose graph names none."
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
+        "IfNotPresent", description="Pull policy of the pods' images."
     )
     workers: Annotated[int, Field(ge=1, le=64)] = Field(
         8, description="Graphs reconciled at once; they wait for the API server most of the time."

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_core.errors import ClusterError
-from penstock_operator.queue import Pace, WorkQueue, serve
+from penstock_operator.queue import NEVER_S, Pace, WorkQueue, serve
 
 A, B, C = ("ns", "a"), ("ns", "b"), ("ns", "c")
 
@@ -173,12 +173,20 @@ def test_a_wanted_look_comes_when_wanted_unless_an_earlier_mark_does():
     assert queue.pop() == A
 
 
-def test_a_forgotten_key_does_not_come_again():
-    """Its graph is gone."""
-    queue = _queue()
+def test_a_key_that_is_gone_does_not_come_again_unless_marked():
+    """Not at the resync, and nothing of it is kept; a graph of the same name comes as any other."""
+    clock = Clock()
+    queue = _queue(clock, resync_s=10.0)
     queue.mark(A)
-    queue.forget(A)
+    queue.pop()
+    queue.done(A, look_again_s=NEVER_S)
+    clock.s += 100
     assert queue.pop() is None
+    queue.mark(A)
+    assert queue.pop() == A
+    queue.mark(A)
+    queue.done(A, look_again_s=NEVER_S)
+    assert queue.pop() == A
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["mark", "pop", "done", "fail"]))))

@@ -1,0 +1,223 @@
+"""One operator process: client, election, watches, queue and reconciler put together; called by the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from penstock_core.logs import get_logger
+from penstock_graph.cluster_names import OPERATOR
+from penstock_graph.models import Phase
+from penstock_kube.client import KubeClient
+from penstock_kube.lease import Election
+from penstock_operator.apply import Applier
+from penstock_operator.build.context import BuildContext
+from penstock_operator.cluster import Cluster
+from penstock_operator.draining import Drains
+from penstock_operator.events import EventRecorder
+from penstock_operator.gates import Gates
+from penstock_operator.loads import LoadReader, MetricsReader
+from penstock_operator.metrics import OperatorMetrics, StatusServer
+from penstock_operator.queue import NEVER_S, Key, Pace, WorkQueue, serve
+from penstock_operator.reconcile import Parts, Reconciler
+from penstock_operator.settings import OperatorSettings
+from penstock_wire.client import ConnectionPool
+
+log = get_logger(__name__)
+
+
+class Operator:
+    """Everything that acts, from the moment this process may act; made anew whenever it becomes leader."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        settings: OperatorSettings,
+        *,
+        loads: LoadReader,
+        metrics: OperatorMetrics,
+        pace: Pace | None = None,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            client: Reads and writes.
+            settings: Of the process.
+            loads: Asks draining workers.
+            metrics: Counts.
+            pace: Of the queue; None follows the settings.
+        """
+        namespace = watched_namespace(settings, client)
+        self._settings = settings
+        self.queue = WorkQueue(pace or Pace(resync_s=settings.resync_interval), now_s=time.monotonic)
+        self.cluster = Cluster(client, namespace=namespace, mark=self._mark)
+        applier = Applier(client, metrics, on_written=self.cluster.note)
+        self.reconciler = Reconciler(
+            Parts(
+                cluster=self.cluster,
+                applier=applier,
+                drains=Drains(applier, loads),
+                gates=Gates(applier),
+                recorder=EventRecorder(client, instance=instance(), on_dropped=metrics.event_dropped),
+                metrics=metrics,
+                context=BuildContext(
+                    owner_uid="",
+                    namespace="",
+                    operator_namespace=_own_namespace(client),
+                    penstock_image=settings.penstock_image,
+                    image_pull_policy=settings.image_pull_policy,
+                ),
+            )
+        )
+
+    async def run(self) -> None:
+        """Watch and reconcile until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.cluster.run(), name="watches")
+            await self.cluster.synced()
+            log.info("graphs known", graphs=len(self.cluster.known()))
+            for key in self.cluster.known():
+                self.queue.mark(key)
+            group.create_task(serve(self.queue, self._work, workers=self._settings.workers), name="workers")
+
+    def mark(self, key: Key) -> None:
+        """Ask for a look at a graph."""
+        self.queue.mark(key)
+
+    def phases(self) -> Mapping[str, int]:
+        """Return the number of graphs in each phase."""
+        found: Counter[str] = Counter()
+        for key in self.cluster.known():
+            graph = self.cluster.sight(key).graph
+            if graph is not None:
+                found[graph.get("status", {}).get("phase") or Phase.PENDING.value] += 1
+        return found
+
+    async def _work(self, key: Key) -> float | None:
+        again_s = await self.reconciler.reconcile(key)
+        return NEVER_S if self.cluster.sight(key).empty else again_s
+
+    def _mark(self, key: Key, urgent: bool) -> None:  # noqa: FBT001 - the cluster's callback
+        self.queue.mark(key, urgent=urgent)
+
+
+class Service:
+    """The process: stands for election if asked to, serves /metrics meanwhile, and runs the operator."""
+
+    def __init__(self, settings: OperatorSettings) -> None:
+        self._settings = settings
+        self._metrics = OperatorMetrics()
+        self._operator: Operator | None = None
+        self._election: Election | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until ``stop`` is set; the Lease is given back then.
+
+        Raises:
+            ConfigError: no credentials, or the metrics port is taken.
+        """
+        settings = self._settings
+        log.info("operator options", **settings.model_dump(mode="json"))
+        client = await KubeClient.connect(kubeconfig=_path(settings.kubeconfig), context=settings.context)
+        self._metrics.watch(depth=self._depth, phases=self._phases)
+        try:
+            async with self._status_server():
+                work = asyncio.create_task(self._elect(client), name="operator")
+                stopped = asyncio.create_task(stop.wait(), name="stop")
+                try:
+                    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    stopped.cancel()
+                    work.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await work
+        finally:
+            await client.close()
+        log.info("operator stopped")
+
+    async def _elect(self, client: KubeClient) -> None:
+        if not self._settings.leader_election:
+            await self._lead(client)
+            return
+        election = Election(
+            client,
+            name=OPERATOR,
+            namespace=watched_namespace(self._settings, client) or _own_namespace(client),
+            identity=f"{instance()}-{random.SystemRandom().randrange(16**8):08x}",
+        )
+        self._election = election
+        await election.lead(lambda: self._lead(client.fenced(lambda: election.is_leading)))
+
+    async def _lead(self, client: KubeClient) -> None:
+        """Act until cancelled."""
+        from penstock_operator.handlers import KopfThread  # noqa: PLC0415 - kopf takes 30 MB and a second
+
+        pool = ConnectionPool()
+        operator = Operator(client, self._settings, loads=MetricsReader(pool), metrics=self._metrics)
+        kopf = KopfThread(
+            operator.mark,
+            namespace=watched_namespace(self._settings, client),
+            kubeconfig=_path(self._settings.kubeconfig),
+            context=self._settings.context,
+        )
+        self._operator = operator
+        self._metrics.leads(True)
+        kopf.start()
+        try:
+            await operator.run()
+        finally:
+            self._operator = None
+            self._metrics.leads(False)
+            await kopf.stop()
+            await pool.close()
+
+    @asynccontextmanager
+    async def _status_server(self) -> AsyncIterator[None]:
+        if not self._settings.metrics_port:
+            yield
+            return
+        server = StatusServer(self._metrics, unready=self._unready)
+        await server.start(self._settings.host, self._settings.metrics_port)
+        try:
+            yield
+        finally:
+            await server.close()
+
+    def _unready(self) -> str | None:
+        """Return why this process neither acts nor stands by; None if it does."""
+        if self._operator is not None:
+            return self._operator.cluster.problem()
+        if self._election is None:
+            return "starts"
+        return self._election.problem
+
+    def _depth(self) -> float:
+        return 0 if self._operator is None else self._operator.queue.depth
+
+    def _phases(self) -> Mapping[str, int]:
+        return {} if self._operator is None else self._operator.phases()
+
+
+def watched_namespace(settings: OperatorSettings, client: KubeClient) -> str | None:
+    """Return the namespace to watch; None: all."""
+    return None if settings.all_namespaces else settings.namespace or client.namespace
+
+
+def instance() -> str:
+    """Return this process's name: the pod's, or the host's."""
+    return os.environ.get("POD_NAME") or socket.gethostname()
+
+
+def _own_namespace(client: KubeClient) -> str:
+    return os.environ.get("POD_NAMESPACE") or client.namespace
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
