@@ -101,9 +101,9 @@ def crds(api_server: ControlPlane) -> ControlPlane:
         pytest.skip(f"no CustomResourceDefinitions in {CRDS}")
     for file in files:
         api_server.kubectl("apply", "--server-side", "-f", str(file))
-        # Not --for=condition: that fails on an object whose status nobody has written yet.
-        established = '--for=jsonpath={.status.conditions[?(@.type=="Established")].status}=True'
-        api_server.kubectl("wait", established, "--timeout=30s", "-f", str(file))
+        # kubectl's condition fails on an object whose status nobody has written yet.
+        api_server.kubectl("wait", "--for=jsonpath={.status.conditions}", "--timeout=30s", "-f", str(file))
+        api_server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(file))
     return api_server
 
 

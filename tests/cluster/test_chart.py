@@ -1,0 +1,125 @@
+"""A real API server takes every object of the chart and every sample, and lets the operator do its work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from apiserver import asset
+
+from penstock_graph.loading import load_graph
+from penstock_operator.build import BuildContext, children
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = sorted((ROOT / "manifests" / "samples").glob("*.yaml"))
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+FOREIGN = {"PodMonitor", "PrometheusRule", "ServiceMonitor"}
+"""Kinds of the Prometheus operator, which this API server does not know."""
+
+VALUES = {
+    "default": {},
+    "cluster-wide": {"clusterWide": True},
+    "everything": {
+        "operator": {"replicas": 2},
+        "planner": {"replicas": 2, "logs": {"size": "1Gi", "accessModes": ["ReadWriteMany"]}},
+        "tensorboard": {"enabled": True},
+        "monitoring": {
+            "podMonitor": {"enabled": True},
+            "serviceMonitor": {"enabled": True},
+            "prometheusRule": {"enabled": True},
+            "dashboard": {"enabled": True},
+        },
+    },
+}
+
+
+def rendered(namespace, values):
+    """The chart's objects; skips without helm."""
+    if not Path(asset("helm")).is_file():
+        pytest.skip("KUBEBUILDER_ASSETS: no helm")
+    chart = str(ROOT / "charts" / "penstock")
+    command = [asset("helm"), "template", "penstock", chart, "--namespace", namespace]
+    command += ["--kube-version", "1.34.0", "--values", "-"]
+    text = subprocess.run(
+        command, input=yaml.safe_dump(values), capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    return [each for each in yaml.safe_load_all(text) if each and each["kind"] not in FOREIGN]
+
+
+def listed(objects):
+    """Objects as one list, for kubectl."""
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_api_server_takes_every_object(api_server, make_namespace, name):
+    """Server-side validation finds no unknown field and no wrong value."""
+    namespace = make_namespace("chart")
+
+    api_server.kubectl(
+        "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-",
+        stdin=listed(rendered(namespace, VALUES[name])),
+    )  # fmt: skip
+
+
+def test_the_plain_manifests_are_taken(api_server):
+    """`kubectl apply --server-side -f manifests/install.yaml`, as documented; its Namespace is made first."""
+    objects = list(yaml.safe_load_all((ROOT / "manifests" / "install.yaml").read_text()))
+    first = [each for each in objects if each["kind"] == "Namespace"]
+    assert [each["metadata"]["name"] for each in first] == ["penstock-system"]
+    api_server.kubectl("apply", "--server-side", "-f", "-", stdin=listed(first))
+
+    api_server.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=listed(objects))
+
+
+def test_its_pods_are_admitted_under_restricted_pod_security(api_server, make_namespace):
+    """Admission itself, not a reading of it, passes each pod template."""
+    namespace = make_namespace("chart", RESTRICTED)
+    objects = rendered(namespace, VALUES["everything"])
+    accounts = [each for each in objects if each["kind"] == "ServiceAccount"]
+    api_server.kubectl("apply", "--server-side", "-f", "-", stdin=listed(accounts))
+    pods = [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": each["metadata"]["name"], "namespace": namespace},
+            "spec": each["spec"]["template"]["spec"],
+        }
+        for each in objects
+        if each["kind"] == "Deployment"
+    ]
+
+    assert len(pods) == 3
+    api_server.kubectl("create", "--dry-run=server", "-f", "-", stdin=listed(pods))
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_samples_are_taken_as_they_are(crds, namespace, path):
+    """`kubectl apply` takes the files that `penstock up` takes; those that name a namespace get it."""
+    graph = yaml.safe_load(path.read_text())
+    graph["metadata"].pop("namespace", None)
+
+    crds.kubectl("apply", "--dry-run=server", "--namespace", namespace, "-f", "-", stdin=json.dumps(graph))
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_the_operators_account_may_make_all_children(crds, make_namespace, path):
+    """With the chart's namespaced Role alone; a Role that grants more than its author holds would be refused."""
+    namespace = make_namespace("rights", RESTRICTED)
+    rights = [
+        each for each in rendered(namespace, {}) if each["kind"] in {"Role", "RoleBinding", "ServiceAccount"}
+    ]
+    crds.kubectl("apply", "--server-side", "-f", "-", stdin=listed(rights))
+    context = BuildContext(owner_uid="", namespace=namespace)
+    objects = children(load_graph(path), context, replicas={}, surge={})
+
+    crds.kubectl(
+        "apply", "--server-side", "--field-manager=penstock-operator",
+        f"--as=system:serviceaccount:{namespace}:penstock-operator", "-f", "-",
+        stdin=listed(objects),
+    )  # fmt: skip
