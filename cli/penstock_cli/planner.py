@@ -11,6 +11,13 @@ from typing import Any, TypeVar
 import click
 import orjson
 
+from penstock_cli.planner_cluster import (
+    CLUSTER_FLAGS,
+    ClusterFlags,
+    Listen,
+    cluster_options,
+    run_on_cluster,
+)
 from penstock_core.clock import ModelClock
 from penstock_core.errors import ConfigError, NotFoundError
 from penstock_graph.loading import load_graph
@@ -21,7 +28,7 @@ from penstock_planner import replay as replaying
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.pipeline import decide as decide_once
 from penstock_planner.ledger import read_ledger
-from penstock_planner.options import PlannerOptions, join
+from penstock_planner.options import PlannerOptions, join, stated
 from penstock_planner.service import Service, run_until_stopped
 from penstock_wire import loop
 
@@ -85,6 +92,7 @@ def planner() -> None:
     "--metrics-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Its port; 0: off."
 )
 @click.option("--dry-run", is_flag=True, help="Print the options that would apply, as JSON, and stop.")
+@cluster_options
 @_options
 def run(
     *,
@@ -96,10 +104,26 @@ def run(
     dry_run: bool,
     **given: Any,
 ) -> None:
-    """Plan until SIGTERM. Options: flag > environment variable > --config > --graph > default."""
+    """Plan until SIGTERM. Options: flag > environment variable > --config > --graph > default.
+
+    With --environment kubernetes one process plans every graph that has spec.planner.enabled, while it holds
+    the Lease penstock-planner. Options then come from each graph's spec.planner; those given as flag, in the
+    environment or in --config override it in ALL graphs. Ledger and dashboard lie in LOG-DIR/NAMESPACE/GRAPH.
+    """
     ModelClock(speed)  # refuses a speed that is none
-    graph = load_graph(graph_file) if graph_file is not None else None
+    cluster = ClusterFlags(**{name: given.pop(name) for name in CLUSTER_FLAGS})
     named = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
+    said = stated(given=named, file=config_file)
+    if said.get("environment") == Environment.KUBERNETES:
+        if graph_file is not None:
+            raise ConfigError(
+                "--graph: graphs are read from the cluster with --environment kubernetes; use --graph-name NAME"
+            )
+        listen = Listen(host, metrics_port)
+        run_on_cluster(cluster, said, speed=speed, listen=listen, dry_run=dry_run)
+        return
+    cluster.refuse()
+    graph = load_graph(graph_file) if graph_file is not None else None
     options = join(given=named, file=config_file, graph=graph)
     if dry_run:
         click.echo(orjson.dumps(options.model_dump(mode="json", by_alias=True), option=orjson.OPT_INDENT_2))
@@ -116,7 +140,10 @@ def _on_backend(service: Service) -> Callable[[asyncio.Event], Coroutine[Any, An
     """
     options = service.options
     if options.environment is Environment.KUBERNETES:
-        raise ConfigError("--environment: kubernetes is not available in this version; use local")
+        raise ConfigError(
+            "spec.planner.environment: kubernetes, yet a local planner was asked for; apply the graph to a "
+            "cluster and give --environment kubernetes"
+        )
     from penstock_local.store import StateStore  # noqa: PLC0415 - only where it is used
     from penstock_local.target import LocalTarget  # noqa: PLC0415 - only where it is used
 

@@ -53,6 +53,7 @@ class PlannerLoop:
         self._config = settings.config
         self._max_age_s = settings.max_age_s
         self._about = settings.about
+        self._first_sequence = settings.first_sequence
         self._target = target
         self._source = source
         self._ledger = ledger
@@ -118,6 +119,8 @@ class PlannerLoop:
         standing = self._standing
         standing.begin(now_s)
         resumed = resume(standing, self._ledger, now_s)
+        newest = max(standing.state.sequence, self._first_sequence)
+        standing.state = replace(standing.state, sequence=newest)
         self._ledger.begin(
             records.header(
                 standing.place(standing.grid.start_s),

@@ -137,14 +137,29 @@ def join(
         InvalidSpecError: with every problem found.
     """
     layers = {**_from_graph(graph), **(_from_file(file) if file is not None else {}), **given}
-    try:
-        options = PlannerOptions.model_validate(layers)
-    except ValidationError as exc:
-        raise InvalidSpecError([_problem(error, file, given) for error in exc.errors()]) from exc
+    options = _checked(layers, given, file)
     problems = _contradictions(options, is_aggregated=graph is not None and not graph.spec.is_disaggregated)
     if problems:
         raise InvalidSpecError([Problem(f"--{key}", message, "planner") for key, message in problems])
     return options
+
+
+def stated(*, given: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
+    """Return what was said explicitly: flags and environment over ``--config``, by kebab-case name.
+
+    Raises:
+        InvalidSpecError: with every value that cannot be an option's, whatever the others are.
+    """
+    layers = {**(_from_file(file) if file is not None else {}), **given}
+    checked = _checked(layers, given, file).model_dump(mode="json", by_alias=True)
+    return {key: value for key, value in checked.items() if key in layers}
+
+
+def _checked(layers: Mapping[str, Any], given: Mapping[str, Any], file: Path | None) -> PlannerOptions:
+    try:
+        return PlannerOptions.model_validate(layers)
+    except ValidationError as exc:
+        raise InvalidSpecError([_problem(error, file, given) for error in exc.errors()]) from exc
 
 
 def _from_file(path: Path) -> dict[str, Any]:

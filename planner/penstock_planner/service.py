@@ -66,7 +66,7 @@ class Service:
             config=options.decide_config(self.graph),
             max_age_s=max(options.metrics_max_age, clock.to_model_s(MIN_MAX_AGE_S)),
             adjustment_deadline_s=max(options.adjustment_deadline, clock.to_model_s(MIN_DEADLINE_S)),
-            timeline=f"{_boot_id()}@{self.speed:g}",
+            timeline=f"{boot_id()}@{self.speed:g}",
             about={
                 "namespace": options.namespace,
                 "environment": options.environment.value,
@@ -86,7 +86,7 @@ async def run_until_stopped(
             is taken.
     """
     options = service.options
-    folder = _made(options.log_folder())
+    folder = made_folder(options.log_folder())
     settings = service.settings()
     clock = ModelClock(service.speed)
     pool = ConnectionPool()
@@ -146,7 +146,12 @@ def _sources(
     return SourceChain([first, *known.values()], now_s=clock.now_s, real_now_s=time.monotonic)
 
 
-def _made(folder: Path) -> Path:
+def made_folder(folder: Path) -> Path:
+    """Return the folder, made if it was not there.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
@@ -156,7 +161,7 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
     """Return what names this boot of the host: its monotonic clock starts anew with it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]

@@ -27,7 +27,7 @@ class LoopSettings:
         adjustment_deadline_s: Longest wait for an adjustment before it is withdrawn or ignored.
         timeline: Names the clock: times of another timeline cannot be compared.
         about: For the ledger's header: namespace, environment, speed.
-        first_sequence: Decisions made before a ledger that begins anew; ids go on behind them.
+        first_sequence: Decisions known to have been made, even if the ledger is lost; ids go on behind them.
     """
 
     config: DecideConfig
@@ -69,8 +69,7 @@ class Standing:
     @classmethod
     def blank(cls, settings: LoopSettings, now_s: float) -> Standing:
         """Return the standing of a planner that starts now and knows nothing."""
-        state = PlannerState(sequence=settings.first_sequence)
-        return cls(settings, now_s, grid_of(settings.config, now_s), state)
+        return cls(settings, now_s, grid_of(settings.config, now_s))
 
     def begin(self, start_s: float) -> None:
         """Start an interval."""

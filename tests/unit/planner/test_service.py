@@ -74,7 +74,7 @@ def test_a_flag_beats_the_environment_and_that_beats_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (["--environment", "kubernetes"], ConfigError, "kubernetes is not available in this version"),
+        (["--graph-name", "llama"], ConfigError, "--graph-name: only with --environment kubernetes"),
         (["--max-gpu-budget", "1"], InvalidSpecError, "below the floor"),
         (["--namespace", "Not A Label"], ConfigError, "--namespace"),
         (["--speed", "0"], ConfigError, "--speed"),

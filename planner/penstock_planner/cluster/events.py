@@ -1,0 +1,142 @@
+"""Kubernetes Events about graphs: every scaling decision with its sentence, and what else a user must see.
+
+Listeners may not block, so Events wait in a short queue for one task that writes them. An Event that cannot
+be written is counted and dropped: it is a courtesy, never a condition of acting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+from penstock_core.errors import PenstockError
+from penstock_core.logs import get_logger
+from penstock_graph.cluster_names import PLANNER
+from penstock_kube.kinds import EVENT
+from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
+from penstock_planner.targets.kubernetes import Note
+from penstock_planner.view import View
+
+MAX_NOTE: Final = 1024
+"""Bytes of a note that the API server takes."""
+
+MAX_WAITING: Final = 1000
+"""Chosen: several decisions of every graph of a large cluster; more are dropped."""
+
+WRITE_TIMEOUT_S: Final = 10.0
+"""Real seconds for one Event. Chosen: a busy API server answers within; others wait behind it."""
+
+log = get_logger(__name__)
+
+
+class Creator(Protocol):
+    """What the writer needs of a client."""
+
+    async def create(self, obj: Mapping[str, Any], *, field_manager: str) -> dict[str, Any]:
+        """Create the object."""
+        ...
+
+
+class EventWriter:
+    """The one writer of a process's Events.
+
+    Attributes:
+        dropped: Events that could not be written.
+    """
+
+    def __init__(self, client: Creator, *, instance: str, now_s: Callable[[], float] = time.time) -> None:
+        """Build it.
+
+        Args:
+            client: Writes.
+            instance: Name of this process: the pod's or the host's.
+            now_s: Seconds since the epoch.
+        """
+        self._client = client
+        self._instance = instance[:128]
+        self._now_s = now_s
+        self._waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(MAX_WAITING)
+        self.dropped = 0
+
+    def post(self, regarding: Mapping[str, Any], note: Note) -> None:
+        """Queue an Event about an object with apiVersion, kind and metadata."""
+        try:
+            self._waiting.put_nowait(self._event(regarding, note))
+        except asyncio.QueueFull:
+            self._drop(note.reason, "too many wait")
+
+    async def run(self) -> None:
+        """Write what is posted until cancelled."""
+        while True:
+            event = await self._waiting.get()
+            try:
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await self._client.create(event, field_manager=PLANNER)
+            except (PenstockError, TimeoutError) as exc:
+                self._drop(event["reason"], str(exc) or "no answer")
+            finally:
+                self._waiting.task_done()
+
+    async def written(self) -> None:
+        """Wait until nothing waits."""
+        await self._waiting.join()
+
+    def _drop(self, reason: str, why: str) -> None:
+        self.dropped += 1
+        log.warning("event dropped", reason=reason, why=why, dropped=self.dropped)
+
+    def _event(self, regarding: Mapping[str, Any], note: Note) -> dict[str, Any]:
+        metadata = regarding["metadata"]
+        about = {
+            "apiVersion": regarding["apiVersion"],
+            "kind": regarding["kind"],
+            **{key: metadata[key] for key in ("name", "namespace", "uid") if key in metadata},
+        }
+        return {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.kind,
+            "metadata": {
+                "name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}",
+                "namespace": metadata["namespace"],
+            },
+            "eventTime": datetime.fromtimestamp(self._now_s(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "reportingController": PLANNER,
+            "reportingInstance": self._instance,
+            "action": "Scale",
+            "reason": note.reason,
+            "type": "Warning" if note.is_warning else "Normal",
+            "note": note.text.encode()[:MAX_NOTE].decode(errors="ignore"),
+            "regarding": about,
+        }
+
+
+class EventListener:
+    """Posts every change that a decision makes."""
+
+    def __init__(self, tell: Callable[[Note], None]) -> None:
+        self._tell = tell
+
+    def tick(self, view: View) -> None:
+        """Take no note of a tick."""
+
+    def decided(self, decision: Decision, view: View) -> None:  # noqa: ARG002 - the listener's shape
+        """Post one Event per role that changes."""
+        for role in decision.changes:
+            self._tell(_note(role, decision.id))
+
+
+def _note(role: RoleDecision, decision_id: str) -> Note:
+    if role.reason is Reason.NEVER_READY:
+        return Note("ScaleUpWithdrawn", _with_id(role.sentence, decision_id), is_warning=True)
+    reason = "ScaledUp" if role.action is Action.UP else "ScaledDown"
+    return Note(reason, _with_id(role.sentence, decision_id))
+
+
+def _with_id(sentence: str, decision_id: str) -> str:
+    """Return the sentence with the decision's id behind it, short enough that the id survives."""
+    suffix = f" ({decision_id})"
+    return sentence.encode()[: MAX_NOTE - len(suffix)].decode(errors="ignore") + suffix

@@ -1,0 +1,215 @@
+"""Runs one planner loop per graph: starts it, restarts it when what it depends on changes, ends it.
+
+Each graph has a task of its own; whatever goes wrong in one is logged, told in its status and tried again
+with growing pauses, and touches no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from penstock_core.errors import ConfigError, PenstockError
+from penstock_core.logs import bind_task, get_logger
+from penstock_graph.models import GraphDeployment
+from penstock_planner.cluster.plan import Plan, parse, plan_of
+from penstock_planner.cluster.status import Report, Standing
+from penstock_planner.cluster.watch import Key, Object
+
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
+"""Real seconds before a graph's planner that failed is started again, doubling. Chosen: a ledger that the last
+leader still holds is free within seconds; a bug should not fill the log."""
+
+STEADY_S: Final = 120.0
+"""Real seconds after which a planner that ran counts as healthy: the next failure waits only briefly."""
+
+log = get_logger(__name__)
+
+
+class Graphs(Protocol):
+    """Where the fleet looks graphs up."""
+
+    def graph(self, key: Key) -> Object | None:
+        """Return a graph; None if there is none or it is being deleted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of one graph's planner.
+
+    Attributes:
+        key: Namespace and name.
+        graph: As the model.
+        plan: What the loop depends on.
+        live: The object as watched.
+    """
+
+    key: Key
+    graph: GraphDeployment
+    plan: Plan
+    live: Object
+
+
+Work = Callable[[Job, asyncio.Event], Coroutine[Any, Any, None]]
+"""Plans one graph until the event is set."""
+
+
+class Fleet:
+    """All planners of one process."""
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        *,
+        overrides: dict[str, Any],
+        work: Work,
+        say: Callable[[Key, Report], None],
+        forget: Callable[[Key], None],
+    ) -> None:
+        """Build the fleet.
+
+        Args:
+            graphs: Looked up whenever a graph is marked.
+            overrides: Options that win over every graph's own, by kebab-case name.
+            work: Plans one graph.
+            say: Called with what a graph's status should say where no loop runs.
+            forget: Called when a graph is gone.
+        """
+        self._graphs = graphs
+        self._overrides = overrides
+        self._work = work
+        self._say = say
+        self._forget = forget
+        self._marked: dict[Key, None] = {}
+        self._wake = asyncio.Event()
+        self._changed: dict[Key, asyncio.Event] = {}
+
+    @property
+    def keys(self) -> list[Key]:
+        """Graphs that have a task now."""
+        return list(self._changed)
+
+    def mark(self, key: Key) -> None:
+        """Have a look at a graph: it was added, changed or deleted."""
+        self._marked[key] = None
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Keep every graph's planner running until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                marked, self._marked = self._marked, {}
+                for key in marked:
+                    if key in self._changed:
+                        self._changed[key].set()
+                    elif self._graphs.graph(key) is not None:
+                        self._changed[key] = asyncio.Event()
+                        group.create_task(self._tend(key), name=f"planner {key[0]}/{key[1]}")
+
+    async def _tend(self, key: Key) -> None:
+        bind_task(namespace=key[0], graph=key[1])
+        pause_s = FIRST_PAUSE_S
+        loop = asyncio.get_running_loop()
+        try:
+            while (live := self._graphs.graph(key)) is not None:
+                self._changed[key].clear()
+                started_s = loop.time()
+                is_over = await self._attempt(key, live)
+                if is_over:
+                    continue
+                pause_s = FIRST_PAUSE_S if loop.time() - started_s >= STEADY_S else pause_s
+                await self._changed_within(key, pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        finally:
+            self._changed.pop(key, None)
+            self._forget(key)
+            if self._graphs.graph(key) is not None:
+                self.mark(key)
+
+    async def _attempt(self, key: Key, live: Object) -> bool:
+        """Run a graph's planner until it has to change; False if it failed."""
+        try:
+            graph = parse(live)
+            plan = plan_of(graph, self._overrides)
+            if plan.disabled:
+                self._report(key, live, Standing.DISABLED, plan.disabled)
+                await self._until_other(key, live, None)
+                return True
+            log.info("planner of graph begins")
+            await self._run(Job(key, graph, plan, live))
+        except ConfigError as exc:
+            self._report(key, live, Standing.MISCONFIGURED, str(exc))
+            log.warning("graph cannot be planned", why=str(exc))
+            return False
+        except PenstockError as exc:
+            self._report(key, live, Standing.FAILED, str(exc))
+            log.warning("planner of graph failed", why=str(exc))
+            return False
+        except Exception as exc:  # root of the graph's task: the others must not notice
+            self._report(key, live, Standing.FAILED, f"{type(exc).__name__}: {exc}")
+            log.exception("planner of graph failed")
+            return False
+        return True
+
+    async def _run(self, job: Job) -> None:
+        """Plan until the graph is gone or its plan has changed."""
+        stop = asyncio.Event()
+        worker = asyncio.create_task(self._work(job, stop))
+        watcher = asyncio.create_task(self._until_other(job.key, job.live, job.plan))
+        try:
+            await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            stop.set()
+            await worker
+        finally:
+            watcher.cancel()
+            worker.cancel()
+            await asyncio.wait({worker, watcher})
+
+    async def _until_other(self, key: Key, live: Object, plan: Plan | None) -> None:
+        """Return when the graph is gone or would be planned otherwise; without a plan, when it changes at all."""
+        generation = live["metadata"].get("generation")
+        uid = live["metadata"].get("uid")
+        while True:
+            await self._changed[key].wait()
+            self._changed[key].clear()
+            now = self._graphs.graph(key)
+            if now is None or now["metadata"].get("uid") != uid:
+                return
+            if now["metadata"].get("generation") == generation:
+                continue
+            generation = now["metadata"].get("generation")
+            try:
+                if plan is None or plan_of(parse(now), self._overrides) != plan:
+                    return
+            except ConfigError:
+                return
+
+    async def _changed_within(self, key: Key, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed[key].wait()
+        except TimeoutError:
+            return
+
+    def _report(self, key: Key, live: Object, standing: Standing, message: str) -> None:
+        self._say(key, last_report(live, standing, " ".join(message.split())))
+
+
+def last_report(live: Object, standing: Standing, message: str) -> Report:
+    """Return a report that keeps what the graph's status says about decisions."""
+    said = (live.get("status") or {}).get("planner") or {}
+    return Report(
+        standing=standing,
+        message=message[:1000],
+        generation=live["metadata"].get("generation", 0),
+        last_decision=said.get("lastDecision", ""),
+        decision_id=said.get("decisionId", ""),
+        gpus=said.get("gpus", 0),
+        budget=said.get("budget"),
+    )

@@ -1,0 +1,71 @@
+"""What one graph's planner is set to, read from the GraphDeployment and what the process was told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock_core.errors import InvalidSpecError, Problem
+from penstock_graph.models import Environment, GraphDeployment, Role
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.options import PlannerOptions, join
+from penstock_planner.targets.kubernetes import Service, services_of
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that a loop depends on: two equal plans need no restart.
+
+    Attributes:
+        options: Of this graph; namespace, environment and log folder do not count here.
+        config: Of the decision.
+        services: Worker services by role.
+        disabled: Why there is no planner; empty if there is one.
+    """
+
+    options: PlannerOptions
+    config: DecideConfig
+    services: Mapping[Role, Service]
+    disabled: str = ""
+
+
+def parse(obj: Mapping[str, Any]) -> GraphDeployment:
+    """Return a watched graph as the model.
+
+    Raises:
+        InvalidSpecError: this version does not understand it.
+    """
+    fields = {key: obj[key] for key in ("apiVersion", "kind", "metadata", "spec")}
+    try:
+        return GraphDeployment.model_validate(fields)
+    except ValidationError as exc:
+        problems = [
+            Problem(".".join(map(str, error["loc"])), error["msg"], "graph")
+            for error in exc.errors(include_url=False)
+        ]
+        raise InvalidSpecError(problems) from exc
+
+
+def plan_of(graph: GraphDeployment, overrides: Mapping[str, Any]) -> Plan:
+    """Return a graph's plan.
+
+    Args:
+        graph: As watched.
+        overrides: Options given to the process, by kebab-case name; they win over every graph's own.
+
+    Raises:
+        ConfigError: the graph's planner cannot run so.
+    """
+    planner = graph.spec.planner
+    disabled = ""
+    if not planner.enabled:
+        disabled = "spec.planner.enabled is false"
+    elif planner.environment is Environment.LOCAL:
+        disabled = "spec.planner.environment is local"
+    elif not any(service.scaling for service in graph.spec.workers.values()):
+        disabled = "no worker service has spec.services.*.scaling"
+    options = join(given={} if disabled else overrides, graph=None if disabled else graph)
+    return Plan(options, options.decide_config(graph), services_of(graph), disabled)

@@ -1,0 +1,297 @@
+"""The planner process on Kubernetes: election, watches, and per graph sources, ledger, dashboard and loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+import uuid
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from penstock_core.clock import ModelClock
+from penstock_core.errors import ConfigError
+from penstock_core.local_state import state_dir
+from penstock_core.logs import get_logger
+from penstock_graph.cluster_names import DECISION_ANNOTATION, PLANNER
+from penstock_graph.models import MetricsSource
+from penstock_kube.client import KubeClient
+from penstock_kube.lease import Election
+from penstock_planner.cluster.events import EventListener, EventWriter
+from penstock_planner.cluster.fleet import Fleet, Job, last_report
+from penstock_planner.cluster.status import Report, Standing, StatusListener, StatusWriter
+from penstock_planner.cluster.watch import GraphWatch, Key, Watch
+from penstock_planner.dashboard import Dashboard
+from penstock_planner.ledger import FILE_NAME, Ledger
+from penstock_planner.loop import PlannerLoop
+from penstock_planner.metrics import PlannerMetrics, serve
+from penstock_planner.options import PlannerOptions
+from penstock_planner.service import boot_id, made_folder
+from penstock_planner.snapshot import SnapshotWriter
+from penstock_planner.sources.base import Source
+from penstock_planner.sources.chain import SourceChain
+from penstock_planner.sources.prometheus import PrometheusSource, connect
+from penstock_planner.sources.router import RouterSource
+from penstock_planner.sources.scrape import ScrapeSource
+from penstock_planner.standing import LoopSettings
+from penstock_planner.targets.kubernetes import UNSCHEDULABLE_S, KubernetesTarget, Note
+from penstock_planner.timing import ModelTime
+from penstock_planner.view import Audience, Listener
+from penstock_wire.client import ConnectionPool
+
+SPREAD_S: Final = 2.0
+"""Real seconds over which the loops' starts are spread, so that their pulls and decisions do not come at once.
+Chosen: two pulls; a graph keeps its place after a restart, because it is drawn from its name."""
+
+CLOSE_GRACE_S: Final = 1.0
+"""Real seconds for the last scrape of the planner's own metrics."""
+
+SPEED: Final = 1.0
+"""Modelled seconds per real second; pods live in real time."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterService:
+    """What one process is told.
+
+    Attributes:
+        overrides: Options that win over every graph's own, by kebab-case name.
+        namespace: To watch; None: the client's own.
+        all_namespaces: Watch all.
+        graph: The only graph's name; None: all.
+        log_dir: Folder of ledgers and dashboards, NAMESPACE/GRAPH below it; None: no dashboards, and the
+            ledgers lie in Penstock's state folder.
+        host: Address of the planner's own metrics.
+        metrics_port: Its port; 0: off.
+        unschedulable_s: Seconds after which an unschedulable pod is given up.
+    """
+
+    overrides: Mapping[str, Any]
+    namespace: str | None = None
+    all_namespaces: bool = False
+    graph: str | None = None
+    log_dir: Path | None = None
+    host: str = "127.0.0.1"
+    metrics_port: int = 0
+    unschedulable_s: float = UNSCHEDULABLE_S
+
+    def folder(self, key: Key) -> Path:
+        """Return the folder of one graph's ledger, state and dashboard."""
+        base = self.log_dir if self.log_dir is not None else state_dir() / "planner"
+        return base / key[0] / key[1]
+
+
+async def run_until_stopped(service: ClusterService, client: KubeClient, stop: asyncio.Event) -> None:
+    """Plan while this process holds the Lease, until ``stop`` is set.
+
+    Raises:
+        ConfigError: the metrics port is taken.
+    """
+    namespace = service.namespace or client.namespace
+    identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    election = Election(
+        client,
+        name=PLANNER if service.graph is None else f"{PLANNER}-{service.graph}",
+        namespace=client.namespace if service.all_namespaces else namespace,
+        identity=identity,
+    )
+    metrics = PlannerMetrics()
+    server = None
+    log.info(
+        "planner for Kubernetes",
+        identity=identity,
+        namespace="all" if service.all_namespaces else namespace,
+        graph_name=service.graph,
+        overrides=dict(service.overrides),
+    )
+    try:
+        if service.metrics_port:
+            server = await serve(metrics, service.host, service.metrics_port)
+        planning = asyncio.create_task(
+            election.lead(
+                lambda: Reign(service, client.fenced(lambda: election.is_leading), metrics, identity).run()
+            )
+        )
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({planning, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if planning.done():
+                planning.result()
+        finally:
+            stopping.cancel()
+            planning.cancel()
+            await asyncio.wait({planning, stopping})
+        log.info("planner stopped")
+    finally:
+        if server is not None:
+            await server.close(grace_s=CLOSE_GRACE_S)
+
+
+class Reign:
+    """One term of leadership: everything is built anew, so that nothing old is believed."""
+
+    def __init__(
+        self, service: ClusterService, client: KubeClient, metrics: PlannerMetrics, identity: str
+    ) -> None:
+        """Build it.
+
+        Args:
+            service: What the process is told.
+            client: Writes only while this process leads.
+            metrics: Of the process.
+            identity: Of the process, for Events.
+        """
+        self._service = service
+        self._client = client
+        self._metrics = metrics
+        self._pool = ConnectionPool()
+        self._scrape = ScrapeSource(self._pool)
+        self._clock = ModelClock(SPEED)
+        namespace = None if service.all_namespaces else service.namespace or client.namespace
+        self._watch = Watch(client, namespace=namespace, graph=service.graph)
+        self._events = EventWriter(client, instance=identity)
+        self.status = StatusWriter(client, self._watch.live)
+        self.fleet = Fleet(
+            self._watch,
+            overrides=dict(service.overrides),
+            work=self._plan,
+            say=self.status.say,
+            forget=self._forget,
+        )
+        self._watch.subscribe(self.fleet.mark)
+
+    async def run(self) -> None:
+        """Watch and plan until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._watch.run())
+                group.create_task(self._events.run())
+                group.create_task(self.status.run())
+                await self._watch.synced()
+                group.create_task(self.fleet.run())
+        finally:
+            await self._pool.close()
+
+    async def _plan(self, job: Job, stop: asyncio.Event) -> None:
+        """Plan one graph until ``stop`` is set.
+
+        Raises:
+            ConfigError: the log folder cannot be made, or another planner holds its ledger.
+        """
+        folder = made_folder(self._service.folder(job.key))
+        view = self._watch.of(job.key)
+        sources = self._sources(job, view)
+        dashboard = Dashboard(folder, job.plan.config) if self._service.log_dir is not None else None
+        ledger = Ledger(folder / FILE_NAME)
+        listener = self._metrics.of(*job.key)
+        try:
+            await self._spread(job.key, stop)
+            loop = PlannerLoop(
+                self._settings(job),
+                target=KubernetesTarget(
+                    self._client,
+                    job.graph,
+                    view,
+                    tell=lambda note: self._tell(job.key, note),
+                    unschedulable_s=self._service.unschedulable_s,
+                ),
+                source=SourceChain(sources, now_s=self._clock.now_s, real_now_s=time.monotonic),
+                ledger=ledger,
+                time=ModelTime(self._clock),
+                audience=Audience([listener, *self._listeners(job, folder, dashboard)]),
+            )
+            await loop.run(stop)
+        finally:
+            listener.restarted()
+            ledger.close()
+            for source in sources:
+                if isinstance(source, PrometheusSource):
+                    source.close()
+            if dashboard is not None:
+                await asyncio.to_thread(dashboard.close)
+
+    def _settings(self, job: Job) -> LoopSettings:
+        options = job.plan.options
+        return LoopSettings(
+            config=job.plan.config,
+            max_age_s=options.metrics_max_age,
+            adjustment_deadline_s=options.adjustment_deadline,
+            timeline=f"{boot_id()}@{SPEED:g}",
+            about={
+                "namespace": job.key[0],
+                "graph": job.key[1],
+                "environment": "kubernetes",
+                "served_model_name": options.served_model_name,
+                "speed": SPEED,
+            },
+            first_sequence=self._newest_sequence(job),
+        )
+
+    def _newest_sequence(self, job: Job) -> int:
+        """Return the number of the newest decision that the cluster remembers; the ledger may be lost."""
+        ids = [last_report(job.live, Standing.OBSERVING, "").decision_id]
+        for service in job.plan.services.values():
+            adapter = self._watch.of(job.key).adapter(service.name)
+            ids.append(
+                ((adapter or {}).get("metadata", {}).get("annotations") or {}).get(DECISION_ANNOTATION, "")
+            )
+        return max((int(each[1:]) for each in ids if each[:1] == "d" and each[1:].isdigit()), default=0)
+
+    def _listeners(self, job: Job, folder: Path, dashboard: Dashboard | None) -> list[Listener]:
+        status = StatusListener(
+            last_report(job.live, Standing.OBSERVING, ""),
+            interval_s=job.plan.config.adjustment_interval_s,
+            no_operation=job.plan.config.no_operation,
+            say=lambda report: self._say(job, report),
+        )
+        found: list[Listener] = [
+            status,
+            EventListener(lambda note: self._tell(job.key, note)),
+            SnapshotWriter(folder, now_s=time.monotonic),
+        ]
+        return [*found, dashboard] if dashboard is not None else found
+
+    def _sources(self, job: Job, view: GraphWatch) -> list[Source]:
+        """Return the preferred source first; the others back it up, Prometheus only if its URL is known."""
+        options: PlannerOptions = job.plan.options
+        known: dict[MetricsSource, Source] = {
+            MetricsSource.ROUTER: RouterSource(self._pool, view.routers),
+            MetricsSource.SCRAPE: self._scrape,
+        }
+        if options.prometheus_url is not None:
+            known[MetricsSource.PROMETHEUS] = PrometheusSource(
+                connect(options.prometheus_url),
+                served_model_name=options.served_model_name,
+                clock=self._clock,
+                namespace=job.key[0],
+            )
+        if options.metrics_source not in known:
+            raise ConfigError(
+                "--prometheus-url: missing, yet the source is prometheus; give http://host:port"
+            )
+        first = known.pop(options.metrics_source)
+        return [first, *known.values()]
+
+    async def _spread(self, key: Key, stop: asyncio.Event) -> None:
+        offset_s = SPREAD_S * zlib.crc32("/".join(key).encode()) / 2**32
+        await ModelTime(self._clock).sleep_until(self._clock.now_s() + offset_s, stop)
+
+    def _say(self, job: Job, report: Report) -> None:
+        live = self._watch.live(job.key) or job.live
+        generation = live["metadata"].get("generation", 0)
+        self.status.say(job.key, replace(report, generation=generation))
+
+    def _tell(self, key: Key, note: Note) -> None:
+        live = self._watch.live(key)
+        if live is not None:
+            self._events.post(live, note)
+
+    def _forget(self, key: Key) -> None:
+        self.status.forget(key)
+        self._metrics.forget(*key)

@@ -1,0 +1,295 @@
+"""The planner's part of a graph's status: ``status.planner`` and the condition PlannerActive.
+
+Written by server-side apply, and only when it differs from what is there: a planner that has nothing new to
+say writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+from penstock_core.errors import NotFoundError, PenstockError
+from penstock_core.logs import get_logger
+from penstock_graph.cluster_names import PLANNER
+from penstock_planner.cluster.watch import PLANNER_CONDITION, Key
+from penstock_planner.decide.decision import Decision
+from penstock_planner.view import Phase, View
+
+WRITE_TIMEOUT_S: Final = 10.0
+"""Real seconds for one write. Chosen: a busy API server answers within; other graphs wait behind it."""
+
+RETRY_S: Final = 5.0
+"""Real seconds before what could not be written is tried again. Chosen: a status may be that old."""
+
+TRUST_S: Final = 30.0
+"""Real seconds for which the last write is believed although the watch does not show it yet. Chosen: watches
+lag by milliseconds; after that somebody has overwritten it."""
+
+MISSING_S: Final = 10.0
+"""Modelled seconds without a usable metric before the condition says so; the default of metrics.maxAgeSeconds."""
+
+log = get_logger(__name__)
+
+
+class Standing(StrEnum):
+    """The condition's reason; closed set."""
+
+    OBSERVING = "Observing"
+    ADJUSTING = "Adjusting"
+    NO_OPERATION = "NoOperation"
+    METRICS_MISSING = "MetricsMissing"
+    BLIND = "Blind"
+    DISABLED = "Disabled"
+    MISCONFIGURED = "Misconfigured"
+    FAILED = "Failed"
+
+
+_TRUTH = {
+    Standing.OBSERVING: "True",
+    Standing.ADJUSTING: "True",
+    Standing.NO_OPERATION: "True",
+    Standing.BLIND: "Unknown",
+}
+"""The condition's status by reason; False where nothing is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a graph's status says about its planner.
+
+    Attributes:
+        standing: Reason of the condition.
+        message: One sentence; the same text for the same state.
+        generation: Of the graph that this judges.
+        last_decision: Sentence of the last change; empty before the first.
+        decision_id: Its id.
+        gpus: GPUs in use.
+        budget: GPUs allowed; None: no ceiling.
+    """
+
+    standing: Standing
+    message: str
+    generation: int
+    last_decision: str = ""
+    decision_id: str = ""
+    gpus: int = 0
+    budget: int | None = None
+
+    @property
+    def condition(self) -> dict[str, Any]:
+        """Return the condition without its time."""
+        return {
+            "type": PLANNER_CONDITION,
+            "status": _TRUTH.get(self.standing, "False"),
+            "reason": self.standing.value,
+            "message": self.message,
+            "observedGeneration": self.generation,
+        }
+
+    @property
+    def planner(self) -> dict[str, Any]:
+        """Return ``status.planner``."""
+        found = {"lastDecision": self.last_decision, "decisionId": self.decision_id, "gpus": self.gpus}
+        return found if self.budget is None else {**found, "budget": self.budget}
+
+
+def is_said(report: Report, status: Mapping[str, Any]) -> bool:
+    """Tell whether a live status says all of a report already."""
+    condition = report.condition
+    return dict(status.get("planner") or {}) == report.planner and any(
+        {key: each.get(key) for key in condition} == condition for each in status.get("conditions") or ()
+    )
+
+
+class StatusListener:
+    """Turns one loop's ticks and decisions into reports."""
+
+    def __init__(
+        self, first: Report, *, interval_s: float, no_operation: bool, say: Callable[[Report], None]
+    ) -> None:
+        """Build it.
+
+        Args:
+            first: What was said last; the last decision is taken over from it.
+            interval_s: Adjustment interval, for the message.
+            no_operation: Nothing is acted on.
+            say: Called with the report at every tick and decision.
+        """
+        self._report = first
+        self._say = say
+        self._known_s: float | None = None
+        if no_operation:
+            self._calm = (Standing.NO_OPERATION, "decides and records, changes nothing: planner.noOperation")
+        else:
+            self._calm = (Standing.OBSERVING, f"decides every {interval_s:g} s")
+
+    def tick(self, view: View) -> None:
+        """Say what the loop does now."""
+        standing, message = self._standing(view)
+        if view.phase is Phase.BLIND:
+            self._report = replace(self._report, standing=standing, message=message)
+        else:
+            self._report = replace(
+                self._report,
+                standing=standing,
+                message=message,
+                gpus=view.gpus,
+                budget=view.max_gpu_budget,
+            )
+        self._say(self._report)
+
+    def decided(self, decision: Decision, view: View) -> None:  # noqa: ARG002 - the listener's shape
+        """Keep the sentences of a decision that changes something."""
+        if decision.changes:
+            sentence = "; ".join(role.sentence for role in decision.changes)
+            self._report = replace(self._report, last_decision=sentence, decision_id=decision.id)
+            self._say(self._report)
+
+    def _standing(self, view: View) -> tuple[Standing, str]:
+        if view.phase is Phase.BLIND:
+            return (
+                Standing.BLIND,
+                "the cluster cannot be watched: nothing is decided, everything stays as it is",
+            )
+        if view.phase is Phase.ADJUSTING:
+            self._known_s = None
+            return Standing.ADJUSTING, "waits until replicas have started or drained"
+        unknown = _unknown(view)
+        if unknown is None or self._known_s is None:
+            self._known_s = view.at_s
+        if unknown is not None and view.at_s - self._known_s >= MISSING_S:
+            return (
+                Standing.METRICS_MISSING,
+                f"{unknown} unknown: nothing shrinks, and grows only if what is known suffices",
+            )
+        return self._calm
+
+
+def _unknown(view: View) -> str | None:
+    """Return which signals nobody knows; None while at least something of each is known."""
+    if view.pull is None:
+        return None
+    kv, queue = view.pull.kv, view.pull.queue
+    names = [
+        *(["KV usage"] if kv.unknown and not kv.fresh else []),
+        *(["prefill queue"] if queue is not None and not queue.is_known else []),
+    ]
+    return " and ".join(names) if names else None
+
+
+class Applier(Protocol):
+    """What the writer needs of a client."""
+
+    async def apply(
+        self, obj: Mapping[str, Any], *, field_manager: str, subresource: str | None
+    ) -> dict[str, Any]:
+        """Make the fields so."""
+        ...
+
+
+class StatusWriter:
+    """Writes the newest report of each graph that differs from what is there.
+
+    Attributes:
+        writes: Statuses written.
+    """
+
+    def __init__(
+        self,
+        client: Applier,
+        live: Callable[[Key], Mapping[str, Any] | None],
+        *,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Build it.
+
+        Args:
+            client: Writes.
+            live: Function that returns the newest known object of a graph.
+            now_s: Seconds since the epoch.
+        """
+        self._client = client
+        self._live = live
+        self._now_s = now_s
+        self._wanted: dict[Key, Report] = {}
+        self._written: dict[Key, tuple[Report, float]] = {}
+        self._wake = asyncio.Event()
+        self.writes = 0
+
+    def say(self, key: Key, report: Report) -> None:
+        """Have a report written unless it is there already."""
+        if self._is_news(key, report):
+            self._wanted[key] = report
+            self._wake.set()
+        else:
+            self._wanted.pop(key, None)
+
+    def forget(self, key: Key) -> None:
+        """Write nothing about a graph any more."""
+        self._wanted.pop(key, None)
+        self._written.pop(key, None)
+
+    async def run(self) -> None:
+        """Write until cancelled; what fails is tried again."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            failed = False
+            for key in list(self._wanted):
+                report = self._wanted.pop(key, None)
+                if report is not None and not await self._write(key, report):
+                    self._wanted.setdefault(key, report)
+                    failed = True
+            if failed:
+                await asyncio.sleep(RETRY_S)
+                self._wake.set()
+
+    def _is_news(self, key: Key, report: Report) -> bool:
+        graph = self._live(key)
+        if graph is None:
+            return False
+        written = self._written.get(key)
+        if written is not None and written[0] == report and self._now_s() - written[1] < TRUST_S:
+            return False
+        return not is_said(report, graph.get("status") or {}) or (
+            written is not None and written[0] != report
+        )
+
+    async def _write(self, key: Key, report: Report) -> bool:
+        graph = self._live(key)
+        if graph is None or not self._is_news(key, report):
+            return True
+        metadata = graph["metadata"]
+        obj = {
+            "apiVersion": graph["apiVersion"],
+            "kind": graph["kind"],
+            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+            "status": {
+                "planner": report.planner,
+                "conditions": [{**report.condition, "lastTransitionTime": self._since(report, graph)}],
+            },
+        }
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await self._client.apply(obj, field_manager=PLANNER, subresource="status")
+        except NotFoundError:
+            return True
+        except (PenstockError, TimeoutError) as exc:
+            log.warning("status not written", graph="/".join(key), error=str(exc) or "no answer")
+            return False
+        self.writes += 1
+        self._written[key] = (report, self._now_s())
+        return True
+
+    def _since(self, report: Report, graph: Mapping[str, Any]) -> str:
+        """Return when the condition's status became what it is."""
+        for each in (graph.get("status") or {}).get("conditions") or ():
+            if each.get("status") == report.condition["status"] and each.get("lastTransitionTime"):
+                return str(each["lastTransitionTime"])
+        return datetime.fromtimestamp(self._now_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
