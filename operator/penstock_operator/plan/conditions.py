@@ -173,7 +173,7 @@ def _step(service: ServiceFacts) -> str:
     if replicas.serving < service.target:
         parts.append(f"{replicas.serving} of {service.target} replicas are ready")
     elif not parts and (service.desired != service.target or replicas.existing != service.target):
-        parts.append(f"goes from {replicas.existing} to {service.target} replicas")
+        parts.append(f"goes to {service.target} replicas")
     return ", ".join(parts)
 
 
@@ -225,7 +225,8 @@ def _schedulable(facts: GraphFacts) -> Judgement:
 
 def _roles(facts: GraphFacts) -> list[Role]:
     """Return the roles that a request passes; a graph without a router service is served by nobody."""
-    return sorted({Role.ROUTER, *(each.role for each in facts.services.values())})
+    present = {Role.ROUTER, *(each.role for each in facts.services.values())}
+    return [role for role in Role if role in present]
 
 
 def _serving(facts: GraphFacts, role: Role) -> int:

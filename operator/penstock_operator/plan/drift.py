@@ -183,7 +183,7 @@ def _differences(path: str, key: str, want: Any, found: Any) -> Iterator[Differe
 def _absence_is_fine(key: str, want: Any) -> bool:
     if isinstance(want, Mapping):
         return not want and key not in MEANINGFUL_WHEN_EMPTY
-    if _is_list(want) or want == "":
+    if want is None or want == "" or _is_list(want):
         return not want
     return not want and key in ABSENT_WHEN_ZERO | DEFAULTED_WHEN_ZERO
 

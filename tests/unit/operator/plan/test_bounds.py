@@ -1,0 +1,59 @@
+"""Wishes and bounds."""
+
+import pytest
+
+from penstock_graph.models import ServiceSpec
+from penstock_operator.plan.bounds import Bounded, bounded
+
+SCALED = ServiceSpec.model_validate(
+    {
+        "role": "decode",
+        "replicas": 2,
+        "gpusPerReplica": 2,
+        "scaling": {"minReplicas": 1, "maxReplicas": 6},
+    }
+)
+FIXED = ServiceSpec.model_validate({"role": "router", "replicas": 2, "gpusPerReplica": 1})
+
+
+@pytest.mark.parametrize(
+    ("wish", "budget", "expected"),
+    [
+        (None, None, Bounded(2)),
+        (1, 8, Bounded(1)),
+        (4, 8, Bounded(4)),
+        (6, None, Bounded(6)),
+        (0, 8, Bounded(1, "TooFewReplicas", "0 replicas were asked for; scaling.minReplicas is 1")),
+        (9, None, Bounded(6, "TooManyReplicas", "9 replicas were asked for; scaling.maxReplicas is 6")),
+        (9, 12, Bounded(6, "TooManyReplicas", "9 replicas were asked for; scaling.maxReplicas is 6")),
+        (
+            5,
+            8,
+            Bounded(4, "OverBudget", "5 replicas of 2 GPUs exceed planner.maxGpuBudget 8; 4 are kept"),
+        ),
+        (
+            9,
+            1,
+            Bounded(1, "OverBudget", "9 replicas of 2 GPUs exceed planner.maxGpuBudget 1; 1 are kept"),
+        ),
+    ],
+)
+def test_a_wish_is_kept_within_the_bounds(wish, budget, expected):
+    """minReplicas, maxReplicas and what the whole budget can hold; each says so."""
+    assert bounded(wish, SCALED, max_gpu_budget=budget) == expected
+
+
+def test_a_service_without_scaling_keeps_its_number():
+    """A wish from outside is refused in words."""
+    assert bounded(None, FIXED, max_gpu_budget=1) == Bounded(2)
+    assert bounded(2, FIXED, max_gpu_budget=1) == Bounded(2)
+    assert bounded(5, FIXED, max_gpu_budget=1) == Bounded(
+        2, "NotScalable", "5 replicas were asked for; the service has no scaling, so it keeps 2"
+    )
+
+
+def test_a_router_that_scales_knows_no_budget():
+    """Routers hold no GPUs."""
+    router = ServiceSpec.model_validate({"role": "router", "scaling": {"maxReplicas": 4}})
+    assert bounded(4, router, max_gpu_budget=1) == Bounded(4)
+    assert bounded(5, router, max_gpu_budget=1).reason == "TooManyReplicas"

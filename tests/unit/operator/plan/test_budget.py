@@ -1,0 +1,319 @@
+"""The GPU budget: who starts, who waits, and that no order of events exceeds it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_operator.plan.budget import OVERDUE_S, Releases, releases
+from penstock_operator.plan.pods import PodView
+
+
+def worker(name, *, gpus=1, role="decode", **more):
+    """Return a gated worker pod whose uid is its name."""
+    defaults = {"uid": name, "service": role, "role": role, "gated": True, "gpus": gpus}
+    return PodView(name, **{**defaults, **more})
+
+
+def running(name, **more):
+    """Return a worker pod whose gate is lifted."""
+    return worker(name, gated=False, **more)
+
+
+def judge(*pods, budget=8, priorities=None, released=(), now_s=0.0):
+    """Call `releases` with defaults."""
+    return releases(
+        pods, budget=budget, priorities=priorities or {}, already_released=frozenset(released), now_s=now_s
+    )
+
+
+def test_without_a_ceiling_all_start():
+    """No budget, no waiting; the used GPUs are counted all the same."""
+    assert judge(running("a", gpus=4), worker("b", gpus=99), budget=None) == Releases(("b",), (), 4)
+
+
+def test_nothing_to_do():
+    """No pods, no releases."""
+    assert judge() == Releases((), (), 0)
+
+
+def test_as_many_start_as_fit():
+    """Oldest first; the rest is told what is free."""
+    pods = [worker(name, gpus=3, created_s=age) for name, age in (("c", 1), ("a", 2), ("b", 3))]
+    found = judge(*pods)
+    assert found.release == ("c", "a")
+    assert [(each.uid, each.reason) for each in found.waiting] == [
+        ("b", "needs 3 of 8 GPUs and 2 are free; scale something down or raise planner.maxGpuBudget")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pod", "counts"),
+    [
+        (running("a", gpus=8), True),
+        (running("a", gpus=8, terminating=True), True),
+        (running("a", gpus=8, finished=True, phase="Failed"), False),
+        (worker("a", gpus=8, terminating=True), False),
+    ],
+)
+def test_a_pod_counts_from_release_to_its_end(pod, counts):
+    """Terminating pods still hold their GPUs; finished ones and those never released hold none."""
+    found = judge(pod, worker("b"))
+    assert found.release == (() if counts else ("b",))
+    assert found.gpus == (8 if counts else 0)
+
+
+def test_a_release_counts_before_it_is_seen():
+    """A gate that was lifted a moment ago still looks closed."""
+    found = judge(worker("a", gpus=8), worker("b"), released={"a"})
+    assert found.release == ()
+    assert [each.uid for each in found.waiting] == ["b"]
+    assert judge(worker("a", gpus=8, terminating=True), worker("b"), released={"a"}).release == ()
+
+
+def test_an_empty_role_goes_before_any_priority():
+    """A graph with an empty role serves nothing, so one replica of it comes first; priority decides the rest."""
+    pods = [
+        worker("p1", role="prefill"),
+        worker("p2", role="prefill"),
+        worker("d1"),
+        worker("d2"),
+    ]
+    assert judge(*pods, budget=3, priorities={"prefill": 5}).release == ("p1", "d1", "p2")
+    assert judge(running("d0"), *pods, budget=3, priorities={"decode": 5}).release == ("p1", "d1")
+
+
+def test_room_that_comes_free_is_kept_for_the_first_in_line():
+    """Small replicas do not slip past a big one whose room is being freed."""
+    pods = [
+        running("x", gpus=2, role="prefill"),
+        running("y", gpus=2),
+        running("leaving", gpus=2, terminating=True, deleted_s=100.0),
+        worker("big", gpus=4, created_s=1),
+        worker("small", created_s=2),
+    ]
+    found = judge(*pods, now_s=50.0)
+    assert found.release == ()
+    assert {each.uid: each.reason for each in found.waiting} == {
+        "big": "needs 4 of 8 GPUs and 2 are free; 2 more are being freed",
+        "small": "needs 1 of 8 GPUs and 2 are free; decode is next in line",
+    }
+
+
+@pytest.mark.parametrize("deleted_s", [100.0 - OVERDUE_S, 0.0])
+def test_nobody_waits_for_a_stuck_pod(deleted_s):
+    """A terminating pod past its deadline frees nothing soon: those behind the first in line pass."""
+    pods = [
+        running("x", gpus=4),
+        running("stuck", gpus=2, terminating=True, deleted_s=deleted_s),
+        worker("big", gpus=4, created_s=1),
+        worker("small", created_s=2),
+    ]
+    assert judge(*pods, now_s=100.0).release == ("small",)
+
+
+def test_who_cannot_fit_at_all_blocks_nobody():
+    """A replica larger than the budget is told so; the others pass."""
+    found = judge(worker("huge", gpus=9), worker("small", created_s=1))
+    assert found.release == ("small",)
+    assert found.waiting[0].reason == "needs 9 GPUs, more than the budget of 8; raise planner.maxGpuBudget"
+
+
+def test_over_the_budget_nothing_starts():
+    """A lowered budget ends no pod here, and starts none."""
+    found = judge(running("a", gpus=6), worker("b"), budget=4)
+    assert (found.release, found.gpus) == ((), 6)
+    assert found.waiting[0].reason.startswith("needs 1 of 4 GPUs and 0 are free")
+
+
+def group(name, index, **more):
+    """Return pod ``index`` of a group of two."""
+    return worker(f"{name}-{index}", group=name, worker_index=index, group_size=2, gpus=4, **more)
+
+
+def test_a_group_starts_as_a_whole():
+    """Leader first, and only if the whole group fits, also the pods that do not exist yet."""
+    assert judge(group("g", 1), group("g", 0)).release == ("g-0", "g-1")
+    assert judge(group("g", 0), running("a")).release == ()
+    assert judge(group("g", 0)).release == ("g-0",)
+
+
+def test_a_started_groups_rest_has_its_room():
+    """Nobody takes the GPUs that a group's missing pods will need."""
+    leader = group("g", 0, gated=False)
+    found = judge(leader, worker("other"))
+    assert (found.release, found.gpus) == ((), 8)
+    assert judge(leader, group("g", 1)).release == ("g-1",)
+    assert judge(leader, group("g", 1), released={"g-1"}).release == ()
+
+
+def test_a_groups_replacement_waits_for_what_it_replaces():
+    """A terminating pod of a running group counts beside the group's whole."""
+    pods = (
+        group("g", 0, gated=False),
+        replace(group("g", 1, gated=False, terminating=True), uid="old"),
+        group("g", 1),
+    )
+    found = judge(*pods)
+    assert (found.release, found.gpus) == ((), 12)
+    assert found.waiting[0].reason == "12 GPUs are in use and the budget is 8"
+
+
+PODS = st.lists(
+    st.builds(
+        PodView,
+        name=st.uuids().map(str),
+        service=st.sampled_from(["prefill", "decode"]),
+        role=st.sampled_from(["prefill", "decode"]),
+        gpus=st.integers(0, 4),
+        gated=st.booleans(),
+        terminating=st.booleans(),
+        finished=st.booleans(),
+        created_s=st.integers(0, 3).map(float),
+        deleted_s=st.none() | st.integers(0, 3).map(float),
+    ).map(lambda pod: replace(pod, uid=pod.name)),
+    max_size=10,
+)
+
+
+@given(PODS, st.integers(0, 12), st.dictionaries(st.sampled_from(["prefill", "decode"]), st.integers(-2, 2)))
+def test_releases_fit_and_leave_no_usable_room(pods, budget, priorities):
+    """What starts fits; what waits either does not fit or gives way to one whose room is coming."""
+    found = judge(*pods, budget=budget, priorities=priorities)
+    by_uid = {pod.uid: pod for pod in pods}
+    started = sum(by_uid[uid].gpus for uid in found.release)
+    if any(by_uid[uid].gpus for uid in found.release):
+        assert found.gpus + started <= budget
+    room = budget - found.gpus - started
+    for each in found.waiting:
+        assert by_uid[each.uid].gpus > room or "next in line" in each.reason
+    alive_gated = {pod.uid for pod in pods if pod.gated and pod.alive}
+    assert alive_gated == {*found.release, *(each.uid for each in found.waiting)}
+    if any("next in line" in each.reason for each in found.waiting):
+        assert any("being freed" in each.reason for each in found.waiting)
+
+
+@given(PODS, st.integers(0, 12), st.randoms(use_true_random=False))
+def test_the_order_of_the_view_does_not_matter(pods, budget, random):
+    """The same pods give the same answer, in whatever order a watch delivered them."""
+    shuffled = list(pods)
+    random.shuffle(shuffled)
+    assert judge(*pods, budget=budget) == judge(*shuffled, budget=budget)
+
+
+class World:
+    """A cluster, an operator that sees it late, and the releases on their way."""
+
+    def __init__(self, budget):
+        self.budget = budget
+        self.pods = {}
+        self.history = [{}]
+        self.seen = 0
+        self.released = set()
+        self.in_flight = []
+        self.born = 0
+
+    def record(self):
+        """Take a picture of the cluster, which must be within its budget."""
+        self.history.append(dict(self.pods))
+        gpus = sum(pod.gpus for pod in self.pods.values() if not pod.gated and not pod.finished)
+        assert gpus <= self.budget
+
+    def create(self, gpus, role, size):
+        """A workload makes a replica."""
+        self.born += 1
+        for index in range(size):
+            name = f"p{self.born}-{index}"
+            more = {"group": f"g{self.born}", "worker_index": index, "group_size": size} if size > 1 else {}
+            self.pods[name] = worker(name, gpus=gpus, role=role, created_s=float(self.born), **more)
+            self.record()
+
+    def change(self, pick, **changes):
+        """Something happens to a pod."""
+        if self.pods:
+            name = sorted(self.pods)[pick % len(self.pods)]
+            self.pods[name] = replace(self.pods[name], **changes)
+            self.record()
+
+    def delete(self, pick):
+        """A terminating or gated pod is gone."""
+        gone = sorted(n for n, pod in self.pods.items() if pod.terminating or pod.gated)
+        if gone:
+            del self.pods[gone[pick % len(gone)]]
+            self.record()
+
+    def watch(self, steps):
+        """The operator's view catches up a little."""
+        self.seen = min(len(self.history) - 1, self.seen + steps)
+
+    def operate(self):
+        """The operator decides on what it sees and sends its patches."""
+        view = self.history[self.seen]
+        self.released = {uid for uid in self.released if uid in view and view[uid].gated}
+        found = judge(*view.values(), budget=self.budget, released=self.released)
+        self.released |= set(found.release)
+        self.in_flight += found.release
+        return found
+
+    def land(self, pick):
+        """One patch arrives."""
+        if self.in_flight:
+            uid = self.in_flight.pop(pick % len(self.in_flight))
+            if uid in self.pods:
+                self.pods[uid] = replace(self.pods[uid], gated=False)
+                self.record()
+
+    def restart(self):
+        """Another operator takes over with a fresh list."""
+        while self.in_flight:  # the lease outlives what the old leader sent
+            self.land(0)
+        self.released = set()
+        self.seen = len(self.history) - 1
+
+
+STEPS = st.one_of(
+    st.tuples(
+        st.just("create"),
+        st.integers(0, 4),
+        st.sampled_from(["prefill", "decode"]),
+        st.sampled_from([1, 1, 2]),
+    ),
+    st.tuples(st.just("terminate"), st.integers(0, 9)),
+    st.tuples(st.just("finish"), st.integers(0, 9)),
+    st.tuples(st.just("delete"), st.integers(0, 9)),
+    st.tuples(st.just("watch"), st.integers(1, 4)),
+    st.tuples(st.just("operate")),
+    st.tuples(st.just("operate")),
+    st.tuples(st.just("land"), st.integers(0, 9)),
+    st.tuples(st.just("restart")),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 8), st.lists(STEPS, max_size=60))
+def test_no_order_of_events_exceeds_the_budget(budget, steps):
+    """Creates, kills, late watches, late and lost answers, restarts: at every instant the budget holds.
+
+    And once everything has settled, no waiting replica would have fitted.
+    """
+    world = World(budget)
+    for name, *arguments in steps:
+        if name == "terminate":
+            world.change(arguments[0], terminating=True)
+        elif name == "finish":
+            world.change(arguments[0], finished=True)
+        else:
+            getattr(world, name)(*arguments)
+    for _ in range(len(world.pods) + 1):
+        world.restart()
+        for uid in [n for n, pod in world.pods.items() if pod.terminating]:
+            del world.pods[uid]
+            world.record()
+        world.watch(len(world.history))
+        found = world.operate()
+        for _ in found.release:
+            world.land(0)
+    waiting = {each.uid for each in found.waiting}
+    assert not any("next in line" in each.reason or "being freed" in each.reason for each in found.waiting)
+    assert {uid for uid, pod in world.pods.items() if pod.gated and pod.alive} == waiting

@@ -1,0 +1,190 @@
+"""Conditions: what a graph is said to be, and why."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock_graph.models import Role
+from penstock_operator.plan.budget import Waiting
+from penstock_operator.plan.conditions import (
+    BUDGET_RESPECTED,
+    DEGRADED,
+    MESSAGE_LIMIT,
+    PROGRESSING,
+    READY,
+    SCHEDULABLE,
+    Failure,
+    GraphFacts,
+    Judgement,
+    ServiceFacts,
+    conditions,
+    judgements,
+)
+from penstock_operator.plan.diagnose import Category, Diagnosis
+from penstock_operator.plan.replicas import Replicas
+
+
+def service(role, number, **more):
+    """Return a service at rest with ``number`` replicas of one GPU."""
+    gpus = number if role.is_worker else 0
+    counts = Replicas(number, number, number, 0, gpus)
+    values = {"replicas": counts, "desired": number, "target": number, "updated": number, "selector": "s"}
+    return ServiceFacts(role, **{**values, **more})
+
+
+ROUTER = service(Role.ROUTER, 2)
+PREFILL = service(Role.PREFILL, 1)
+DECODE = service(Role.DECODE, 2)
+SERVICES = {"frontend": ROUTER, "prefill": PREFILL, "decode": DECODE}
+REST = GraphFacts(3, SERVICES, budget=8)
+
+
+def judged(facts):
+    """Return (status, reason, message) by type."""
+    return {each.type: (each.status, each.reason, each.message) for each in judgements(facts)}
+
+
+def with_service(name, **changes):
+    """Return REST with one service changed."""
+    return replace(REST, services={**SERVICES, name: replace(SERVICES[name], **changes)})
+
+
+def test_a_graph_at_rest():
+    """Ready, stable, healthy, within its budget, scheduled; sorted by type."""
+    assert judgements(REST) == (
+        Judgement(BUDGET_RESPECTED, status=True, reason="WithinBudget", message="3 GPUs are in use of 8"),
+        Judgement(DEGRADED, status=False, reason="Healthy", message="no pod is in trouble"),
+        Judgement(PROGRESSING, status=False, reason="Stable", message="everything is as wanted"),
+        Judgement(
+            READY, status=True, reason="Serving", message="ready replicas: router 2, prefill 1, decode 2"
+        ),
+        Judgement(SCHEDULABLE, status=True, reason="Scheduled", message="every pod has a node"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "reason", "message"),
+    [
+        (("frontend",), "NoReadyRouter", "no ready replica of router"),
+        (("decode",), "NoReadyWorker", "no ready replica of decode"),
+        (("frontend", "prefill"), "NoReadyWorker", "no ready replica of router, prefill"),
+    ],
+)
+def test_ready_needs_every_role(names, reason, message):
+    """A replica that exists, or is ready but drains, serves nothing."""
+    services = {
+        name: replace(each, replicas=replace(each.replicas, serving=0)) if name in names else each
+        for name, each in SERVICES.items()
+    }
+    assert judged(replace(REST, services=services))[READY] == (False, reason, message)
+
+
+def test_a_graph_without_router_is_not_ready():
+    """Nobody could send a request."""
+    facts = GraphFacts(1, {"w": service(Role.AGGREGATED, 1)})
+    assert judged(facts)[READY] == (False, "NoReadyRouter", "no ready replica of router")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "message"),
+    [
+        ({"rolling": True}, "RollingOut", "decode: rolls out"),
+        ({"held": "waits for prefill"}, "Scaling", "decode: waits for prefill"),
+        (
+            {"replicas": Replicas(2, 2, 1, 1, 2), "target": 1},
+            "Draining",
+            "decode: 1 of its replicas is leaving",
+        ),
+        (
+            {"replicas": Replicas(3, 3, 1, 2, 3), "target": 1},
+            "Draining",
+            "decode: 2 of its replicas are leaving",
+        ),
+        ({"target": 3}, "Scaling", "decode: 2 of 3 replicas are ready"),
+        ({"desired": 3}, "Scaling", "decode: goes to 2 replicas"),
+        ({"target": 1}, "Scaling", "decode: goes to 1 replicas"),
+    ],
+)
+def test_progress_says_what_is_under_way(changes, reason, message):
+    """One clause per service and step."""
+    assert judged(with_service("decode", **changes))[PROGRESSING] == (True, reason, message)
+
+
+def test_a_deletion_is_progress_and_not_ready():
+    """What it waits for is the message."""
+    found = judged(replace(REST, deleting="waits for x"))
+    assert found[PROGRESSING] == (True, "Deleting", "waits for x")
+    assert found[READY] == (False, "Deleting", "the graph is being deleted")
+
+
+def trouble(category, pod="p"):
+    """Return a diagnosis."""
+    return Diagnosis(category, pod, "decode", "m", "r")
+
+
+def test_degraded_names_the_worst():
+    """And how many more there are; waiting for the budget is none of them."""
+    crash, slow = trouble(Category.CRASH_LOOP), trouble(Category.STARTING_SLOWLY, "q")
+    waits = trouble(Category.WAITING_FOR_BUDGET, "w")
+    assert judged(replace(REST, diagnoses=[slow, crash, waits]))[DEGRADED] == (
+        True,
+        "CrashLoop",
+        "p: m; r (and 1 more)",
+    )
+    assert judged(replace(REST, diagnoses=[crash]))[DEGRADED] == (True, "CrashLoop", "p: m; r")
+    assert not judged(replace(REST, diagnoses=[waits]))[DEGRADED][0]
+
+
+def test_a_failure_is_the_worst_of_all():
+    """A graph that cannot be brought about says why."""
+    facts = replace(REST, failure=Failure("InvalidSpec", "bad"), diagnoses=[trouble(Category.CRASH_LOOP)])
+    assert judged(facts)[DEGRADED] == (True, "InvalidSpec", "bad")
+
+
+def test_the_budget_is_judged_by_what_exists():
+    """Over, within, or none at all."""
+    assert judged(replace(REST, budget=2))[BUDGET_RESPECTED] == (
+        False,
+        "OverBudget",
+        "3 GPUs are in use, the budget is 2; no worker starts until enough have ended",
+    )
+    assert judged(replace(REST, budget=None))[BUDGET_RESPECTED] == (
+        True,
+        "NoBudget",
+        "3 GPUs are in use; there is no ceiling",
+    )
+
+
+def test_schedulable_tells_the_schedulers_or_the_budgets_reason():
+    """A node that is missing comes before a budget that is used up."""
+    waiting = [Waiting("u", "p", "decode", "needs 1"), Waiting("v", "q", "decode", "needs 1")]
+    facts = replace(REST, waiting=waiting)
+    assert judged(facts)[SCHEDULABLE] == (False, "WaitingForBudget", "decode: needs 1")
+    one = replace(facts, diagnoses=[trouble(Category.UNSCHEDULABLE)])
+    assert judged(one)[SCHEDULABLE] == (False, "Unschedulable", "p: m; r")
+    two = replace(facts, diagnoses=[trouble(Category.UNSCHEDULABLE), trouble(Category.UNSCHEDULABLE, "q")])
+    assert judged(two)[SCHEDULABLE] == (False, "Unschedulable", "p: m; r (and 1 more)")
+
+
+def test_a_transition_time_changes_only_with_the_status():
+    """A new message alone keeps it; long messages are cut."""
+    found = [
+        Judgement("A", status=True, reason="R", message="new"),
+        Judgement("B", status=False, reason="R", message="x" * 2000),
+    ]
+    old = [
+        {"type": "A", "status": "True", "message": "old", "lastTransitionTime": "then"},
+        {"type": "B", "status": "True", "lastTransitionTime": "then"},
+        {"type": "PlannerActive", "status": "True"},
+    ]
+    a, b = conditions(found, old=old, generation=7, now="now")
+    assert a == {
+        "type": "A",
+        "status": "True",
+        "reason": "R",
+        "message": "new",
+        "lastTransitionTime": "then",
+        "observedGeneration": 7,
+    }
+    assert (b["status"], b["lastTransitionTime"], len(b["message"])) == ("False", "now", MESSAGE_LIMIT)
+    assert b["message"].endswith("...")

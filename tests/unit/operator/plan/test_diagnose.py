@@ -1,0 +1,319 @@
+"""Diagnoses: every category from pods as a cluster shows them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_graph.cluster_names import BUDGET_GATE
+from penstock_operator.plan.diagnose import Category, Diagnosis, diagnose, worst
+from penstock_operator.plan.pods import stamp
+
+NOW = 10_000.0
+
+
+def pod(*, spec=None, status=None, metadata=None, container=None):
+    """Return a bound, running pod that is not ready; parts as the API has them."""
+    names = [{"name": "worker", "image": "vllm:1"}]
+    state = [{"name": "worker", "image": "vllm:1", **container}] if container is not None else []
+    return {
+        "metadata": {"name": "p", "creationTimestamp": stamp(NOW - 100), **(metadata or {})},
+        "spec": {"nodeName": "n1", "containers": names, **(spec or {})},
+        "status": {
+            "phase": "Running",
+            "startTime": stamp(NOW - 100),
+            "containerStatuses": state,
+            **(status or {}),
+        },
+    }
+
+
+def waiting(reason, message="", **more):
+    """Return a container that waits."""
+    return {"state": {"waiting": {"reason": reason, "message": message}}, **more}
+
+
+def ended(code, reason="Error", message=""):
+    """Return how a container ended."""
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+
+
+def unscheduled(message, reason="Unschedulable"):
+    """Return a pod that has no node."""
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    return pod(spec={"nodeName": ""}, status={"phase": "Pending", "conditions": [condition]})
+
+
+def running(since_s, **more):
+    """Return a container that runs since ``since_s`` seconds ago."""
+    return {"state": {"running": {"startedAt": stamp(NOW - since_s)}}, **more}
+
+
+PULL = "failed to pull: not found"
+CASES = [
+    (
+        pod(container=waiting("ErrImagePull", PULL)),
+        Category.IMAGE_PULL,
+        f"image vllm:1 cannot be pulled: {PULL}",
+        "correct the image, or add imagePullSecrets in podTemplate",
+    ),
+    (
+        pod(container=waiting("ImagePullBackOff", f'Back-off pulling image "vllm:1": ErrImagePull: {PULL}')),
+        Category.IMAGE_PULL,
+        f"image vllm:1 cannot be pulled: {PULL}",
+        "correct the image, or add imagePullSecrets in podTemplate",
+    ),
+    (
+        pod(container=waiting("ImagePullBackOff", 'Back-off pulling image "vllm:1"')),
+        Category.IMAGE_PULL,
+        "image vllm:1 cannot be pulled",
+        "correct the image, or add imagePullSecrets in podTemplate",
+    ),
+    (
+        pod(container=waiting("CreateContainerConfigError", 'secret "hf-token" not found')),
+        Category.CONFIG,
+        'container worker cannot be created: secret "hf-token" not found',
+        "create Secret hf-token in the graph's namespace",
+    ),
+    (
+        pod(container=waiting("CreateContainerConfigError", 'configmap "c" not found')),
+        Category.CONFIG,
+        'container worker cannot be created: configmap "c" not found',
+        "create ConfigMap c in the graph's namespace",
+    ),
+    (
+        pod(container=waiting("CreateContainerConfigError", "couldn't find key token in Secret serving/hf")),
+        Category.CONFIG,
+        "container worker cannot be created: couldn't find key token in Secret serving/hf",
+        "add key token to Secret hf",
+    ),
+    (
+        pod(container=waiting("RunContainerError")),
+        Category.CONFIG,
+        "container worker cannot be created: RunContainerError",
+        "correct env, envFrom or podTemplate of the service",
+    ),
+    (
+        pod(container=waiting("CrashLoopBackOff", lastState=ended(1, message="Traceback\nValueError: no\n"))),
+        Category.CRASH_LOOP,
+        "container worker ended with exit code 1: ValueError: no",
+        "see kubectl logs --previous -c worker",
+    ),
+    (
+        pod(container=waiting("CrashLoopBackOff")),
+        Category.CRASH_LOOP,
+        "container worker ends again and again",
+        "see kubectl logs --previous -c worker",
+    ),
+    (
+        pod(container=running(5, started=False, lastState=ended(2))),
+        Category.CRASH_LOOP,
+        "container worker ended with exit code 2",
+        "see kubectl logs --previous -c worker",
+    ),
+    (
+        pod(container=waiting("CrashLoopBackOff", lastState=ended(137, "OOMKilled"))),
+        Category.OUT_OF_MEMORY,
+        "container worker was killed for want of memory",
+        "raise its memory limit in podTemplate or lower model.contextTokens",
+    ),
+    (
+        pod(status={"phase": "Failed", "containerStatuses": [{"name": "w", "state": ended(3)}]}),
+        Category.CRASH_LOOP,
+        "container w ended with exit code 3",
+        "see kubectl logs --previous -c w",
+    ),
+    (
+        pod(status={"phase": "Failed", "reason": "Evicted", "message": "low on disk"}),
+        Category.EVICTED,
+        "was evicted: low on disk",
+        "free that resource on the node or raise the pod's requests",
+    ),
+    (
+        pod(status={"phase": "Failed", "reason": "UnexpectedAdmissionError"}),
+        Category.FAILED,
+        "failed: UnexpectedAdmissionError",
+        "see kubectl describe pod; it is replaced by itself",
+    ),
+    (
+        pod(status={"phase": "Failed"}),
+        Category.FAILED,
+        "failed: no reason given",
+        "see kubectl describe pod; it is replaced by itself",
+    ),
+    (
+        pod(status={"reason": "NodeLost"}),
+        Category.NODE_LOST,
+        "node n1 does not answer",
+        "check the node; delete it if it is gone for good",
+    ),
+    (
+        pod(
+            status={
+                "conditions": [
+                    {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+                ]
+            }
+        ),
+        Category.NODE_LOST,
+        "node n1 does not answer",
+        "check the node; delete it if it is gone for good",
+    ),
+    (
+        pod(metadata={"deletionTimestamp": stamp(NOW - 61)}),
+        Category.TERMINATING_STUCK,
+        "was deleted on node n1 and does not go",
+        "check the node and the pod's finalizers, then kubectl delete --force",
+    ),
+    (
+        pod(metadata={"deletionTimestamp": stamp(NOW - 61)}, spec={"nodeName": ""}),
+        Category.TERMINATING_STUCK,
+        "was deleted and does not go",
+        "check the node and the pod's finalizers, then kubectl delete --force",
+    ),
+    (
+        pod(spec={"nodeName": "", "schedulingGates": [{"name": BUDGET_GATE}]}),
+        Category.WAITING_FOR_BUDGET,
+        "waits for GPUs of the budget",
+        "raise planner.maxGpuBudget or scale another service down",
+    ),
+    (
+        unscheduled("", "SchedulingGated"),
+        Category.UNSCHEDULABLE,
+        "is held by another scheduling gate",
+        "see spec.schedulingGates of the pod",
+    ),
+    (
+        pod(container=running(100, started=True)),
+        Category.PROBE_FAILING,
+        "container worker runs and fails its readiness probe",
+        "see kubectl logs p -c worker",
+    ),
+    (
+        pod(
+            container=running(100, started=True),
+            status={
+                "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": stamp(NOW - 31)}]
+            },
+        ),
+        Category.PROBE_FAILING,
+        "container worker runs and fails its readiness probe",
+        "see kubectl logs p -c worker",
+    ),
+    (
+        pod(status={"startTime": stamp(NOW - 301)}, container=running(290, started=False)),
+        Category.STARTING_SLOWLY,
+        "is still loading its model",
+        "see kubectl describe pod p and its logs",
+    ),
+    (
+        pod(status={"startTime": stamp(NOW - 301)}, container=waiting("ContainerCreating")),
+        Category.STARTING_SLOWLY,
+        "still waits for its volumes or init containers",
+        "see kubectl describe pod p and its logs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("found", "category", "message", "remedy"), CASES)
+def test_trouble_is_named_with_its_remedy(found, category, message, remedy):
+    """Category, sentence and what to do."""
+    assert diagnose(found, now_s=NOW) == Diagnosis(category, "p", "", message, remedy)
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("3 Insufficient nvidia.com/gpu", "add GPU nodes to the pool, or lower replicas or gpusPerReplica"),
+        ("3 Insufficient cpu", "add nodes, or lower the requests in podTemplate"),
+        ("1 node(s) had untolerated taint {gpu: true}", "add the taint to the node pool's tolerations"),
+        (
+            "3 node(s) didn't match Pod's node affinity/selector",
+            "label the nodes as the node pool's nodeSelector says, or correct it",
+        ),
+        (
+            'persistentvolumeclaim "cache" not found',
+            "create the claim, or give it a storage class that can bind it",
+        ),
+        ("something new", "see kubectl describe pod"),
+    ],
+)
+def test_the_schedulers_words_are_passed_on(reason, remedy):
+    """Its reason stays, what it says about preemption does not; the remedy follows the reason."""
+    message = f"0/3 nodes are available: {reason}. preemption: 0/3 nodes are available: 3 No victims."
+    found = diagnose(unscheduled(message), now_s=NOW)
+    assert found is not None
+    assert found.category is Category.UNSCHEDULABLE
+    assert found.message == f"cannot be scheduled: 0/3 nodes are available: {reason}"
+    assert found.remedy == remedy
+
+
+def test_a_silent_scheduler_is_said_to_be_silent():
+    """No reason is a reason too."""
+    found = diagnose(unscheduled(""), now_s=NOW)
+    assert found is not None
+    assert found.message == "cannot be scheduled: the scheduler gave no reason"
+
+
+def test_the_budgets_reason_is_told():
+    """What `releases` says appears in the diagnosis, and is no fault."""
+    gated = pod(spec={"nodeName": "", "schedulingGates": [{"name": BUDGET_GATE}]})
+    found = diagnose(gated, now_s=NOW, budget_reason="needs 2")
+    assert found is not None
+    assert found.message == "waits for GPUs of the budget: needs 2"
+    assert [each for each in Category if not each.is_fault] == [found.category]
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        pod(
+            container=running(5, ready=True, started=True),
+            status={"conditions": [{"type": "Ready", "status": "True"}]},
+        ),
+        pod(container=running(5, started=True)),
+        pod(
+            container=running(100, started=True),
+            status={
+                "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": stamp(NOW - 5)}]
+            },
+        ),
+        pod(container=running(100, started=True, ready=True)),
+        pod(container=running(50, started=False)),
+        pod(container=waiting("ContainerCreating")),
+        pod(container={}),
+        pod(container=running(50, started=False, lastState=ended(0, "Completed"))),
+        pod(metadata={"deletionTimestamp": stamp(NOW - 1)}, container=waiting("ErrImagePull")),
+        pod(metadata={"deletionTimestamp": stamp(NOW + 1)}),
+        pod(status={"phase": "Succeeded"}),
+        pod(spec={"nodeName": "", "containers": []}, status={"phase": "Pending"}),
+        pod(
+            status={
+                "conditions": [
+                    {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+                ]
+            }
+        ),
+        {},
+    ],
+)
+def test_what_is_normal_is_no_trouble(fine):
+    """Ready, just started, still loading, on its way out as it should, or done."""
+    assert diagnose(fine, now_s=NOW) is None
+
+
+def test_the_worst_comes_first():
+    """By category, then by pod; of none, none."""
+    crash = Diagnosis(Category.CRASH_LOOP, "b", "", "m", "r")
+    other = Diagnosis(Category.CRASH_LOOP, "a", "", "m", "r")
+    slow = Diagnosis(Category.STARTING_SLOWLY, "a", "", "m", "r")
+    assert worst([slow, crash, other]) is other
+    assert worst([]) is None
+    assert str(crash) == "b: m; r"
+
+
+@given(st.floats(0, 200), st.floats(0, 200))
+def test_a_message_does_not_change_with_time_alone(one, other):
+    """Two looks at the same trouble say the same, so the status is not written again."""
+    for found, *_ in CASES:
+        early, late = diagnose(found, now_s=NOW + one), diagnose(found, now_s=NOW + other)
+        assert early == late

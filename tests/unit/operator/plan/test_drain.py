@@ -1,0 +1,470 @@
+"""Scaling one service: who is marked, who may go, and that nothing with requests is deleted."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_graph.cluster_names import DRAINING, SERVING
+from penstock_operator.plan.drain import plan_scale
+from penstock_operator.plan.pods import ContainerView, PodView
+from penstock_operator.plan.scale import DRAINING_COST, LEAVING_COST, Load, ScalePlan
+
+IDLE = Load(0, 0, 0.0, idle_s=2.0)
+NOW = 1000.0
+
+
+def pod(name, **more):
+    """Return a serving decode pod."""
+    defaults = {
+        "uid": name,
+        "role": "decode",
+        "bound": True,
+        "phase": "Running",
+        "ready": True,
+        "serving": SERVING,
+        "containers": (ContainerView("worker", ready=True, started=True),),
+    }
+    return PodView(name, **{**defaults, **more})
+
+
+def marked(name, since_s=NOW - 10, cost=DRAINING_COST, **more):
+    """Return a pod that drains."""
+    return pod(name, serving=DRAINING, drain_since_s=since_s, deletion_cost=cost, **more)
+
+
+def pending(name, **more):
+    """Return a pod without a node."""
+    return pod(name, bound=False, phase="Pending", ready=False, containers=(), **more)
+
+
+def plan(*pods, wish, spec=None, loads=None, now_s=NOW, **more):
+    """Call `plan_scale` with defaults."""
+    return plan_scale(
+        pods,
+        wish=wish,
+        current_spec_replicas=len(pods) if spec is None else spec,
+        loads=loads or {},
+        now_s=now_s,
+        grace_s=60.0,
+        settle_s=3.0,
+        **more,
+    )
+
+
+def test_at_rest_nothing_is_planned():
+    """As many pods as wished, none marked: done."""
+    assert plan(pod("a"), pod("b"), wish=2) == ScalePlan(2, done=True)
+
+
+def test_up_is_at_once_and_restores():
+    """More replicas are written directly; a marked pod serves again and loses its cost."""
+    found = plan(pod("a"), marked("b"), wish=4)
+    assert found == ScalePlan(4, restore=("b",), deletion_costs={"b": 0})
+
+
+def test_down_marks_first():
+    """The spec stays while the victim still serves."""
+    found = plan(pod("a"), pod("b"), wish=1, loads={"a": Load(1, 0, 0.1), "b": Load(0, 0, 0.0)})
+    assert found == ScalePlan(
+        2,
+        begin=("b",),
+        deletion_costs={"b": DRAINING_COST},
+        draining=("b",),
+        waiting_on={"b": "is being taken out of service"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("since_s", "load", "obstacle"),
+    [
+        (NOW - 2, IDLE, "routers are learning that it leaves"),
+        (NOW - 10, None, "its load is unknown; it leaves when its grace is over"),
+        (NOW - 10, Load(1, 0, 0.0), "finishes its requests"),
+        (NOW - 10, Load(0, 1, 0.0), "finishes its requests"),
+        (NOW - 10, Load(0, 0, 0.01), "holds KV blocks that another worker may read"),
+        (NOW - 10, Load(0, 0, 0.0, idle_s=0.5), "was idle once and is looked at again"),
+        (NOW - 3, Load(0, 0, 0.0, idle_s=1.0), None),
+        (NOW - 60, Load(9, 9, 1.0), None),
+        (NOW - 60, None, None),
+    ],
+)
+def test_a_marked_pod_goes_when_idle_or_overdue(since_s, load, obstacle):
+    """Its cost falls first; the spec follows when that is seen on the pod."""
+    found = plan(pod("a"), marked("b", since_s), wish=1, loads={"b": load})
+    if obstacle is None:
+        assert (found.leaving, found.waiting_on) == (("b",), {})
+        assert (found.spec_replicas, found.deletion_costs) == (2, {"b": LEAVING_COST})
+        seen = plan(pod("a"), marked("b", since_s, LEAVING_COST), wish=1, loads={"b": load})
+        assert (seen.spec_replicas, seen.deletion_costs, seen.done) == (1, {}, False)
+    else:
+        assert (found.spec_replicas, found.waiting_on) == (2, {"b": obstacle})
+
+
+@pytest.mark.parametrize(
+    "never_served",
+    [
+        {"bound": False, "phase": "Pending", "ready": False, "containers": ()},
+        {"ready": False, "containers": (ContainerView("worker", restarts=3),)},
+    ],
+)
+def test_who_never_served_goes_without_waiting(never_served):
+    """A pod whose process never started, or ended, holds no request."""
+    found = plan(pod("a"), marked("b", NOW, LEAVING_COST, **never_served), wish=1)
+    assert found.spec_replicas == 1
+
+
+def test_victims_are_the_cheapest():
+    """Unassigned, then pending, then not ready, then fewest requests, least KV, youngest, by name."""
+    pods = {
+        "gated": pending("gated", gated=True),
+        "unassigned": pending("unassigned", created_s=9.0),
+        "pending": pod("pending", phase="Pending", ready=False, containers=()),
+        "unready": pod("unready", ready=False),
+        "idle": pod("idle"),
+        "young": pod("young", created_s=5.0),
+        "twin": pod("twin", created_s=5.0),
+        "low-kv": pod("low-kv"),
+        "high-kv": pod("high-kv"),
+        "unknown": pod("unknown"),
+    }
+    loads = {
+        "idle": Load(0, 0, 0.0),
+        "young": Load(1, 0, 0.1),
+        "twin": Load(1, 0, 0.1),
+        "low-kv": Load(0, 1, 0.1),
+        "high-kv": Load(1, 0, 0.5),
+    }
+    order = [
+        "gated",
+        "unassigned",
+        "pending",
+        "unready",
+        "idle",
+        "twin",
+        "young",
+        "low-kv",
+        "high-kv",
+        "unknown",
+    ]
+    for count in range(len(order) + 1):
+        found = plan(*pods.values(), wish=len(order) - count, loads=loads)
+        assert found.begin == tuple(sorted(order[:count]))
+
+
+def test_a_broken_pod_takes_the_place_of_a_draining_one():
+    """The ReplicaSet deletes not ready pods first, whatever the costs; so the broken one is the victim."""
+    found = plan(
+        pod("broken", ready=False), pod("well"), marked("b", cost=LEAVING_COST), wish=2, loads={"b": IDLE}
+    )
+    assert found == ScalePlan(
+        3,
+        begin=("broken",),
+        restore=("b",),
+        deletion_costs={"b": 0, "broken": DRAINING_COST},
+        draining=("broken",),
+        waiting_on={"broken": "is being taken out of service"},
+    )
+
+
+def test_the_spec_falls_only_as_far_as_the_right_pods_go():
+    """A pod whose low cost was not yet taken away would be deleted too: wait until that is seen."""
+    pods = (pod("a"), pod("b", deletion_cost=LEAVING_COST), marked("c", cost=LEAVING_COST))
+    found = plan(*pods, wish=2, loads={"c": IDLE})
+    assert (found.spec_replicas, found.deletion_costs) == (3, {"b": 0})
+
+
+def test_idle_victims_do_not_wait_for_busy_ones():
+    """Two victims, one idle: one replica less now, the other when it is idle too."""
+    pods = (pod("a"), marked("b", cost=LEAVING_COST), marked("c"))
+    found = plan(*pods, wish=1, loads={"b": IDLE, "c": Load(1, 0, 0.5)})
+    assert (found.spec_replicas, found.leaving) == (2, ("b",))
+    assert found.waiting_on == {"c": "finishes its requests"}
+
+
+def test_terminating_and_finished_pods_are_neither():
+    """They are no replicas and no victims."""
+    found = plan(pod("a"), pod("b", terminating=True), pod("c", finished=True), wish=1, spec=1)
+    assert found == ScalePlan(1, done=True)
+
+
+def test_replicas_that_do_not_exist_cost_nothing():
+    """A wish that falls before the pods were made only lowers the number."""
+    assert plan(pod("a"), wish=2, spec=5) == ScalePlan(2, done=True)
+
+
+def test_pods_that_are_not_seen_are_in_service():
+    """Where the controller knows more replicas than the view, the number stays."""
+    assert plan(pod("a"), wish=2, spec=5, status_replicas=5).spec_replicas == 5
+
+
+def test_an_ordered_deletion_stays_ordered():
+    """Between the lower number and the pod's end, the victim is not put back."""
+    found = plan(pod("a"), marked("b", cost=LEAVING_COST), wish=1, spec=1, loads={"b": IDLE})
+    assert (found.spec_replicas, found.restore, found.draining) == (1, (), ("b",))
+
+
+def test_half_a_mark_is_completed_or_removed():
+    """A label without its time, or a time without its label, or no label at all, is repaired."""
+    label_only = pod("a", serving=DRAINING)
+    time_only = pod("b", drain_since_s=NOW)
+    stripped = pod("c", serving="")
+    assert plan(label_only, time_only, stripped, wish=3).restore == ("a", "b", "c")
+    assert plan(label_only, wish=0).begin == ("a",)
+
+
+def test_a_rollout_is_not_shrunk():
+    """A Deployment with two ReplicaSets chooses for itself; marked pods stay as they are."""
+    found = plan(pod("a"), marked("b"), pod("surge"), wish=1, spec=2, rolling=True)
+    assert found == ScalePlan(
+        2, draining=("b",), held="a rollout is under way; replicas are reduced after it"
+    )
+    assert plan(pod("a"), pod("surge"), wish=1, spec=1, rolling=True) == ScalePlan(1, done=True)
+    assert plan(pod("a"), marked("b"), wish=3, spec=2, rolling=True).restore == ("b",)
+
+
+def leader(index, **more):
+    """Return the leader of group ``index``."""
+    return pod(f"g-{index}", group=f"k{index}", group_index=index, group_size=2, **more)
+
+
+def follower(index):
+    """Return the second pod of group ``index``, which serves nothing."""
+    return pod(f"g-{index}-1", group=f"k{index}", group_index=index, worker_index=1, group_size=2, serving="")
+
+
+def test_groups_go_from_the_highest_index():
+    """A LeaderWorkerSet takes the last group, so that one drains; costs mean nothing to it."""
+    pods = [leader(0), follower(0), leader(1), follower(1), leader(2), follower(2)]
+    found = plan(*pods, wish=1, spec=3)
+    assert (found.spec_replicas, found.begin, found.deletion_costs) == (3, ("g-1", "g-2"), {})
+
+
+def test_a_busy_lower_group_keeps_only_itself():
+    """Groups above it may go; one above a busy one waits for nobody."""
+    busy_middle = [
+        leader(0),
+        leader(1, serving=DRAINING, drain_since_s=NOW - 10),
+        leader(2, serving=DRAINING, drain_since_s=NOW - 10),
+    ]
+    loads = {"g-1": Load(1, 0, 0.5), "g-2": IDLE}
+    assert plan(*busy_middle, wish=1, loads=loads).spec_replicas == 2
+    loads = {"g-1": IDLE, "g-2": Load(1, 0, 0.5)}
+    assert plan(*busy_middle, wish=1, loads=loads).spec_replicas == 3
+    loads = {"g-1": IDLE, "g-2": IDLE}
+    assert plan(*busy_middle, wish=1, loads=loads).spec_replicas == 1
+    assert plan(*busy_middle, wish=1, spec=4, loads=loads, status_replicas=4).spec_replicas == 4
+    assert plan(*busy_middle, wish=3, loads=loads).restore == ("g-1", "g-2")
+
+
+STATES = st.sampled_from(["gated", "pending", "loading", "unready", "ready"])
+PODS = st.lists(
+    st.tuples(
+        STATES, st.sampled_from(["serving", "draining", "leaving"]), st.integers(0, 99), st.integers(0, 3)
+    ),
+    max_size=7,
+)
+LOADS = st.none() | st.builds(
+    Load, st.integers(0, 2), st.integers(0, 1), st.sampled_from([0.0, 0.5]), st.sampled_from([0.0, 2.0])
+)
+
+
+def make(name, state, mark, since, age):
+    """Return a pod in one of the states that a cluster shows."""
+    more = {"created_s": float(age)}
+    if state in {"gated", "pending"}:
+        more |= {
+            "bound": False,
+            "phase": "Pending",
+            "ready": False,
+            "containers": (),
+            "gated": state == "gated",
+        }
+    elif state == "loading":
+        more |= {"ready": False, "containers": (ContainerView("worker"),)}
+    elif state == "unready":
+        more |= {"ready": False}
+    if mark == "serving":
+        return pod(name, **more)
+    return marked(name, NOW - since, LEAVING_COST if mark == "leaving" else DRAINING_COST, **more)
+
+
+@st.composite
+def services(draw):
+    """Draw pods and their loads."""
+    pods = [make(f"p{i}", *row) for i, row in enumerate(draw(PODS))]
+    return pods, {each.name: draw(LOADS) for each in pods}
+
+
+@given(services(), st.integers(0, 8), st.integers(0, 8))
+def test_never_marks_more_than_needed(service, wish, spec):
+    """Victims are exactly the surplus; the spec lies between the wish and what it was."""
+    pods, loads = service
+    found = plan(*pods, wish=wish, spec=spec, loads=loads)
+    assert len(found.draining) == max(0, len(pods) - wish)
+    assert min(wish, spec) <= found.spec_replicas <= max(wish, spec)
+    assert not set(found.begin) & set(found.restore)
+    assert {*found.leaving, *found.waiting_on} == set(found.draining)
+
+
+@given(services(), st.integers(0, 7))
+def test_fewer_wished_means_the_same_victims_and_more(service, wish):
+    """Victims of a higher wish are victims of a lower one."""
+    pods, loads = service
+    more = plan(*pods, wish=wish, loads=loads)
+    fewer = plan(*pods, wish=max(0, wish - 1), loads=loads)
+    assert set(more.draining) <= set(fewer.draining)
+    assert fewer.spec_replicas <= more.spec_replicas or wish > len(pods)
+
+
+def carry_out(pods, found, now_s=NOW):
+    """Return the pods after the plan's marks are written."""
+    done = []
+    for each in pods:
+        view = each
+        if each.name in found.begin:
+            view = replace(view, serving=DRAINING, drain_since_s=now_s)
+        if each.name in found.restore:
+            view = replace(view, serving=SERVING, drain_since_s=None)
+        if each.name in found.deletion_costs:
+            view = replace(view, deletion_cost=found.deletion_costs[each.name])
+        done.append(view)
+    return done
+
+
+@given(services(), st.integers(0, 8))
+def test_carried_out_it_asks_for_nothing_twice(service, wish):
+    """Marks that are written are not written again."""
+    pods, loads = service
+    first = plan(*pods, wish=wish, loads=loads)
+    second = plan(*carry_out(pods, first), wish=wish, loads=loads)
+    assert (second.begin, second.restore) == ((), ())
+    third = plan(*carry_out(carry_out(pods, first), second), wish=wish, loads=loads)
+    assert third.deletion_costs == {}
+
+
+class Cluster:
+    """A Deployment's pods with requests in them, and the ReplicaSet that deletes some."""
+
+    def __init__(self, random, count):
+        self.random = random
+        self.now_s = NOW
+        self.spec = count
+        self.born = 0
+        self.pods = {}
+        self.requests = {}
+        self.idle_since = {}
+        self.sync()
+        for name in self.pods:
+            self.change(name, "ready")
+
+    def sync(self):
+        """Make or delete pods as the ReplicaSet controller would, ties broken at random."""
+        while len(self.pods) < self.spec:
+            self.born += 1
+            name = f"p{self.born}"
+            self.pods[name] = pending(name, created_s=self.now_s)
+            self.requests[name] = 0
+        ranked = sorted(
+            self.pods.values(),
+            key=lambda p: (p.bound, p.phase != "Pending", p.ready, p.deletion_cost, self.random.random()),
+        )
+        for victim in ranked[: max(0, len(self.pods) - self.spec)]:
+            overdue = victim.drain_since_s is not None and self.now_s - victim.drain_since_s >= 60
+            assert victim.serving == DRAINING, "deleted while in service"
+            assert overdue or self.requests[victim.name] == 0, "deleted with requests"
+            del self.pods[victim.name]
+
+    def change(self, name, state):
+        """Let a pod's containers take another state; a process that ends loses its requests by itself."""
+        fresh = make(name, state, "serving", 0, 0)
+        kept = self.pods[name]
+        self.pods[name] = replace(
+            fresh,
+            serving=kept.serving,
+            drain_since_s=kept.drain_since_s,
+            deletion_cost=kept.deletion_cost,
+            created_s=kept.created_s,
+        )
+        if not self.pods[name].may_hold_requests:
+            self.requests[name] = 0
+
+    def work(self):
+        """Let requests come to serving pods and end anywhere."""
+        for name, each in self.pods.items():
+            if each.ready and each.serving == SERVING and self.random.random() < 0.5:
+                self.requests[name] += 1
+            if self.requests[name] and self.random.random() < 0.4:
+                self.requests[name] -= 1
+
+    def loads(self):
+        """Return what the pods' metrics say now."""
+        found = {}
+        for name, count in self.requests.items():
+            if name in self.pods and self.pods[name].may_hold_requests:
+                since = self.idle_since.setdefault(name, self.now_s) if not count else None
+                if since is None:
+                    self.idle_since.pop(name, None)
+                    found[name] = Load(count, 0, 0.5)
+                else:
+                    found[name] = Load(0, 0, 0.0, self.now_s - since)
+        return found
+
+    def operate(self, wish, *, crash):
+        """One look of the operator, which may die between any two of its writes."""
+        found = plan(
+            *self.pods.values(),
+            wish=wish,
+            spec=self.spec,
+            loads=self.loads(),
+            now_s=self.now_s,
+            status_replicas=len(self.pods),
+        )
+        one_by_one = [
+            *(ScalePlan(0, begin=(name,)) for name in found.begin),
+            *(ScalePlan(0, restore=(name,)) for name in found.restore),
+            *(ScalePlan(0, deletion_costs={name: cost}) for name, cost in found.deletion_costs.items()),
+        ]
+        written = self.random.randint(0, len(one_by_one)) if crash else len(one_by_one)
+        for write in one_by_one[:written]:
+            self.pods = {p.name: p for p in carry_out(self.pods.values(), write, self.now_s)}
+        if written == len(one_by_one) and not crash:
+            self.spec = found.spec_replicas
+            self.sync()
+        return found
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["wish", "crash", "look", "look", "look", "flap"]), st.integers(0, 6), STATES),
+    max_size=50,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 6), EVENTS)
+def test_no_request_is_lost_whatever_happens(chance, count, events):
+    """Changed minds, crashes of the operator, pods that break: only what may go is deleted.
+
+    And left in peace, the service ends with as many replicas as wished, none of them marked.
+    """
+    cluster = Cluster(Random(chance), count)
+    wish = count
+    for kind, number, state in events:
+        if kind == "wish":
+            wish = number
+        elif kind == "flap" and cluster.pods:
+            cluster.change(sorted(cluster.pods)[number % len(cluster.pods)], state)
+        cluster.operate(wish, crash=kind == "crash")
+        cluster.work()
+        cluster.now_s += 1.5
+    for _ in range(60):
+        found = cluster.operate(wish, crash=False)
+        for name in cluster.pods:
+            cluster.change(name, "ready")
+        cluster.work()
+        cluster.now_s += 1.5
+    assert found.done
+    assert len(cluster.pods) == cluster.spec == wish
+    assert all(p.serving == SERVING and p.deletion_cost == 0 for p in cluster.pods.values())

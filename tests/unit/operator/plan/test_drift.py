@@ -1,0 +1,309 @@
+"""Drift: what an apply would change, and what only looks different."""
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_graph.cluster_names import APPLIED_ANNOTATION
+from penstock_operator.plan.drift import differences, drifted, stamped
+
+DESIRED = {
+    "apiVersion": "apps/v1",
+    "kind": "Deployment",
+    "metadata": {"name": "llama-decode", "namespace": "serving", "labels": {"penstock.dev/graph": "llama"}},
+    "spec": {
+        "replicas": 2,
+        "selector": {"matchLabels": {"a": "b"}},
+        "template": {
+            "metadata": {"creationTimestamp": None},
+            "spec": {
+                "automountServiceAccountToken": False,
+                "hostNetwork": False,
+                "containers": [
+                    {
+                        "name": "worker",
+                        "image": "vllm:1",
+                        "args": ["serve", "--port", "8000"],
+                        "env": [{"name": "A", "value": "1"}, {"name": "B", "value": ""}],
+                        "ports": [{"containerPort": 8000, "name": "http"}],
+                        "resources": {"limits": {"cpu": "0.5", "memory": "0.5Gi", "nvidia.com/gpu": 1}},
+                        "readinessProbe": {"initialDelaySeconds": 0, "periodSeconds": 5, "timeoutSeconds": 0},
+                    },
+                    {"name": "proxy", "image": "proxy:1"},
+                ],
+                "volumes": [{"name": "tmp", "emptyDir": {}}],
+                "nodeSelector": {},
+                "tolerations": [],
+            },
+        },
+    },
+}
+LIVE = {
+    "metadata": {
+        "name": "llama-decode",
+        "namespace": "serving",
+        "uid": "u",
+        "resourceVersion": "7",
+        "labels": {"penstock.dev/graph": "llama", "team": "x"},
+        "annotations": {"deployment.kubernetes.io/revision": "1"},
+    },
+    "spec": {
+        "replicas": 2,
+        "progressDeadlineSeconds": 600,
+        "selector": {"matchLabels": {"a": "b"}},
+        "template": {
+            "metadata": {},
+            "spec": {
+                "automountServiceAccountToken": False,
+                "dnsPolicy": "ClusterFirst",
+                "containers": [
+                    {"name": "injected", "image": "sidecar:1"},
+                    {"name": "proxy", "image": "proxy:1", "imagePullPolicy": "IfNotPresent"},
+                    {
+                        "name": "worker",
+                        "image": "vllm:1",
+                        "args": ["serve", "--port", "8000"],
+                        "env": [{"name": "B"}, {"name": "A", "value": "1"}, {"name": "C", "value": "2"}],
+                        "ports": [{"containerPort": 8000, "name": "http", "protocol": "TCP"}],
+                        "resources": {
+                            "limits": {"cpu": "500m", "memory": "512Mi", "nvidia.com/gpu": "1"},
+                            "requests": {"nvidia.com/gpu": "1"},
+                        },
+                        "readinessProbe": {"periodSeconds": 5, "timeoutSeconds": 1},
+                    },
+                ],
+                "volumes": [{"name": "tmp", "emptyDir": {}}],
+            },
+        },
+    },
+    "status": {"replicas": 2},
+}
+
+
+def edited(path, value):
+    """Return LIVE with one value replaced, or removed if the value is ``...``."""
+    live = copy.deepcopy(LIVE)
+    *parents, last = path
+    place = live
+    for key in parents:
+        place = place[key]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return live
+
+
+def test_what_the_server_adds_and_rewrites_is_no_drift():
+    """Defaults, canonical quantities, another order, others' entries, dropped empties."""
+    assert drifted(DESIRED, LIVE) is None
+    assert list(differences(DESIRED, LIVE)) == []
+
+
+POD = ("spec", "template", "spec")
+WORKER = (*POD, "containers", 2)
+TEXT = "spec.template.spec.containers[name=worker]"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("spec", "replicas"), 3, "spec.replicas: want 2, found 3"),
+        (("spec", "replicas"), ..., "spec.replicas: want 2, it is absent"),
+        (("metadata", "labels"), {}, 'metadata.labels.[penstock.dev/graph]: want "llama", it is absent'),
+        ((*WORKER, "image"), "vllm:2", f'{TEXT}.image: want "vllm:1", found "vllm:2"'),
+        ((*WORKER, "args", 2), "9", f'{TEXT}.args[2]: want "8000", found "9"'),
+        ((*WORKER, "args"), ["serve"], f'{TEXT}.args: want ["serve", "--port", "8000"], found ["serve"]'),
+        ((*WORKER, "args"), "serve", f'{TEXT}.args: want ["serve", "--port", "8000"], found "serve"'),
+        ((*WORKER, "env", 1, "value"), "2", f'{TEXT}.env[name=A].value: want "1", found "2"'),
+        ((*WORKER, "env", 0, "value"), "x", f'{TEXT}.env[name=B].value: want "", found "x"'),
+        (
+            (*WORKER, "env", 1),
+            "A=1",
+            f'{TEXT}.env[name=A]: want {{"name": "A", "value": "1"}}, it is absent',
+        ),
+        (
+            (*WORKER, "ports", 0, "protocol"),
+            "UDP",
+            f'{TEXT}.ports[containerPort=8000,protocol=TCP]: want {{"containerPort": 8000, "name": "http"}}, it is absent',
+        ),
+        (
+            (*WORKER, "resources", "limits", "cpu"),
+            "501m",
+            f'{TEXT}.resources.limits.cpu: want "0.5", found "501m"',
+        ),
+        (
+            (*WORKER, "resources", "limits", "cpu"),
+            ...,
+            f'{TEXT}.resources.limits.cpu: want "0.5", it is absent',
+        ),
+        (
+            (*WORKER, "readinessProbe", "initialDelaySeconds"),
+            5,
+            f"{TEXT}.readinessProbe.initialDelaySeconds: want 0, found 5",
+        ),
+        ((*POD, "hostNetwork"), True, "spec.template.spec.hostNetwork: want false, found true"),
+        (
+            (*POD, "automountServiceAccountToken"),
+            ...,
+            "spec.template.spec.automountServiceAccountToken: want false, it is absent",
+        ),
+        (
+            (*POD, "automountServiceAccountToken"),
+            0,
+            "spec.template.spec.automountServiceAccountToken: want false, found 0",
+        ),
+        (
+            (*POD, "volumes", 0),
+            {"name": "tmp", "hostPath": {"path": "/"}},
+            "spec.template.spec.volumes[name=tmp].emptyDir: want {}, it is absent",
+        ),
+        (
+            (*POD, "tolerations"),
+            [{"key": "k"}],
+            'spec.template.spec.tolerations: want [], found [{"key": "k"}]',
+        ),
+        ((*POD, "nodeSelector"), {"a": "b"}, 'spec.template.spec.nodeSelector: want {}, found {"a": "b"}'),
+        (
+            ("spec", "selector", "matchLabels"),
+            {"a": "b", "c": "d"},
+            'spec.selector.matchLabels: want {"a": "b"}, found {"a": "b", "c": "d"}',
+        ),
+        (("spec", "template"), "none", None),
+    ],
+)
+def test_a_hand_edit_is_named(path, value, words):
+    """Every wanted value that changed is seen, and named with both values."""
+    found = drifted(DESIRED, edited(path, value))
+    assert found is not None
+    if words is not None:
+        assert found == words
+
+
+def test_an_absent_object_has_drifted():
+    """Nothing is there to compare with."""
+    assert drifted(DESIRED, None) == "the object is absent"
+
+
+def test_long_values_are_shortened():
+    """A message stays readable."""
+    found = drifted({"data": {"k": "x" * 200}}, {"data": {"k": "y"}})
+    assert found == f'data.k: want "{"x" * 76}..., found "y"'
+
+
+def test_a_tolerated_path_is_not_looked_at():
+    """What the server refuses to keep is not written again and again."""
+    live = edited((*WORKER, "image"), "mirror/vllm:1")
+    path = "spec.template.spec.containers[name=worker].image"
+    assert [each.path for each in differences(DESIRED, live)] == [path]
+    assert drifted(DESIRED, live, tolerated={path}) is None
+
+
+@pytest.mark.parametrize(
+    ("want", "found", "is_drift"),
+    [
+        ({"spec": {"targetPort": 8000}}, {"spec": {"targetPort": "8000"}}, False),
+        ({"spec": {"a": 1}}, {"spec": {"a": 1.0}}, False),
+        ({"spec": {"a": None}}, {"spec": {"a": 5}}, False),
+        ({"spec": {"a": {}}}, {"spec": {}}, False),
+        ({"spec": {"podSelector": {}}}, {"spec": {}}, True),
+        ({"spec": {"env": []}}, {"spec": {"env": [{"name": "others"}]}}, False),
+        ({"spec": {"rules": []}}, {"spec": {"rules": [1]}}, True),
+        ({"spec": {"a": [None]}}, {"spec": {"a": [None]}}, False),
+        ({"metadata": {"finalizers": ["b", "a"]}}, {"metadata": {"finalizers": ["a", "c", "b"]}}, False),
+        ({"metadata": {"finalizers": ["b", "a"]}}, {"metadata": {"finalizers": ["a"]}}, True),
+        ({"metadata": {"generation": 1, "uid": "x"}, "status": {"a": 1}}, {"metadata": {}}, False),
+        ({"kind": "Role"}, {"kind": "ClusterRole"}, True),
+        ({"spec": {"sizeLimit": "1Gi"}}, {"spec": {"sizeLimit": "1024Mi"}}, False),
+        ({"spec": {"limits": {"cpu": "lots"}}}, {"spec": {"limits": {"cpu": "lots"}}}, False),
+        (
+            {"spec": {"ingress": [{"ports": [{"port": 8000}]}]}},
+            {"spec": {"ingress": [{"ports": [{"port": 8000, "protocol": "TCP"}, {"port": 22}]}]}},
+            True,
+        ),
+        (
+            {"spec": {"ports": [{"port": 80, "name": "a"}]}},
+            {"spec": {"ports": [{"port": 80, "name": "a", "protocol": "TCP"}, {"port": 22}]}},
+            False,
+        ),
+    ],
+)
+def test_corner_cases(want, found, is_drift):
+    """Int-or-string, null, empties with and without meaning, sets, atomic and keyed lists."""
+    assert (drifted(want, found) is not None) is is_drift
+
+
+def test_the_stamp_changes_with_what_is_no_longer_wanted():
+    """Dropping a value is seen though the live object still holds all that is wanted."""
+    before = stamped({"metadata": {"name": "a", "annotations": {"k": "v"}}, "data": {"x": "1", "y": "2"}})
+    after = stamped({"metadata": {"name": "a", "annotations": {"k": "v"}}, "data": {"x": "1"}})
+    assert before["metadata"]["annotations"]["k"] == "v"
+    found = drifted(after, before)
+    assert found is not None
+    assert found.startswith(f"metadata.annotations.[{APPLIED_ANNOTATION}]")
+    assert drifted(before, before) is None
+
+
+def test_the_stamp_leaves_its_input_alone():
+    """Builders may share parts between objects."""
+    desired = {"kind": "Service"}
+    assert stamped(desired)["metadata"]["annotations"][APPLIED_ANNOTATION]
+    assert desired == {"kind": "Service"}
+
+
+LEAVES = st.integers(1, 9) | st.text("abc", min_size=1, max_size=3) | st.just(value=True)
+NAMED = st.dictionaries(st.sampled_from("uvw"), LEAVES, max_size=2)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.dictionaries(st.sampled_from("pqrs"), inner, min_size=1, max_size=3)
+        | st.lists(inner, min_size=1, max_size=3)
+        | st.lists(NAMED, min_size=1, max_size=3).map(
+            lambda each: {"env": [{"name": f"n{i}", **m} for i, m in enumerate(each)]}
+        )
+    ),
+    max_leaves=12,
+)
+OBJECTS = st.dictionaries(st.sampled_from(["spec", "data"]), TREES, min_size=1)
+
+
+def leaves(value, path=()):
+    """Yield the paths of all scalars."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from leaves(each, (*path, key))
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from leaves(each, (*path, index))
+    else:
+        yield path
+
+
+@given(OBJECTS)
+def test_an_object_holds_itself(obj):
+    """Nothing is written when the server has just what is wanted."""
+    assert drifted(obj, obj) is None
+
+
+@given(OBJECTS, st.data())
+def test_every_leaf_is_watched(obj, data):
+    """Any scalar of the desired object that changes is drift, wherever it is."""
+    path = data.draw(st.sampled_from(sorted(leaves(obj), key=str)))
+    live = copy.deepcopy(obj)
+    place = live
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = "other"
+    assert drifted(obj, live) is not None
+
+
+@given(OBJECTS, NAMED)
+def test_additions_are_tolerated(obj, more):
+    """What others add to maps is theirs."""
+    live = {**copy.deepcopy(obj), "more": more}
+    for value in live.values():
+        if isinstance(value, dict):
+            value["added"] = "by others"
+    assert drifted(obj, live) is None

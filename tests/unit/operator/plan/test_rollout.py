@@ -1,0 +1,124 @@
+"""Rollouts: surge within the budget, one worker service at a time."""
+
+import pytest
+
+from penstock_graph.models import Role
+from penstock_operator.plan.rollout import (
+    Rollouts,
+    RolloutView,
+    Strategy,
+    may_roll,
+    may_surge,
+    rollout_view,
+    strategy,
+)
+
+
+@pytest.mark.parametrize(
+    ("role", "gpus", "wanted", "budget", "expected"),
+    [
+        (Role.ROUTER, 0, 8, 8, True),
+        (Role.DECODE, 1, 8, None, True),
+        (Role.DECODE, 1, 7, 8, True),
+        (Role.DECODE, 2, 7, 8, False),
+        (Role.PREFILL, 1, 9, 8, False),
+    ],
+)
+def test_a_rollout_surges_where_there_is_room(role, gpus, wanted, budget, expected):
+    """Room for one replica more beside all that are wanted; routers and graphs without a ceiling always."""
+    values = {"role": role, "gpus_per_replica": gpus, "wanted_gpus": wanted, "budget": budget}
+    assert may_surge(**values) is expected
+    assert strategy(**values) == (Strategy(1, 0) if expected else Strategy(0, 1))
+
+
+def workload(*, generation=2, observed=2, replicas=3, **status):
+    """Return a Deployment."""
+    found = {"metadata": {"generation": generation}, "spec": {"replicas": replicas}, "status": status}
+    if observed is not None:
+        status["observedGeneration"] = observed
+    return found
+
+
+DEADLINE = {
+    "type": "Progressing",
+    "status": "False",
+    "reason": "ProgressDeadlineExceeded",
+    "message": "too slow",
+}
+
+
+@pytest.mark.parametrize(
+    ("deployment", "rolling", "stuck"),
+    [
+        ({}, False, False),
+        (workload(replicas=3, updatedReplicas=3, readyReplicas=3), False, False),
+        (workload(updatedReplicas=1, replicas_=0), False, False),
+        (workload(observed=1), True, False),
+        (workload(observed=None), False, False),
+        (workload(conditions=[{"type": "Available"}, DEADLINE]), False, True),
+        (workload(observed=1, conditions=[DEADLINE]), True, False),
+    ],
+)
+def test_a_workload_rolls_while_older_replicas_exist(deployment, rolling, stuck):
+    """Or while its controller has not seen its newest specification; a deadline passed means stuck."""
+    view = rollout_view("decode", Role.DECODE, deployment)
+    assert (view.rolling, view.stuck) == (rolling, stuck)
+
+
+def test_older_replicas_make_a_rollout():
+    """Existing minus updated ones are of an older revision; merely starting ones are not."""
+    rolling = rollout_view(
+        "decode",
+        Role.DECODE,
+        {"spec": {"replicas": 3}, "status": {"replicas": 4, "updatedReplicas": 1, "readyReplicas": 3}},
+    )
+    assert rolling == RolloutView("decode", Role.DECODE, 3, ready=3, updated=1, rolling=True)
+    starting = rollout_view(
+        "decode", Role.DECODE, {"spec": {"replicas": 9}, "status": {"replicas": 3, "updatedReplicas": 3}}
+    )
+    assert not starting.rolling
+
+
+DECODE = RolloutView("decode", Role.DECODE, 2, ready=2, updated=2)
+PREFILL = RolloutView("prefill", Role.PREFILL, 2, ready=2, updated=2)
+ROUTER = RolloutView("frontend", Role.ROUTER, 2, ready=2, updated=2)
+ROLLING = {"rolling": True}
+
+
+def view(base, **more):
+    """Return ``base`` changed."""
+    return RolloutView(base.service, base.role, base.replicas, **{"ready": base.ready, "updated": 1, **more})
+
+
+@pytest.mark.parametrize(
+    ("changed", "views", "expected"),
+    [
+        ((), (DECODE, PREFILL), Rollouts((), {})),
+        (("prefill",), (DECODE, PREFILL), Rollouts(("prefill",), {})),
+        (
+            ("prefill", "decode", "frontend"),
+            (PREFILL, DECODE, ROUTER),
+            Rollouts(("decode", "frontend"), {"prefill": "waits for the rollout of decode"}),
+        ),
+        (
+            ("prefill",),
+            (PREFILL, view(DECODE, **ROLLING)),
+            Rollouts((), {"prefill": "waits for the rollout of decode"}),
+        ),
+        (
+            ("prefill", "decode"),
+            (DECODE, view(PREFILL, **ROLLING)),
+            Rollouts(("prefill",), {"decode": "waits for the rollout of prefill"}),
+        ),
+        (
+            ("prefill",),
+            (PREFILL, view(DECODE, rolling=True, stuck=True, message="too slow")),
+            Rollouts((), {"prefill": "waits for the rollout of decode, which is stuck: too slow"}),
+        ),
+        (("prefill", "decode"), (PREFILL, view(DECODE, ready=0)), Rollouts(("decode", "prefill"), {})),
+        (("unknown",), (DECODE,), Rollouts(("unknown",), {})),
+    ],
+)
+def test_one_worker_service_rolls_at_a_time(changed, views, expected):
+    """Decode first; a rolling one may be corrected; with nothing served there is no ratio to keep."""
+    assert may_roll(changed, views) == expected
