@@ -95,3 +95,5 @@ def configure(level: str = "info", *, as_json: bool = False) -> None:
     plain = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     handler.setFormatter(_JsonFormatter() if as_json else _PlainFormatter(plain))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # It tells of every call at INFO; who calls says what goes wrong.
+    logging.getLogger("httpx").setLevel(logging.DEBUG if level == "debug" else logging.WARNING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 from penstock_graph.crd.schema import openapi
@@ -45,8 +46,9 @@ _ADAPTER_COLUMNS = (
 )
 
 
+@cache
 def definitions() -> dict[str, dict[str, Any]]:
-    """Return the CustomResourceDefinitions by name."""
+    """Return the CustomResourceDefinitions by name; shared by all callers, so not to be changed."""
     graph = _definition(GraphDeployment, "gd", _GRAPH_COLUMNS, {"status": {}})
     scale = {
         "specReplicasPath": ".spec.replicas",

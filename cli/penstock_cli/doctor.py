@@ -1,0 +1,99 @@
+"""`penstock doctor`: what is wrong with Penstock on a cluster, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock_core.errors import ConfigError
+from penstock_operator.doctor.findings import Finding, Severity, counts, is_healthy
+
+if TYPE_CHECKING:
+    from penstock_operator.doctor.facts import Facts
+
+_COLOURS = {
+    Severity.PROBLEM: "red",
+    Severity.WARNING: "yellow",
+    Severity.UNKNOWN: "cyan",
+    Severity.OK: "green",
+}
+
+
+@click.command()
+@click.option("--namespace", "-n", metavar="NAME", help="Look at its graphs.  [default: the context's]")
+@click.option("--all-namespaces", "-A", is_flag=True, help="Look at the graphs of every namespace.")
+@click.option("--graph", metavar="NAME", help="Look at this graph alone.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0, max=300),
+    default=6.0,
+    show_default=True,
+    help="Seconds between two looks, which tell what moves; Leases are renewed every 5 s.",
+)
+@click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig.  [default: $KUBECONFIG]")
+@click.option("--context", metavar="NAME", help="Context of the kubeconfig.  [default: its current one]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+def doctor(
+    *,
+    namespace: str | None,
+    all_namespaces: bool,
+    graph: str | None,
+    interval: float,
+    kubeconfig: Path | None,
+    context: str | None,
+    as_json: bool,
+) -> None:
+    """Check a cluster: definitions, operator, planner, rights, graphs, metrics, GPUs, clocks.
+
+    Only reads. Every finding says what to do about it. Exits 0 if nothing is broken (there may be warnings
+    and things that could not be looked at), 1 if there is a problem.
+    """
+    if all_namespaces and namespace is not None:
+        raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
+    try:
+        from penstock_kube.client import KubeClient  # noqa: PLC0415
+        from penstock_operator.doctor.gather import Scope, gather  # noqa: PLC0415 - the extra may be absent
+        from penstock_operator.doctor.judge import judge  # noqa: PLC0415
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            f"{exc.name}: not installed; the doctor needs `pip install 'penstock[kubernetes]'`"
+        ) from exc
+
+    async def look() -> Facts:
+        client = await KubeClient.connect(kubeconfig=kubeconfig, context=context)
+        try:
+            where = None if all_namespaces else namespace or client.namespace
+            return await gather(client, Scope(where, graph, interval, version("penstock")))
+        finally:
+            await client.close()
+
+    # What goes wrong here is a finding, said once; the client's own log would say it again.
+    logging.getLogger("penstock_kube").setLevel(logging.ERROR)
+    findings = judge(asyncio.run(look()))
+    if as_json:
+        report = {"healthy": is_healthy(findings), "findings": [asdict(each) for each in findings]}
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _print(findings)
+    if not is_healthy(findings):
+        sys.exit(1)
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    for each in findings:
+        word = click.style(f"{each.severity:<8}", fg=_COLOURS[each.severity])
+        click.echo(f"{word} {each.subject}: {each.message}")
+        if each.remedy:
+            click.echo(f"{'':<8}   -> {each.remedy}")
+    found = counts(findings)
+    words = (Severity.PROBLEM, Severity.WARNING, Severity.UNKNOWN, Severity.OK)
+    click.echo(", ".join(f"{found[word]} {word}" for word in words))

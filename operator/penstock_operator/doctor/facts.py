@@ -1,0 +1,173 @@
+"""What `gather` saw and `judge` judges. Pure: objects as the API server returned them, and who could not be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Something that could not be read.
+
+    Attributes:
+        why: The server's or the connection's own words.
+        is_forbidden: Whether a right was missing, in place of an answer.
+    """
+
+    why: str
+    is_forbidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """The API server.
+
+    Attributes:
+        url: Its address.
+        version: Such as ``v1.34.4``.
+        skew_s: This machine's clock less the server's, seconds; None if unknown. Exact to about a second.
+    """
+
+    url: str
+    version: str | Unseen
+    skew_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseFact:
+    """One election's Lease, looked at twice.
+
+    Attributes:
+        component: ``operator`` or ``planner``.
+        namespace: Where it lies.
+        name: Its name.
+        first: At the first look; None if there is none.
+        later: At the second look.
+        now_s: The server's clock at the second look, seconds since the epoch; None if unknown.
+    """
+
+    component: str
+    namespace: str
+    name: str
+    first: Object | Unseen | None
+    later: Object | Unseen | None
+    now_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One thing that somebody must be allowed to do.
+
+    Attributes:
+        group: API group; empty for the core.
+        resource: Plural, with the subresource after a slash.
+        verb: Such as ``list``.
+    """
+
+    group: str
+    resource: str
+    verb: str
+
+    def __str__(self) -> str:
+        resource, _, sub = self.resource.partition("/")
+        full = f"{resource}.{self.group}" if self.group else resource
+        return f"{self.verb} {full}{'/' if sub else ''}{sub}"
+
+
+@dataclass(frozen=True, slots=True)
+class RightsFact:
+    """What one account may not do.
+
+    Attributes:
+        who: ``you`` or ``system:serviceaccount:NAMESPACE:NAME``.
+        component: ``operator`` or ``planner``; empty for the caller.
+        namespace: Where it must; None: in all namespaces.
+        asked: How many rights were asked for.
+        missing: Those that it does not have.
+        unseen: Why it could not be asked; None if it could.
+    """
+
+    who: str
+    component: str
+    namespace: str | None
+    asked: int
+    missing: tuple[Right, ...] = ()
+    unseen: Unseen | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A metrics page, read twice.
+
+    Attributes:
+        first: Text at the first look.
+        later: Text at the second look.
+    """
+
+    first: str | Unseen
+    later: str | Unseen
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFacts:
+    """One graph and what its processes say.
+
+    Attributes:
+        graph: The GraphDeployment.
+        pods: Its pods.
+        ready: By router pod, what its /ready answers.
+        pages: By pod, its /metrics; at most `gather.MAX_PAGES` of them.
+        prometheus: Number of workers' series in the configured Prometheus; None if none is configured.
+    """
+
+    graph: Object
+    pods: tuple[Object, ...] | Unseen = ()
+    ready: Mapping[str, str | Unseen] = field(default_factory=dict)
+    pages: Mapping[str, Page] = field(default_factory=dict)
+    prometheus: int | Unseen | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """Nodes and what runs on them.
+
+    Attributes:
+        nodes: All nodes.
+        requested: By node, extended resources that its pods asked for.
+    """
+
+    nodes: tuple[Object, ...] | Unseen
+    requested: Mapping[str, Mapping[str, int]] | Unseen
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that was seen.
+
+    Attributes:
+        server: The API server.
+        crds: By name, the live CustomResourceDefinition; None if absent.
+        deployments: Operator and planner Deployments, wherever they could be looked for.
+        leases: Of the elections that those Deployments hold.
+        rights: What the caller, operator and planner may do.
+        graphs: The graphs that were asked for.
+        nodes: Nodes and requests.
+        now_s: This machine's clock at the second look, corrected by the skew; seconds since the epoch.
+        interval_s: Time between the two looks, real seconds.
+        version: Penstock's, of this program.
+    """
+
+    server: ServerFacts
+    crds: Mapping[str, Object | Unseen | None]
+    deployments: tuple[Object, ...] | Unseen
+    leases: tuple[LeaseFact, ...]
+    rights: tuple[RightsFact, ...]
+    graphs: tuple[GraphFacts, ...] | Unseen
+    nodes: NodeFacts
+    now_s: float
+    interval_s: float
+    version: str

@@ -1,0 +1,47 @@
+"""What operator, planner and users must be allowed to do. Pure.
+
+A test compares the first two with the chart's rules: the doctor asks for nothing that the chart does not give.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock_operator.doctor.facts import Right
+
+_OWNED: Final = ("create", "delete", "get", "list", "patch", "watch")
+_READ: Final = ("get", "list", "watch")
+
+
+def _rights(group: str, resources: tuple[str, ...], verbs: tuple[str, ...]) -> tuple[Right, ...]:
+    return tuple(Right(group, resource, verb) for resource in resources for verb in verbs)
+
+
+OPERATOR_RIGHTS: Final = (
+    *_rights("", ("configmaps", "serviceaccounts", "services"), _OWNED),
+    *_rights("", ("pods",), ("get", "list", "patch", "watch")),
+    *_rights("apps", ("deployments",), _OWNED),
+    *_rights("discovery.k8s.io", ("endpointslices",), _READ),
+    *_rights("events.k8s.io", ("events",), ("create",)),
+    *_rights("networking.k8s.io", ("networkpolicies",), _OWNED),
+    *_rights("penstock.dev", ("graphdeployments",), ("get", "list", "patch", "watch")),
+    *_rights("penstock.dev", ("graphdeployments/status", "scalingadapters/status"), ("patch",)),
+    *_rights("penstock.dev", ("scalingadapters",), _OWNED),
+    *_rights("policy", ("poddisruptionbudgets",), _OWNED),
+    *_rights("rbac.authorization.k8s.io", ("rolebindings", "roles"), _OWNED),
+)
+
+PLANNER_RIGHTS: Final = (
+    *_rights("", ("pods",), _READ),
+    *_rights("events.k8s.io", ("events",), ("create",)),
+    *_rights("penstock.dev", ("graphdeployments", "scalingadapters"), _READ),
+    *_rights("penstock.dev", ("graphdeployments/status", "scalingadapters/scale"), ("patch",)),
+)
+
+USER_RIGHTS: Final = (
+    *_rights("penstock.dev", ("graphdeployments",), ("create", "delete", "get", "list", "patch")),
+    *_rights("penstock.dev", ("scalingadapters/scale",), ("patch",)),
+    *_rights("", ("pods",), ("get", "list")),
+    *_rights("", ("pods/log", "pods/proxy"), ("get",)),
+)
+"""For `kubectl apply`, `kubectl scale`, `kubectl logs` and this doctor."""

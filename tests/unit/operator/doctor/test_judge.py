@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from doctor_facts import EARLIER, NOW, NOW_S, component, facts, graph_facts, graph_object, lease
+
+from penstock_operator.doctor.facts import LeaseFact, Right, RightsFact, ServerFacts, Unseen
+from penstock_operator.doctor.findings import Finding, Severity, counts, is_healthy
+from penstock_operator.doctor.judge import judge
+
+FORBIDDEN = Unseen("403: you may not", is_forbidden=True)
+
+
+def told(findings, severity):
+    """Subjects and messages of one severity."""
+    return [(each.subject, each.message) for each in findings if each.severity is severity]
+
+
+def only(findings):
+    """The one finding that is not ok."""
+    (found,) = [each for each in findings if each.severity is not Severity.OK]
+    return found
+
+
+def test_the_clock_of_the_examples():
+    """NOW and NOW_S are the same moment."""
+    assert datetime.fromisoformat(NOW).timestamp() == NOW_S
+
+
+def test_a_healthy_cluster_has_only_good_findings():
+    """Nothing is said that asks for action."""
+    findings = judge(facts())
+    assert [each for each in findings if each.severity is not Severity.OK] == []
+    assert all(not each.remedy for each in findings)
+    assert is_healthy(findings)
+    assert counts(findings)[Severity.PROBLEM] == 0
+
+
+def test_only_problems_make_it_unhealthy():
+    """Warnings and what could not be looked at leave the exit code alone."""
+    assert is_healthy([Finding(Severity.WARNING, "a", "b", "c"), Finding(Severity.UNKNOWN, "a", "b", "c")])
+    assert not is_healthy([Finding(Severity.PROBLEM, "a", "b", "c")])
+
+
+def test_an_unreachable_server_is_the_only_finding():
+    """Nothing else can be known then."""
+    unreachable = ServerFacts("https://cluster", Unseen("no answer within 10 s"))
+    found = only(judge(facts(server=unreachable)))
+    assert found.severity is Severity.PROBLEM
+    assert found.message == "https://cluster: no answer within 10 s"
+    assert "--kubeconfig" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("skew_s", "severity", "message"),
+    [
+        (2.0, Severity.OK, "this machine and the API server agree"),
+        (-2.0, Severity.OK, "this machine and the API server agree"),
+        (2.1, Severity.WARNING, "this machine's clock is 2 s ahead of the API server's"),
+        (-60.0, Severity.WARNING, "this machine's clock is 60 s behind the API server's"),
+        (None, Severity.UNKNOWN, "the API server did not say its time"),
+    ],
+)
+def test_clocks(skew_s, severity, message):
+    """Up to 2 s cannot be told from the server's whole seconds."""
+    findings = judge(facts(server=ServerFacts("https://cluster", "v1.34.4", skew_s)))
+    assert ("clock", message) in told(findings, severity)
+
+
+NAME = "graphdeployments.penstock.dev"
+
+
+def spoiled(change):
+    """The definitions, one of them changed in place."""
+    crds = dict(facts().crds)
+    change(crds[NAME])
+    return crds
+
+
+@pytest.mark.parametrize(
+    ("crd", "severity", "message"),
+    [
+        (None, Severity.PROBLEM, "is not installed"),
+        (FORBIDDEN, Severity.UNKNOWN, "403: you may not"),
+        (
+            spoiled(
+                lambda crd: crd["status"].update(conditions=[{"type": "Established", "status": "False"}])
+            )[NAME],
+            Severity.PROBLEM,
+            "is not established",
+        ),
+        (spoiled(lambda crd: crd.pop("status"))[NAME], Severity.PROBLEM, "is not established"),
+        (
+            spoiled(lambda crd: crd["spec"]["versions"][0]["additionalPrinterColumns"].pop())[NAME],
+            Severity.WARNING,
+            "differs from this program's, version 0.1.0",
+        ),
+        (
+            spoiled(
+                lambda crd: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"].pop("spec")
+            )[NAME],
+            Severity.WARNING,
+            "differs from this program's, version 0.1.0",
+        ),
+    ],
+    ids=["absent", "forbidden", "refused", "no status", "columns", "schema"],
+)
+def test_definitions(crd, severity, message):
+    """Absent or not served is a problem; another version's is a warning."""
+    found = only(judge(facts(crds={**facts().crds, NAME: crd})))
+    assert (found.severity, found.subject, found.message) == (severity, f"CRD {NAME}", message)
+    assert "kubectl" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "message"),
+    [
+        ({"status": {"readyReplicas": 0}}, Severity.PROBLEM, "0 of 1 replicas are ready"),
+        ({"status": {}}, Severity.PROBLEM, "0 of 1 replicas are ready"),
+    ],
+)
+def test_an_operator_that_is_not_ready(changes, severity, message):
+    """The remedy shows why."""
+    operator = {**component("operator"), **changes}
+    found = only(judge(facts(deployments=(operator, component("planner")))))
+    assert (found.severity, found.message) == (severity, message)
+    assert "kubectl logs -n penstock-system deployment/penstock-operator" in found.remedy
+
+
+def test_a_stopped_operator():
+    """Scaled to 0 says so, with the command that starts it."""
+    found = only(judge(facts(deployments=(component("operator", replicas=0), component("planner")))))
+    assert found.message == "is scaled to 0"
+    assert found.remedy == "kubectl scale -n penstock-system deployment/penstock-operator --replicas=1"
+
+
+def test_one_of_two_operators():
+    """The other one still works."""
+    found = only(judge(facts(deployments=(component("operator", replicas=2), component("planner")))))
+    assert (found.severity, found.message) == (Severity.WARNING, "1 of 2 replicas are ready")
+
+
+def test_no_operator():
+    """Without one nothing happens to graphs."""
+    found = only(judge(facts(deployments=(component("planner"),))))
+    assert (found.severity, found.subject) == (Severity.PROBLEM, "operator")
+    assert found.remedy.startswith("helm upgrade --install penstock")
+
+
+def test_no_planner_where_a_graph_wants_one():
+    """It is a warning: the graph serves, but does not scale."""
+    found = only(judge(facts(deployments=(component("operator"),))))
+    assert (found.severity, found.subject) == (Severity.WARNING, "planner")
+    assert "llama" in found.message
+
+
+def test_no_planner_where_nobody_wants_one():
+    """An HPA may own the adapters."""
+    graph = graph_object()
+    graph["spec"]["planner"] = {"enabled": False}
+    findings = judge(facts(deployments=(component("operator"),), graphs=(graph_facts(graph=graph),)))
+    assert is_healthy(findings)
+    assert counts(findings)[Severity.WARNING] == 0
+
+
+def test_another_version():
+    """Operator and program should be of one release."""
+    operator = component("operator")
+    operator["metadata"]["labels"]["app.kubernetes.io/version"] = "0.2.0"
+    found = only(judge(facts(deployments=(operator, component("planner")))))
+    assert found.message == "is version 0.2.0, this program 0.1.0"
+
+
+def test_deployments_that_cannot_be_listed():
+    """Unknown, never absent."""
+    found = only(judge(facts(deployments=FORBIDDEN)))
+    assert (found.severity, found.subject) == (Severity.UNKNOWN, "operator")
+
+
+def test_a_namespace_that_no_operator_watches():
+    """A graph there would never become anything."""
+    operator = component("operator")
+    operator["spec"]["template"]["metadata"]["labels"]["penstock.dev/scope"] = "other"
+    found = only(judge(facts(deployments=(operator, component("planner")))))
+    assert (found.severity, found.subject) == (Severity.PROBLEM, "graph serving/llama")
+    assert found.message == "no operator watches namespace serving"
+
+
+def leased(first, later, now_s=NOW_S):
+    """Facts with one Lease."""
+    return facts(leases=(LeaseFact("operator", "penstock-system", "penstock-operator", first, later, now_s),))
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "now_s", "severity", "message"),
+    [
+        (lease(NOW), lease(NOW), NOW_S + 15, Severity.OK, "held by penstock-operator-abc, renewed 15 s ago"),
+        (
+            lease(NOW),
+            lease(NOW),
+            NOW_S + 16,
+            Severity.PROBLEM,
+            "penstock-operator-abc has not renewed it for 16 s, its term is 15 s",
+        ),
+        (
+            lease(EARLIER),
+            lease(NOW),
+            None,
+            Severity.OK,
+            "held by penstock-operator-abc, renewed during the check",
+        ),
+        (
+            lease(NOW),
+            lease(NOW),
+            None,
+            Severity.UNKNOWN,
+            "held by penstock-operator-abc, not renewed during the check",
+        ),
+        (
+            lease(EARLIER),
+            lease(NOW),
+            NOW_S + 100,
+            Severity.WARNING,
+            "the clock of penstock-operator-abc is 100 s behind the API server's",
+        ),
+        (
+            lease(EARLIER),
+            lease(NOW),
+            NOW_S - 30,
+            Severity.WARNING,
+            "the clock of penstock-operator-abc is 30 s ahead of the API server's",
+        ),
+        (None, None, NOW_S, Severity.PROBLEM, "does not exist, so no operator acts"),
+        (lease(NOW), lease(NOW, holder=""), NOW_S, Severity.PROBLEM, "nobody holds it, so no operator acts"),
+        (FORBIDDEN, FORBIDDEN, NOW_S, Severity.UNKNOWN, "403: you may not"),
+    ],
+)
+def test_leases(first, later, now_s, severity, message):
+    """A renewal seen between two looks counts whatever the clocks say."""
+    findings = judge(leased(first, later, now_s))
+    subject = "operator lease penstock-system/penstock-operator"
+    assert (subject, message) in told(findings, severity)
+
+
+LIST_PODS = Right("", "pods", "list")
+SCALE = Right("penstock.dev", "scalingadapters/scale", "patch")
+
+
+def test_missing_rights_of_the_operator():
+    """It cannot work; the remedy holds a command that shows one of them."""
+    account = "system:serviceaccount:penstock-system:penstock-operator"
+    missing = RightsFact(account, "operator", None, 60, (SCALE, LIST_PODS))
+    found = only(judge(facts(rights=(missing,))))
+    assert found.severity is Severity.PROBLEM
+    assert found.subject == "rights of operator in all namespaces"
+    assert found.message == f"{account} may not patch scalingadapters.penstock.dev/scale, list pods"
+    assert found.remedy.endswith(
+        "kubectl auth can-i patch scalingadapters.penstock.dev --subresource=scale "
+        f"--as={account} --all-namespaces"
+    )
+
+
+def test_missing_rights_of_the_caller():
+    """Somebody with few rights is no problem of the cluster."""
+    found = only(judge(facts(rights=(RightsFact("you", "", "serving", 10, (LIST_PODS,)),))))
+    assert (found.severity, found.message) == (Severity.WARNING, "you may not list pods")
+    assert found.remedy.endswith("kubectl auth can-i list pods --namespace serving")
+
+
+def test_rights_that_cannot_be_asked_for():
+    """Only administrators may ask what others may do."""
+    found = only(judge(facts(rights=(RightsFact("system:x", "planner", "serving", 12, (), FORBIDDEN),))))
+    assert (found.severity, found.subject) == (Severity.UNKNOWN, "rights of planner in serving")
+
+
+def test_graphs_that_cannot_be_listed():
+    """Unknown, never none."""
+    found = only(judge(facts(graphs=FORBIDDEN)))
+    assert (found.severity, found.subject) == (Severity.UNKNOWN, "graphs")
+
+
+def test_no_graph_is_fine():
+    """It says how to make one."""
+    findings = judge(facts(graphs=()))
+    assert is_healthy(findings)
+    assert any("kubectl apply" in each.message for each in findings)
+
+
+def test_every_finding_that_asks_for_action_says_which():
+    """Over all the ways in which the examples go wrong."""
+    spoils = [
+        replace(facts(), deployments=()),
+        replace(facts(), crds=dict.fromkeys(facts().crds)),
+        leased(None, None),
+        replace(facts(), graphs=(graph_facts(pods=FORBIDDEN), graph_facts(pages={}, ready={}))),
+    ]
+    for each in (finding for spoil in spoils for finding in judge(spoil)):
+        assert each.remedy if each.severity is not Severity.OK else not each.remedy, each

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from doctor_facts import NOW_S, graph_facts, graph_object, pod, router_page, worker_page
+
+from penstock_operator.doctor.facts import Page, Unseen
+from penstock_operator.doctor.findings import Severity
+from penstock_operator.doctor.judge_graph import graph_findings
+
+FORBIDDEN = Unseen("403: you may not", is_forbidden=True)
+BROKEN = Unseen("502: connection refused")
+OKAY = '{"status":"ready","reasons":[]}'
+
+
+def judged(**changes):
+    """Severity, subject and message of what is not ok."""
+    found = graph_findings(graph_facts(**changes), now_s=NOW_S, interval_s=6.0)
+    return [(each.severity, each.subject, each.message) for each in found if each.severity is not Severity.OK]
+
+
+def with_status(**status):
+    """The graph with another status."""
+    graph = graph_object()
+    graph["status"] = {**graph["status"], **status}
+    return graph
+
+
+def condition(kind, status, reason="Why", message="because"):
+    """One condition."""
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+GRAPH = "graph serving/llama"
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ({"observedGeneration": 0}, [(Severity.PROBLEM, "no operator has looked at it")]),
+        (
+            {"observedGeneration": 1},
+            [(Severity.WARNING, "its status is of generation 1, the newest is 2")],
+        ),
+        (
+            {"phase": "Degraded", "conditions": [condition("Ready", "False")]},
+            [(Severity.PROBLEM, "Ready is False: Why: because")],
+        ),
+        (
+            {"phase": "Progressing", "conditions": [condition("Ready", "False")]},
+            [(Severity.WARNING, "Ready is False: Why: because")],
+        ),
+        ({"phase": "Progressing", "conditions": []}, [(Severity.WARNING, "is Progressing")]),
+        (
+            {"conditions": [condition("Schedulable", "False", message="0/3 nodes")]},
+            [(Severity.PROBLEM, "Schedulable is False: Why: 0/3 nodes")],
+        ),
+        (
+            {"conditions": [condition("BudgetRespected", "False", message="")]},
+            [(Severity.PROBLEM, "BudgetRespected is False: Why")],
+        ),
+        (
+            {"conditions": [condition("Degraded", "True")]},
+            [(Severity.WARNING, "Degraded is True: Why: because")],
+        ),
+        (
+            {"conditions": [condition("PlannerActive", "False")]},
+            [(Severity.WARNING, "PlannerActive is False: Why: because")],
+        ),
+        ({"conditions": [condition("Ready", "True"), condition("Degraded", "False")]}, []),
+        ({"conditions": [condition("Unheard", "False")]}, []),
+    ],
+)
+def test_conditions(status, expected):
+    """What the operator says is repeated, with how bad it is; starting is not broken."""
+    found = judged(graph=with_status(**status))
+    assert found == [(severity, GRAPH, message) for severity, message in expected]
+
+
+def test_a_graph_without_a_status():
+    """The operator has never seen it."""
+    graph = graph_object()
+    del graph["status"]
+    assert judged(graph=graph) == [(Severity.PROBLEM, GRAPH, "no operator has looked at it")]
+
+
+def test_pods_that_cannot_be_listed():
+    """Then nothing is known of its processes."""
+    assert judged(pods=FORBIDDEN) == [(Severity.UNKNOWN, GRAPH, "pods: 403: you may not")]
+
+
+def test_a_pod_that_cannot_pull_its_image():
+    """Pods are diagnosed as in the graph's own status."""
+    broken = pod("llama-decode-2", "decode", "decode")
+    broken["status"]["conditions"][2]["status"] = "False"
+    broken["status"]["containerStatuses"] = [
+        {
+            "name": "main",
+            "ready": False,
+            "restartCount": 0,
+            "image": "nowhere",
+            "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}},
+        }
+    ]
+    ((severity, subject, message),) = judged(pods=(*graph_facts().pods, broken))
+    assert (severity, subject) == (Severity.PROBLEM, "pod serving/llama-decode-2")
+    assert "not found" in message or "nowhere" in message
+
+
+def test_no_router_is_ready():
+    """No request is answered, whatever the workers do."""
+    pods = graph_facts().pods[1:]
+    assert judged(pods=pods) == [(Severity.PROBLEM, GRAPH, "no router is ready, so no request is answered")]
+
+
+def test_a_graph_without_a_router_service():
+    """Some bring their own."""
+    graph = graph_object()
+    del graph["spec"]["services"]["frontend"]
+    assert judged(graph=graph, pods=graph_facts().pods[1:]) == []
+
+
+ROUTER = "router serving/llama-frontend-1"
+
+
+@pytest.mark.parametrize(
+    ("answer", "severity", "message"),
+    [
+        (BROKEN, Severity.PROBLEM, "/ready: 502: connection refused"),
+        (FORBIDDEN, Severity.UNKNOWN, "403: you may not"),
+        (
+            '{"status":"not ready","reasons":["no prefill worker is ready"]}',
+            Severity.PROBLEM,
+            "serves nothing: no prefill worker is ready",
+        ),
+        ("<html>", Severity.PROBLEM, "serves nothing: an answer that cannot be read: '<html>'"),
+        ("[]", Severity.PROBLEM, "serves nothing: an answer that cannot be read: '[]'"),
+        (None, Severity.PROBLEM, "/ready: was not asked"),
+    ],
+)
+def test_a_routers_readiness(answer, severity, message):
+    """/ready says whether a request would be served now."""
+    assert judged(ready={"llama-frontend-1": answer}) == [(severity, ROUTER, message)]
+
+
+def routed(first, later, ready=1, **changes):
+    """Facts with one router's page."""
+    pages = {
+        **graph_facts().pages,
+        "llama-frontend-1": Page(router_page(first, ready), router_page(later, ready)),
+    }
+    return judged(pages=pages, **changes)
+
+
+BOTH = {"llama-prefill-1": 0.5, "llama-decode-1": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "message"),
+    [
+        (
+            BOTH,
+            {"llama-prefill-1": 0.5},
+            "worker llama-decode-1: is ready, but the router does not know it; its EndpointSlice may be missing",
+        ),
+        (
+            {**BOTH, "llama-decode-1": 4.5},
+            {**BOTH, "llama-decode-1": 10.5},
+            "worker llama-decode-1: its metrics are 10 s old, above planner.metrics.maxAgeSeconds 10",
+        ),
+        (
+            {**BOTH, "llama-decode-1": 1},
+            {**BOTH, "llama-decode-1": 7},
+            "worker llama-decode-1: its metrics were not read again within 6 s",
+        ),
+    ],
+)
+def test_what_a_router_knows_of_its_workers(first, later, message):
+    """Each ready worker must be known, and its metrics fresh and read again between the looks."""
+    assert routed(first, later) == [(Severity.PROBLEM, ROUTER, message)]
+
+
+def test_ages_that_grow_less_than_the_interval_are_fresh():
+    """They were read again in between."""
+    assert routed({**BOTH, "llama-decode-1": 0.1}, {**BOTH, "llama-decode-1": 5.4}) == []
+
+
+def test_a_longer_age_may_be_allowed():
+    """The graph says how old a reading may be."""
+    graph = graph_object()
+    graph["spec"]["planner"] = {"metrics": {"maxAgeSeconds": 60}}
+    old = {**BOTH, "llama-decode-1": 30}
+    assert routed(old, old, graph=graph) == []
+
+
+def test_a_ready_worker_that_gets_nothing():
+    """Ready for Kubernetes, not for the router."""
+    found = routed(BOTH, BOTH, ready=0)
+    assert [message for _, _, message in found] == [
+        f"worker {name}: is ready, but the router sends nothing to it"
+        for name in ("llama-prefill-1", "llama-decode-1")
+    ]
+
+
+def test_metrics_that_were_never_read():
+    """The router knows the worker but not its load."""
+    page = 'penstock_router_worker_ready{worker="llama-decode-1",role="decode"} 1\n' + router_page(
+        {"llama-prefill-1": 0.1}
+    )
+    pages = {**graph_facts().pages, "llama-frontend-1": Page(page, page)}
+    assert judged(pages=pages) == [
+        (Severity.PROBLEM, ROUTER, "worker llama-decode-1: its metrics have never been read")
+    ]
+
+
+def test_a_draining_worker_needs_no_router():
+    """It is taken out on purpose."""
+    pods = graph_facts().pods
+    pods[2]["metadata"]["labels"]["penstock.dev/serving"] = "draining"
+    assert routed({"llama-prefill-1": 0.5}, {"llama-prefill-1": 0.5}, pods=pods) == []
+
+
+def test_pages_that_are_no_metrics():
+    """A router's and a worker's are told apart by their subject."""
+    broken = 'vllm:num_requests_running{engine="0"} many\npenstock_router_worker_ready{worker="a"} many\n'
+    pages = {name: Page(broken, broken) for name in ("llama-frontend-1", "llama-decode-1")}
+    assert judged(pages=pages) == [
+        (Severity.PROBLEM, ROUTER, "/metrics cannot be read as Prometheus text"),
+        (Severity.PROBLEM, "worker serving/llama-decode-1", "/metrics cannot be read as Prometheus text"),
+    ]
+
+
+WORKER = "worker serving/llama-decode-1"
+
+
+@pytest.mark.parametrize(
+    ("page", "severity", "message"),
+    [
+        (Page(BROKEN, BROKEN), Severity.PROBLEM, "/metrics: 502: connection refused"),
+        (Page(worker_page(), BROKEN), Severity.PROBLEM, "/metrics: 502: connection refused"),
+        (Page(FORBIDDEN, FORBIDDEN), Severity.UNKNOWN, "/metrics: 403: you may not"),
+        (
+            Page("up 1\n", "up 1\n"),
+            Severity.PROBLEM,
+            "/metrics holds no vllm:num_requests_running; is it a vLLM or Penstock worker?",
+        ),
+        (
+            Page(worker_page(3, 50), worker_page(2, 50)),
+            Severity.PROBLEM,
+            "has 2 requests under way, but its token counters stand still",
+        ),
+    ],
+)
+def test_a_workers_page(page, severity, message):
+    """It must be there, hold the series, and move while there is work."""
+    assert judged(pages={**graph_facts().pages, "llama-decode-1": page}) == [(severity, WORKER, message)]
+
+
+def test_an_idle_worker_may_stand_still():
+    """Nothing to do is no fault."""
+    page = Page(worker_page(0, 50), worker_page(0, 50))
+    assert judged(pages={**graph_facts().pages, "llama-decode-1": page}) == []
+
+
+def test_dynamos_frontend_is_not_judged():
+    """It has other series."""
+    graph = graph_object()
+    graph["spec"]["runtime"] = "dynamo"
+    pages = {**graph_facts().pages, "llama-frontend-1": Page("up 1\n", "up 1\n")}
+    assert judged(graph=graph, pages=pages, ready={}) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (None, []),
+        (3, []),
+        (0, [(Severity.WARNING, "Prometheus http://p.m.svc:9090 holds no series of its workers")]),
+        (BROKEN, [(Severity.WARNING, "Prometheus http://p.m.svc:9090: 502: connection refused")]),
+        (FORBIDDEN, [(Severity.UNKNOWN, "Prometheus http://p.m.svc:9090: 403: you may not")]),
+    ],
+)
+def test_prometheus(answer, expected):
+    """Only where the graph names one; the router's page comes first anyway, so it is a warning."""
+    graph = graph_object()
+    graph["spec"]["planner"] = {"metrics": {"prometheusUrl": "http://p.m.svc:9090"}}
+    found = judged(graph=graph, prometheus=answer)
+    assert found == [(severity, GRAPH, message) for severity, message in expected]
