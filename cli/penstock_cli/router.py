@@ -65,10 +65,11 @@ def router() -> None:
 )
 @click.option(
     "--api-keys-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path),
     envvar="PENSTOCK_API_KEYS_FILE",
     show_envvar=True,
-    help=f"Accepted API keys, one a line; default: the graph's. {KEYS_VARIABLE} may hold more, comma-separated.",
+    help=f"File of accepted API keys, one a line, or a folder of such files, as a mounted Secret is; default: the "
+    f"graph's. {KEYS_VARIABLE} may hold more, comma-separated.",
 )
 @click.option(
     "--access-log",

@@ -13,10 +13,11 @@ from penstock_router.proxy.completion import RequestRefused
 def read_api_keys(file: Path | None, environment: str | None) -> frozenset[bytes]:
     """Return the accepted keys: one a line from ``file``, comma-separated from ``environment``.
 
-    Empty lines and lines that start with ``#`` are skipped.
+    Of a folder every file is read but those whose name starts with a dot: so a mounted Secret looks, one file
+    per key of the Secret. Empty lines and lines that start with ``#`` are skipped.
 
     Raises:
-        ConfigError: the file cannot be read, or holds no key: then nobody could be let in, and letting
+        ConfigError: a file cannot be read, or holds no key: then nobody could be let in, and letting
             everybody in is not what the file was given for.
     """
     keys: set[str] = set()
@@ -24,7 +25,8 @@ def read_api_keys(file: Path | None, environment: str | None) -> frozenset[bytes
         keys.update(_stripped(environment.split(",")))
     if file is not None:
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            files = _visible(file) if file.is_dir() else [file]
+            lines = [line for each in files for line in each.read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as exc:
             raise ConfigError(
                 f"--api-keys-file: {file}: {exc}; give a readable file, one key a line"
@@ -34,6 +36,10 @@ def read_api_keys(file: Path | None, environment: str | None) -> frozenset[bytes
             raise ConfigError(f"--api-keys-file: {file}: holds no key; write one a line")
         keys.update(found)
     return frozenset(key.encode() for key in keys)
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if each.is_file() and not each.name.startswith("."))
 
 
 def _stripped(values: Iterable[str]) -> list[str]:

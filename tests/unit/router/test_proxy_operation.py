@@ -223,6 +223,22 @@ def test_keys_come_from_file_and_environment(tmp_path):
     assert read_api_keys(None, None) == frozenset()
 
 
+def test_keys_come_from_a_mounted_secret(tmp_path):
+    """Every file is a key of the Secret; what the kubelet keeps beside them is no key."""
+    (tmp_path / "..2026_01_01").mkdir()
+    (tmp_path / "..2026_01_01" / "team-a").write_text("alpha")
+    (tmp_path / "..data").symlink_to("..2026_01_01")
+    (tmp_path / "team-a").symlink_to("..data/team-a")
+    (tmp_path / "team-b").write_text("beta\n# old\ngamma\n")
+    assert read_api_keys(tmp_path, None) == {b"alpha", b"beta", b"gamma"}
+
+
+def test_an_empty_folder_of_keys_is_refused(tmp_path):
+    """A Secret without keys lets nobody in; that is said at the start."""
+    with pytest.raises(ConfigError, match="holds no key"):
+        read_api_keys(tmp_path, None)
+
+
 @pytest.mark.parametrize("content", [None, "", "# nothing\n", "\n \n"])
 def test_a_keys_file_without_keys_is_refused(tmp_path, content):
     """It was given to keep people out; it must not let everybody in."""
