@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -30,7 +31,8 @@ def config_map(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
 
 def config_digest(graph: GraphDeployment) -> str:
     """Return a digest of what routers read at their start: a change of it rolls them, and only them."""
-    return hashlib.sha256(router_manifest(graph).encode()).hexdigest()[:_DIGEST_CHARS]
+    text = json.dumps(_kept(graph), sort_keys=True)  # YAML would take most of a build's time once more
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
 
 
 def router_manifest(graph: GraphDeployment) -> str:
@@ -39,6 +41,10 @@ def router_manifest(graph: GraphDeployment) -> str:
     Of services only the roles stay, so that scaling or changing a worker restarts no router. The planner
     is off, because its budget would be judged by numbers that are not there.
     """
+    return yaml.safe_dump(_kept(graph), sort_keys=True, width=110)
+
+
+def _kept(graph: GraphDeployment) -> dict[str, Any]:
     spec = graph.spec
     kept: dict[str, Any] = {
         "model": spec.model.to_manifest(),
@@ -48,10 +54,9 @@ def router_manifest(graph: GraphDeployment) -> str:
         "lease": spec.lease.to_manifest(),
         "planner": {"enabled": False},
     }
-    manifest = {
+    return {
         "apiVersion": graph.api_version,
         "kind": graph.kind,
         "metadata": {"name": graph.name},
         "spec": kept,
     }
-    return yaml.safe_dump(manifest, sort_keys=True, width=110)
