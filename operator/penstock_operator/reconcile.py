@@ -368,6 +368,8 @@ class Reconciler:
     async def _write_status(self, raw: Object, facts: GraphFacts) -> bool:
         old = raw.get("status") or None
         status = graph_status(facts, old=old, now=stamp(self._now_s()))
+        if not status["services"]:
+            del status["services"]  # an empty map in place of a full one is stored as null, which is refused
         if is_current(status, old):
             return False
         await self._parts.applier.status(_status_of(raw, status))

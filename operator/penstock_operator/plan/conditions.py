@@ -140,6 +140,8 @@ def _ready(facts: GraphFacts) -> Judgement:
     """Ready: a request would be served now."""
     if facts.deleting:
         return Judgement(READY, status=False, reason="Deleting", message="the graph is being deleted")
+    if facts.failure is not None and not facts.services:  # nothing of it could even be read
+        return Judgement(READY, status=False, reason=facts.failure.reason, message=facts.failure.message)
     serving = {role: _serving(facts, role) for role in _roles(facts)}
     absent = [role for role, count in serving.items() if not count]
     if absent:

@@ -1,0 +1,378 @@
+"""The operator against a real API server: children, drift, adapters, names, deletion, rest."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from penstock_core.errors import NotFoundError
+from penstock_kube.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    EVENT,
+    GRAPH_DEPLOYMENT,
+    KINDS,
+    SCALING_ADAPTER,
+    SERVICE,
+    SERVICE_ACCOUNT,
+)
+from penstock_operator.metrics import OperatorMetrics
+from penstock_operator.queue import Pace
+from penstock_operator.service import Operator
+from penstock_operator.settings import OperatorSettings
+
+pytestmark = pytest.mark.cluster
+
+CHILDREN = {
+    "ConfigMap": {"g-router"},
+    "Deployment": {"g-decode", "g-frontend", "g-prefill"},
+    "NetworkPolicy": {"g-router", "g-worker"},
+    "PodDisruptionBudget": {"g-decode", "g-frontend", "g-prefill"},
+    "Role": {"g-router"},
+    "RoleBinding": {"g-router"},
+    "ScalingAdapter": {"g-decode", "g-prefill"},
+    "Service": {"g-decode", "g-frontend", "g-prefill"},
+    "ServiceAccount": {"g-router", "g-worker"},
+}
+
+
+def graph(namespace, name="g", **changes):
+    """Return a small simulated graph with a budget of 4 GPUs."""
+    worker = {"gpusPerReplica": 1, "terminationGracePeriodSeconds": 2}
+    spec = {
+        "model": {"name": "tiny"},
+        "runtime": "simulated",
+        "services": {
+            "frontend": {"role": "router"},
+            "prefill": {"role": "prefill", "scaling": {"minReplicas": 1, "maxReplicas": 3}, **worker},
+            "decode": {"role": "decode", "scaling": {"minReplicas": 1, "maxReplicas": 3}, **worker},
+        },
+        "planner": {"maxGpuBudget": 4},
+        **changes,
+    }
+    return {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "GraphDeployment",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+    }
+
+
+class NoLoads:
+    """Workers that nobody can ask."""
+
+    async def read(self, pods):
+        """Know nothing."""
+        return {pod.name: None for pod, _ in pods}
+
+
+@asynccontextmanager
+async def running(client, namespace, *, loads=None, pace=None):
+    """Run an operator in this process."""
+    settings = OperatorSettings(namespace=namespace, leader_election=False, metrics_port=0)
+    metrics = OperatorMetrics()
+    pace = pace or Pace(gap_s=0.02, first_backoff_s=0.05, max_backoff_s=1.0)
+    operator = Operator(client, settings, loads=loads or NoLoads(), metrics=metrics, pace=pace)
+    task = asyncio.create_task(operator.run())
+    try:
+        yield operator
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(check, what, *, timeout_s=30.0):
+    """Wait until ``check()`` returns something true, and return it."""
+    found = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not found:
+                found = await check()
+                if not found:
+                    await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"waited {timeout_s} s for: {what}")
+    return found
+
+
+async def names(client, kind, namespace):
+    """Return the names of a kind's objects."""
+    return {each["metadata"]["name"] for each in (await client.list(KINDS[kind], namespace=namespace)).items}
+
+
+async def all_children(client, namespace, children=CHILDREN):
+    """Return whether exactly these children are there, and the ones of the namespace itself."""
+    for kind, wanted in children.items():
+        found = {each for each in await names(client, kind, namespace) if each.startswith("g-")}
+        if found != wanted:
+            return False
+    return True
+
+
+async def settled(client, namespace, operator, *, name="g", quiet_s=0.5):
+    """Wait until every child is there, the status is current, and nothing is queued for a while."""
+
+    async def check():
+        live = await client.get(GRAPH_DEPLOYMENT, name, namespace=namespace)
+        status = live.get("status", {})
+        return status.get("observedGeneration") == live["metadata"]["generation"]
+
+    await until(check, "a current status")
+    quiet = 0.0
+    async with asyncio.timeout(30):
+        while quiet < quiet_s:
+            await asyncio.sleep(0.05)
+            quiet = 0.0 if operator.queue.depth or operator.queue.running else quiet + 0.05
+
+
+async def condition(client, namespace, kind, name="g"):
+    """Return one of a graph's conditions, {} without it."""
+    live = await client.get(GRAPH_DEPLOYMENT, name, namespace=namespace)
+    found = [each for each in live.get("status", {}).get("conditions", []) if each["type"] == kind]
+    return found[0] if found else {}
+
+
+async def test_a_graph_becomes_all_its_children_and_a_status(crds, client, namespace):
+    """Each owned by the graph; the finalizer is there before them."""
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace) as operator:
+        await until(lambda: all_children(client, namespace), "all children")
+        await settled(client, namespace, operator)
+    live = await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+    assert live["metadata"]["finalizers"] == ["penstock.dev/drain"]
+    assert live["status"]["phase"] == "Pending"
+    assert (await condition(client, namespace, "Ready"))["reason"] == "NoReadyWorker"
+    for kind in CHILDREN:
+        for each in (await client.list(KINDS[kind], namespace=namespace)).items:
+            if each["metadata"]["name"].startswith("g-"):
+                [owner] = each["metadata"]["ownerReferences"]
+                assert (owner["uid"], owner["controller"]) == (live["metadata"]["uid"], True)
+
+
+async def test_nothing_is_written_at_rest(crds, client, namespace):
+    """Not one write in 20 s, by the API server's own audit log, though every graph is looked at every second."""
+    await client.create(graph(namespace), field_manager="test")
+    pace = Pace(gap_s=0.02, resync_s=1.0)
+    async with running(client, namespace, pace=pace) as operator:
+        await until(lambda: all_children(client, namespace), "all children")
+        await settled(client, namespace, operator)
+        mark = crds.audit_mark()
+        looks = operator.reconciler._parts.metrics.page()
+        await asyncio.sleep(20)
+        events = [
+            each
+            for each in crds.audit_events(after=mark)
+            if each.get("objectRef", {}).get("namespace") == namespace and each["verb"] != "watch"
+        ]
+        assert operator.reconciler._parts.metrics.page() != looks
+    assert events == []
+
+
+async def test_deleted_children_come_back(crds, client, namespace):
+    """Every kind of them."""
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace) as operator:
+        await until(lambda: all_children(client, namespace), "all children")
+        await settled(client, namespace, operator)
+        for kind, wanted in CHILDREN.items():
+            for name in wanted:
+                await client.delete(KINDS[kind], name, namespace=namespace)
+        await until(lambda: all_children(client, namespace), "all children again")
+
+
+async def test_a_hand_edited_child_is_repaired_and_an_event_names_the_path(crds, client, namespace):
+    """Values, labels and added list elements of ours."""
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace) as operator:
+        await until(lambda: all_children(client, namespace), "all children")
+        await settled(client, namespace, operator)
+        before = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
+        edit = {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 7}}}}
+        await client.patch(DEPLOYMENT, "g-decode", edit, namespace=namespace, field_manager="kubectl-edit")
+        edit = {"metadata": {"labels": {"app.kubernetes.io/managed-by": "me"}}}
+        await client.patch(SERVICE, "g-decode", edit, namespace=namespace, field_manager="kubectl-edit")
+
+        async def repaired():
+            deployment = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
+            service = await client.get(SERVICE, "g-decode", namespace=namespace)
+            label = service["metadata"]["labels"]["app.kubernetes.io/managed-by"]
+            return deployment["spec"] == before["spec"] and label == "penstock"
+
+        await until(repaired, "the repair")
+
+        async def told():
+            events = (await client.list(EVENT, namespace=namespace)).items
+            return [each["note"] for each in events if each["reason"] == "Repaired"]
+
+        notes = await until(told, "an event")
+    [note] = [each for each in notes if "Deployment" in each]
+    assert note == (
+        "Deployment g-decode: spec.template.spec.terminationGracePeriodSeconds: "
+        f"want {before['spec']['template']['spec']['terminationGracePeriodSeconds']}, found 7"
+    )
+
+
+async def test_what_is_no_longer_wanted_goes_from_a_child(crds, client, namespace):
+    """Also fields that the creation set: an environment variable taken out of the graph."""
+    wanted = graph(namespace, env=[{"name": "EXTRA", "value": "1"}, {"name": "KEPT", "value": "1"}])
+    await client.create(wanted, field_manager="test")
+
+    async def env():
+        live = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
+        [container] = live["spec"]["template"]["spec"]["containers"]
+        return {each["name"] for each in container["env"]}
+
+    async with running(client, namespace) as operator:
+        await until(lambda: all_children(client, namespace), "all children")
+        assert {"EXTRA", "KEPT"} <= await env()
+        await settled(client, namespace, operator)
+        edit = {"spec": {"env": [{"name": "KEPT", "value": "1"}]}}
+        await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
+
+        async def gone():
+            return "EXTRA" not in await env()
+
+        await until(gone, "the variable to go")
+        assert "KEPT" in await env()
+        live = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
+        ours = [each for each in live["metadata"]["managedFields"] if each["manager"] == "penstock-operator"]
+        assert [each["operation"] for each in ours] == ["Apply"]
+
+
+async def test_the_adapters_number_is_its_owners_within_the_bounds(crds, client, namespace):
+    """`kubectl scale` sets it; a deleted adapter comes back with the number that runs."""
+    await client.create(graph(namespace), field_manager="test")
+
+    async def number():
+        live = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
+        return live["spec"]["replicas"]
+
+    async def is_number(wanted):
+        return await number() == wanted
+
+    async with running(client, namespace) as operator:
+        await until(lambda: all_children(client, namespace), "all children")
+        await settled(client, namespace, operator)
+        crds.kubectl("scale", "gsa/g-decode", "--replicas=3", "-n", namespace)
+        await until(lambda: is_number(3), "3 replicas")
+        crds.kubectl("scale", "gsa/g-decode", "--replicas=9", "-n", namespace)
+        await settled(client, namespace, operator)
+        assert await number() == 3
+        adapter = await client.get(SCALING_ADAPTER, "g-decode", namespace=namespace)
+        [limited] = adapter["status"]["conditions"]
+        assert (limited["status"], limited["reason"]) == ("True", "TooManyReplicas")
+        await client.delete(SCALING_ADAPTER, "g-decode", namespace=namespace)
+
+        async def back():
+            with suppress(NotFoundError):
+                live = await client.get(SCALING_ADAPTER, "g-decode", namespace=namespace)
+                return live["metadata"]["uid"] != adapter["metadata"]["uid"] and live
+
+        live = await until(back, "the adapter")
+        assert live["spec"]["replicas"] == 3
+        await settled(client, namespace, operator)
+        assert await number() == 3
+
+
+async def test_somebody_elses_object_of_that_name_is_never_touched(crds, client, namespace):
+    """The graph says so, makes everything else, and goes on when the name is free."""
+    foreign = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "g-router", "namespace": namespace},
+        "data": {"mine": "yes"},
+    }
+    made = await client.create(foreign, field_manager="somebody")
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace) as operator:
+
+        async def told():
+            return (await condition(client, namespace, "Degraded")).get("reason") == "NameConflict"
+
+        await until(told, "the condition")
+        message = (await condition(client, namespace, "Degraded"))["message"]
+        assert "ConfigMap g-router exists and does not belong to this graph" in message
+        assert await client.get(CONFIG_MAP, "g-router", namespace=namespace) == made
+        assert await names(client, "Deployment", namespace) == CHILDREN["Deployment"]
+        await client.delete(CONFIG_MAP, "g-router", namespace=namespace)
+        operator.queue.mark((namespace, "g"), urgent=True)
+        await until(lambda: all_children(client, namespace), "all children")
+
+
+async def test_deletion_leaves_nothing(crds, client, namespace):
+    """Routers, workers, the rest, then the finalizer; without any garbage collector."""
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace) as operator:
+        await until(lambda: all_children(client, namespace), "all children")
+        await settled(client, namespace, operator)
+        await client.delete(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+
+        async def gone():
+            with suppress(NotFoundError):
+                await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+                return False
+            return True
+
+        await until(gone, "the graph to go")
+        assert await all_children(client, namespace, {kind: set() for kind in CHILDREN})
+        await asyncio.sleep(0.2)
+        assert operator.cluster.known() == []
+
+
+async def test_an_invalid_graph_keeps_its_children_and_says_every_problem(crds, client, namespace):
+    """Should the API server's rules be older than the operator's: here a rule that only the models know."""
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace) as operator:
+        await until(lambda: all_children(client, namespace), "all children")
+        await settled(client, namespace, operator)
+        overlay = {"spec": {"containers": [{"name": "main", "$patch": "delete"}]}}
+        edit = {"spec": {"services": {"decode": {"podTemplate": overlay}}}}
+        await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
+
+        async def told():
+            return (await condition(client, namespace, "Ready")).get("reason") == "InvalidSpec"
+
+        await until(told, "the condition")
+        assert "services.decode.podTemplate" in (await condition(client, namespace, "Ready"))["message"]
+        assert await all_children(client, namespace)
+
+
+async def test_an_orphaned_service_account_is_taken_back(crds, client, namespace):
+    """Children whose owner reference was lost are still the graph's."""
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace) as operator:
+        await until(lambda: all_children(client, namespace), "all children")
+        await settled(client, namespace, operator)
+        edit = {"metadata": {"ownerReferences": []}}
+        await client.patch(SERVICE_ACCOUNT, "g-worker", edit, namespace=namespace, field_manager="me")
+
+        async def owned():
+            live = await client.get(SERVICE_ACCOUNT, "g-worker", namespace=namespace)
+            return live["metadata"].get("ownerReferences")
+
+        await until(owned, "the owner reference")
+
+
+async def test_many_graphs_of_one_namespace_do_not_meet(crds, client, namespace):
+    """Each has its own children."""
+    for number in range(5):
+        await client.create(graph(namespace, name=f"n{number}"), field_manager="test")
+    wanted = {f"n{number}-{each}" for number in range(5) for each in ("frontend", "prefill", "decode")}
+
+    async def there():
+        return await names(client, "Deployment", namespace) == wanted
+
+    async with running(client, namespace):
+        await until(there, "all deployments")
+
+
+def test_the_fixture_graph_is_not_shared(namespace):
+    """Each test makes its own."""
+    one = graph(namespace)
+    other = copy.deepcopy(one)
+    one["spec"]["services"]["decode"]["replicas"] = 2
+    assert graph(namespace) == other
