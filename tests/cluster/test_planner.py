@@ -1,0 +1,526 @@
+"""The planner process against a real API server: what it writes, when it writes nothing, and who takes over.
+
+Pods are made by hand on addresses of loopback, and an operator of a few lines makes as many as are wished for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from penstock_core.errors import ClusterError, ConflictError, NotFoundError
+from penstock_graph.models import Role
+from penstock_kube.client import KubeClient
+from penstock_kube.kinds import EVENT, GRAPH_DEPLOYMENT, LEASE, POD, SCALING_ADAPTER
+from penstock_planner.cluster.plan import parse
+from penstock_planner.cluster.service import ClusterService, run_until_stopped
+from penstock_planner.cluster.watch import Watch
+from penstock_planner.ledger import read_ledger
+from penstock_planner.replay import replay
+from penstock_planner.targets.kubernetes import KubernetesTarget
+from penstock_wire.server import HttpServer
+
+pytestmark = pytest.mark.cluster
+
+D, P = Role.DECODE, Role.PREFILL
+WAIT_S = 30.0
+INTERVAL_S = 1.0
+
+_numbers = itertools.count(2)
+
+
+class _World:
+    """One namespace with a graph: its objects, its pods and the page of its router.
+
+    Attributes:
+        kv: KV usage of every decode worker; None leaves it out of the page.
+        queue: Requests that wait for prefill.
+        obeys: Whether pods follow the wish.
+    """
+
+    def __init__(self, client, namespace, folder):
+        self.client = client
+        self.namespace = namespace
+        self.folder = folder
+        self.kv = 0.7
+        self.queue = 0.3
+        self.obeys = True
+        # Addresses of loopback: every world's router has its own port 8000.
+        self.address = f"127.{os.getpid() % 200 + 1}.{next(_numbers)}.1"
+        self._server = HttpServer(self._page)
+        self._names = itertools.count()
+
+    async def _page(self, _request, responder):
+        lines = [f'penstock_router_prefill_queue_requests{{model_name="m"}} {self.queue}']
+        if self.kv is not None:
+            for name in await self.pods("decode"):
+                labels = f'{{worker="{name}",role="decode"}}'
+                lines.append(f"penstock_router_worker_kv_usage_fraction{labels} {self.kv}")
+                lines.append(f"penstock_router_worker_metrics_age_seconds{labels} 0.1")
+        responder.send(200, "\n".join([*lines, ""]).encode(), content_type="text/plain")
+
+    async def start(self):
+        await self._server.start(self.address, 8000)
+
+    async def close(self):
+        await self._server.close(grace_s=0)
+
+    # ------------------------------------------------------------------ objects
+
+    async def make_graph(self, name="llama", **planner):
+        scaling = {"minReplicas": 1, "maxReplicas": 4}
+        spec = {
+            "model": {"name": "m"},
+            "runtime": "simulated",
+            "services": {
+                "frontend": {"role": "router"},
+                "prefill": {"role": "prefill", "scaling": scaling},
+                "decode": {"role": "decode", "scaling": scaling},
+            },
+            "planner": {
+                "adjustmentIntervalSeconds": INTERVAL_S,
+                "metricPullingIntervalSeconds": 0.1,
+                "newDecodeWorkerGraceIntervals": 0,
+                **planner,
+            },
+        }
+        graph = {
+            "apiVersion": "penstock.dev/v1alpha1",
+            "kind": "GraphDeployment",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": spec,
+        }
+        await self.client.create(graph, field_manager="test")
+        for service in ("prefill", "decode"):
+            adapter = {
+                "apiVersion": "penstock.dev/v1alpha1",
+                "kind": "ScalingAdapter",
+                "metadata": {
+                    "name": f"{name}-{service}",
+                    "namespace": self.namespace,
+                    "labels": {"app.kubernetes.io/managed-by": "penstock", "penstock.dev/graph": name},
+                },
+                "spec": {"graph": name, "service": service, "replicas": 1},
+            }
+            await self.client.create(adapter, field_manager="penstock-operator-init")
+            await self.make_pod(service, graph=name)
+        await self.make_pod("frontend", role="router", graph=name, address=self.address)
+
+    async def make_pod(self, service, *, role=None, graph="llama", address="127.0.0.1", ready=True, **status):
+        """Create a pod that is ready at once, or that the scheduler said something about."""
+        name = f"{graph}-{service}-{next(self._names)}"
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "namespace": self.namespace,
+                "labels": {
+                    "app.kubernetes.io/managed-by": "penstock",
+                    "penstock.dev/graph": graph,
+                    "penstock.dev/service": service,
+                    "penstock.dev/role": role or service,
+                    "penstock.dev/serving": "true",
+                },
+            },
+            "spec": {"containers": [{"name": "main", "image": "none"}], "terminationGracePeriodSeconds": 0},
+        }
+        await self.client.create(pod, field_manager="test")
+        if ready:
+            status = {
+                "phase": "Running",
+                "podIP": address,
+                "podIPs": [{"ip": address}],
+                "conditions": [{"type": "Ready", "status": "True"}],
+            }
+        if status:
+            await self.client.patch(
+                POD,
+                name,
+                {"status": status},
+                namespace=self.namespace,
+                subresource="status",
+                field_manager="t",
+            )
+        return name
+
+    async def pods(self, service, graph="llama"):
+        found = await self.client.list(
+            POD,
+            namespace=self.namespace,
+            labels={"penstock.dev/service": service, "penstock.dev/graph": graph},
+        )
+        return sorted(pod["metadata"]["name"] for pod in found.items)
+
+    async def delete_pod(self, name):
+        await self.client.delete(POD, name, namespace=self.namespace, grace_s=0)
+
+    async def adapter(self, service, graph="llama"):
+        return await self.client.get(SCALING_ADAPTER, f"{graph}-{service}", namespace=self.namespace)
+
+    async def wish(self, service, graph="llama"):
+        return (await self.adapter(service, graph))["spec"]["replicas"]
+
+    async def edit(self, service, replicas, manager="kubectl-scale"):
+        await self.client.patch(
+            SCALING_ADAPTER,
+            f"llama-{service}",
+            {"spec": {"replicas": replicas}},
+            namespace=self.namespace,
+            subresource="scale",
+            field_manager=manager,
+        )
+
+    async def operate(self):
+        """Make as many ready pods as are wished for, again and again."""
+        while True:
+            await asyncio.sleep(0.1)
+            for service in ("prefill", "decode") if self.obeys else ():
+                with contextlib.suppress(ClusterError):
+                    wish, pods = await self.wish(service), await self.pods(service)
+                    for _ in range(wish - len(pods)):
+                        await self.make_pod(service)
+                    for name in pods[: len(pods) - wish]:
+                        await self.delete_pod(name)
+
+    async def status(self, graph="llama"):
+        return (await self.client.get(GRAPH_DEPLOYMENT, graph, namespace=self.namespace)).get("status", {})
+
+    async def reason(self, graph="llama"):
+        """Return the reason of PlannerActive."""
+        conditions = (await self.status(graph)).get("conditions", [])
+        return next((c["reason"] for c in conditions if c["type"] == "PlannerActive"), None)
+
+    async def events(self):
+        found = await self.client.list(EVENT, namespace=self.namespace)
+        return {e["note"]: (e["reason"], e["type"], e["regarding"]["name"]) for e in found.items}
+
+    # ------------------------------------------------------------------ the planner
+
+    @contextlib.asynccontextmanager
+    async def planning(self, **settings):
+        """Run a planner process's main coroutine."""
+        settings = {"overrides": {}, "namespace": self.namespace, "log_dir": self.folder, **settings}
+        stop = asyncio.Event()
+        task = asyncio.create_task(run_until_stopped(ClusterService(**settings), self.client, stop))
+        try:
+            yield task
+        finally:
+            stop.set()
+            await asyncio.wait_for(task, WAIT_S)
+
+    def ledger(self, graph="llama"):
+        return read_ledger(self.folder / self.namespace / graph)
+
+
+async def _until(check, what):
+    """Wait until an asynchronous check is true."""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not await check():  # noqa: ASYNC110 - it asks the API server
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"not within {WAIT_S:g} s: {what}")
+
+
+@pytest.fixture(name="world")
+async def _world(crds, client, namespace, tmp_path):
+    made = _World(client, namespace, tmp_path)
+    await made.start()
+    operator = asyncio.create_task(made.operate())
+    yield made
+    operator.cancel()
+    await asyncio.wait({operator})
+    await made.close()
+
+
+async def test_a_pressed_role_is_scaled_by_its_adapter_and_users_are_told(world):
+    """The number, the decision's id, an Event with its sentence, the status; and the ledger can be replayed."""
+    world.kv = 0.95
+    await world.make_graph(maxGpuBudget=3)
+    async with world.planning():
+        await _until(lambda: _is(world.wish("decode"), 2), "decode is 2")
+        world.kv = 0.7
+
+        async def is_told():
+            return (await world.status()).get("planner", {}).get(
+                "gpus"
+            ) == 3 and await world.reason() == "Observing"
+
+        await _until(is_told, "the adjustment is over")
+        status = await world.status()
+    decided = next(
+        r for r in world.ledger().records if r["type"] == "decision" and r["decision"]["gpus_after"] == 3
+    )
+    decision_id = decided["decision"]["id"]
+    adapter = await world.adapter("decode")
+    assert adapter["metadata"]["annotations"]["penstock.dev/decision-id"] == decision_id
+    sentence = "decode 1 -> 2: KV 0.95 > 0.90"
+    assert (await world.events())[f"{sentence} ({decision_id})"] == ("ScaledUp", "Normal", "llama")
+    assert status["planner"] == {"lastDecision": sentence, "decisionId": decision_id, "gpus": 3, "budget": 3}
+    assert replay(world.ledger()).differences == ()
+    assert list((world.folder / world.namespace / "llama").glob("events.out.tfevents.*"))
+
+
+async def test_nothing_is_written_while_nothing_changes(world, api_server):
+    """Not by a planner that decides every second, and not by the next one that starts."""
+    await world.make_graph()
+    async with world.planning():
+        await _until(lambda: _is(world.reason(), "Observing"), "it observes")
+        mark = api_server.audit_mark()
+        await asyncio.sleep(3 * INTERVAL_S)
+    async with world.planning():
+        await asyncio.sleep(3 * INTERVAL_S)
+    assert [r for r in world.ledger().records if r["type"] == "decision"]
+    writes = api_server.audit_writes(after=mark)
+    assert [w for w in writes if w["objectRef"].get("namespace") == world.namespace] == []
+
+
+async def test_an_edit_by_hand_is_told_kept_for_an_interval_and_planned_from(world):
+    """KV 0.7 asks for nothing: three stay three, whoever set them."""
+    await world.make_graph()
+    async with world.planning():
+        await _until(lambda: _is(world.reason(), "Observing"), "it observes")
+        await world.edit("decode", 3)
+        text = "decode 1 -> 3: set by kubectl-scale; kept for one adjustment interval, then planned from"
+        await _until(lambda: _has(world.events(), text), "the edit is told")
+        await asyncio.sleep(2 * INTERVAL_S)
+        assert await world.wish("decode") == 3
+        world.kv = 0.1
+        await _until(lambda: _is(world.wish("decode"), 2), "planned from three")
+
+
+async def test_a_replica_without_a_node_is_withdrawn_with_the_schedulers_reason(world):
+    """The wish goes back to one; the Event warns; the next try waits."""
+    world.obeys, world.kv = False, 0.95
+    await world.make_graph()
+    async with world.planning(unschedulable_s=0.5):
+        await _until(lambda: _is(world.wish("decode"), 2), "decode is 2")
+        lost = await world.make_pod(
+            "decode",
+            ready=False,
+            phase="Pending",
+            conditions=[
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": "Unschedulable",
+                    "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+                }
+            ],
+        )
+        await _until(lambda: _is(world.wish("decode"), 1), "withdrawn")
+        await world.delete_pod(lost)
+        await asyncio.sleep(1.5 * INTERVAL_S)
+        assert await world.wish("decode") == 1
+        events = await world.events()
+    told = [
+        note
+        for note, (reason, kind, _) in events.items()
+        if (reason, kind) == ("ScaleUpWithdrawn", "Warning")
+    ]
+    assert len(told) == 1
+    assert f"pod {lost}: unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu." in told[0]
+
+
+async def test_a_new_leader_takes_over_without_repeating_a_decision(world):
+    """Two candidates with one log folder; the first one ends in the middle of an interval."""
+    world.kv = 0.95
+    await world.make_graph(maxGpuBudget=8)
+    async with contextlib.AsyncExitStack() as stack:
+        first = contextlib.AsyncExitStack()
+        await first.enter_async_context(world.planning())
+        await _until(lambda: _is(world.wish("decode"), 2), "the first one leads")
+        await stack.enter_async_context(world.planning())
+        await first.aclose()
+        await _until(lambda: _is(world.wish("decode"), 3), "the second one leads")
+        await _until(lambda: _is(world.wish("decode"), 4), "and goes on")
+        lease = await world.client.get(LEASE, "penstock-planner", namespace=world.namespace)
+    assert lease["spec"]["leaseTransitions"] >= 1
+    records = world.ledger().records
+    ids = [r["decision"]["id"] for r in records if r["type"] == "decision"]
+    assert ids == sorted(set(ids))
+    assert [r["type"] for r in records].count("header") == 2
+    ups = [note for note, (reason, *_) in (await world.events()).items() if reason == "ScaledUp"]
+    assert sorted(note.split(":")[0] for note in ups) == ["decode 1 -> 2", "decode 2 -> 3", "decode 3 -> 4"]
+
+
+async def test_without_its_ledger_a_planner_goes_on_behind_the_ids_that_the_cluster_knows(world, tmp_path):
+    """The pod's volume is gone: no id means two decisions."""
+    world.kv = 0.95
+    await world.make_graph(maxGpuBudget=8)
+    async with world.planning():
+        await _until(lambda: _is(world.wish("decode"), 2), "decode is 2")
+        await _until(lambda: _is(world.reason(), "Adjusting"), "the status knows")
+    known = (await world.status())["planner"]["decisionId"]
+    world.folder = tmp_path / "elsewhere"
+    async with world.planning():
+        await _until(lambda: _is(world.wish("decode"), 3), "decode is 3")
+    first = next(r for r in world.ledger().records if r["type"] == "decision")
+    assert int(first["decision"]["id"][1:]) > int(known[1:])
+    assert replay(world.ledger()).differences == ()
+
+
+async def test_graphs_come_change_and_go_while_the_planner_runs(world):
+    """One added, one set to look only, one disabled, one that no planner can run, one deleted."""
+    async with world.planning():
+        await world.make_graph()
+        await _until(lambda: _is(world.reason(), "Observing"), "the graph is planned")
+        await world.make_graph("other", enabled=False)
+        await _until(lambda: _is(world.reason("other"), "Disabled"), "the other one is not")
+        for change, reason in (
+            ({"noOperation": True}, "NoOperation"),
+            ({"noOperation": False, "enabled": False}, "Disabled"),
+            ({"enabled": True, "mode": "sla"}, "Misconfigured"),
+            ({"mode": "load"}, "Observing"),
+        ):
+            await world.client.patch(
+                GRAPH_DEPLOYMENT,
+                "llama",
+                {"spec": {"planner": change}},
+                namespace=world.namespace,
+                field_manager="test",
+            )
+            await _until(lambda reason=reason: _is(world.reason(), reason), f"{change} is {reason}")
+        conditions = (await world.status())["conditions"]
+        generation = (await world.client.get(GRAPH_DEPLOYMENT, "llama", namespace=world.namespace))[
+            "metadata"
+        ]
+        assert [c["observedGeneration"] for c in conditions] == [generation["generation"]]
+        await world.client.delete(GRAPH_DEPLOYMENT, "llama", namespace=world.namespace)
+
+        async def is_released():
+            from penstock_core.errors import ConfigError
+            from penstock_planner.ledger import Ledger
+
+            ledger = Ledger(world.folder / world.namespace / "llama" / "ledger.jsonl")
+            try:
+                ledger.tail(frozenset({"header"}))
+            except ConfigError:
+                return False
+            ledger.close()
+            return True
+
+        await _until(is_released, "its ledger is free")
+        assert await world.reason("other") == "Disabled"
+
+
+async def test_what_the_process_is_told_overrides_every_graph(world):
+    """No-operation by flag: pressed, decided, recorded, not acted on."""
+    world.kv = 0.95
+    await world.make_graph()
+    async with world.planning(overrides={"no-operation": True}):
+        await _until(lambda: _is(world.reason(), "NoOperation"), "it only looks")
+        await asyncio.sleep(2 * INTERVAL_S)
+        assert await world.wish("decode") == 1
+    assert any(r["type"] == "decision" for r in world.ledger().records)
+    assert await world.events() == {}
+
+
+async def test_only_the_named_graph_is_planned(world):
+    """--graph-name, with a Lease of its own."""
+    await world.make_graph()
+    await world.make_graph("other")
+    async with world.planning(graph="other"):
+        await _until(lambda: _is(world.reason("other"), "Observing"), "the named one is planned")
+        assert await world.reason() is None
+        lease = await world.client.get(LEASE, "penstock-planner-other", namespace=world.namespace)
+    assert lease["spec"]["holderIdentity"]
+    with pytest.raises(NotFoundError):
+        await world.client.get(LEASE, "penstock-planner", namespace=world.namespace)
+
+
+async def test_a_stale_look_conflicts_and_a_status_write_does_not(world, client):
+    """The precondition is the server's own: resourceVersion on /scale."""
+    world.obeys = False
+    await world.make_graph()
+    watch = Watch(client, namespace=world.namespace)
+    task = asyncio.create_task(watch.run())
+    await watch.synced()
+    graph = parse(watch.graph((world.namespace, "llama")))
+    target = KubernetesTarget(client, graph, watch.of((world.namespace, "llama")))
+    await target.observe()
+    task.cancel()
+    await asyncio.wait({task})
+    await client.patch(
+        SCALING_ADAPTER,
+        "llama-decode",
+        {"status": {"replicas": 1, "selector": "a=b"}},
+        namespace=world.namespace,
+        subresource="status",
+        field_manager="test",
+    )
+    await target.scale(D, 2, decision_id="d000001")
+    assert await world.wish("decode") == 2
+    await world.edit("prefill", 3)
+    with pytest.raises(ConflictError, match="replicas are 3, were 1"):
+        await target.scale(P, 2, decision_id="d000002")
+    assert await world.wish("prefill") == 3
+
+
+async def test_without_the_api_server_nothing_is_decided_and_all_goes_on_after(own_api_server, tmp_path):
+    """Killed while decode is pressed: no decision meanwhile; then it scales up."""
+    for file in sorted((Path(__file__).parents[2] / "crds").glob("*.yaml")):
+        own_api_server.kubectl("apply", "--server-side", "-f", str(file))
+        own_api_server.kubectl(
+            "wait", "--for=jsonpath={.status.conditions}", "--timeout=30s", "-f", str(file)
+        )
+        own_api_server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(file))
+    account = (
+        '{"apiVersion":"v1","kind":"ServiceAccount","metadata":{"name":"default","namespace":"default"}}'
+    )
+    own_api_server.kubectl("apply", "--server-side", "-f", "-", stdin=account)
+    client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
+    world = _World(client, "default", tmp_path)
+    world.obeys = False
+    await world.start()
+    await world.make_graph()
+    page = await _frozen(world)
+    async with world.planning():
+        await _until(lambda: _is(world.reason(), "Observing"), "it observes")
+        own_api_server.kill("kube-apiserver")
+        await asyncio.sleep(2 * INTERVAL_S)
+        before = len([r for r in world.ledger().records if r["type"] == "decision"])
+        page["kv"] = 0.95
+        await asyncio.sleep(3 * INTERVAL_S)
+        assert len([r for r in world.ledger().records if r["type"] == "decision"]) == before
+        await asyncio.to_thread(own_api_server.start_api_server)
+        await _until(lambda: _is(world.wish("decode"), 2), "it scales once the API server is back")
+    await world.close()
+    await client.close()
+
+
+async def _frozen(world):
+    """Have the router's page answer without the API server; return what it says."""
+    names = await world.pods("decode")
+    said = {"kv": 0.7}
+
+    async def page(_request, responder):
+        lines = ['penstock_router_prefill_queue_requests{model_name="m"} 0.3']
+        for name in names:
+            labels = f'{{worker="{name}",role="decode"}}'
+            lines.append(f"penstock_router_worker_kv_usage_fraction{labels} {said['kv']}")
+            lines.append(f"penstock_router_worker_metrics_age_seconds{labels} 0.1")
+        responder.send(200, "\n".join([*lines, ""]).encode(), content_type="text/plain")
+
+    await world.close()
+    world._server = HttpServer(page)
+    await world.start()
+    return said
+
+
+async def _is(asked, expected):
+    try:
+        return await asked == expected
+    except ClusterError:
+        return False
+
+
+async def _has(asked, expected):
+    return expected in await asked

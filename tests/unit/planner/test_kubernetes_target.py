@@ -1,0 +1,355 @@
+"""The target on Kubernetes: what it sees in the informers' copies, and the few writes that it makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock_core.errors import ClusterError, ConflictError, NotFoundError, UnavailableError
+from penstock_graph.models import GraphDeployment, Role
+from penstock_planner.targets.kubernetes import GATED_S, STUCK_S, KubernetesTarget
+from penstock_planner.targets.pods import PodFacts
+
+D, P = Role.DECODE, Role.PREFILL
+
+GRAPH = GraphDeployment.model_validate(
+    {
+        "metadata": {"name": "llama", "namespace": "serving"},
+        "spec": {
+            "model": {"name": "m"},
+            "runtime": "simulated",
+            "services": {
+                "frontend": {"role": "router"},
+                "prefill": {"role": "prefill", "scaling": {"minReplicas": 1, "maxReplicas": 4}},
+                "decode": {"role": "decode", "scaling": {"minReplicas": 1, "maxReplicas": 4}},
+            },
+        },
+    }
+)
+
+
+def _pod(name, role=D, **change):
+    facts = PodFacts(
+        name, f"uid-{name}", role, name, True, f"http://{name}:8000", True, False, False, False, True
+    )
+    return replace(facts, **change)
+
+
+class _Cluster:
+    """Adapters as an API server keeps them, and the informers' copy of them, which may lag behind."""
+
+    def __init__(self):
+        self.version = 100
+        self.objects = {}
+        self.copies = {}
+        self.pod_list = {}
+        self.trouble = None
+        self.calls = []
+        self.failures = []
+        self.is_lagging = False
+        for service in ("prefill", "decode"):
+            self._put(f"llama-{service}", {"replicas": 1}, {}, 1)
+
+    def _put(self, name, spec, annotations, generation, owner="penstock-operator-init"):
+        self.version += 1
+        metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": str(self.version)}
+        metadata |= {"generation": generation, "annotations": annotations}
+        self.objects[name] = {"metadata": metadata, "spec": spec, "owner": owner}
+        if not self.is_lagging:
+            self.catch_up()
+        return self.objects[name]
+
+    def catch_up(self):
+        self.copies = dict(self.objects)
+
+    def edit(self, service, replicas, owner="kubectl"):
+        old = self.objects[f"llama-{service}"]["metadata"]
+        self._put(old["name"], {"replicas": replicas}, old["annotations"], old["generation"] + 1, owner)
+
+    def touch(self, service):
+        """Write the adapter's status."""
+        old = self.objects[f"llama-{service}"]
+        self._put(
+            old["metadata"]["name"],
+            old["spec"],
+            old["metadata"]["annotations"],
+            old["metadata"]["generation"],
+            old["owner"],
+        )
+
+    # what the target sees
+    def problem(self):
+        return self.trouble
+
+    def adapter(self, service):
+        return self.copies.get(f"llama-{service}")
+
+    def pods(self):
+        return self.pod_list
+
+    # what the target calls
+    async def get(self, kind, name, *, namespace=None):
+        self.calls.append(("get", name))
+        return self.objects[name]
+
+    async def patch(self, kind, name, patch, *, namespace, subresource=None, field_manager):
+        assert (namespace, field_manager) == ("serving", "penstock-planner")
+        self.calls.append((subresource or "patch", name, patch.get("spec", {}).get("replicas")))
+        if self.failures:
+            raise self.failures.pop(0)
+        old = self.objects[name]
+        metadata = old["metadata"]
+        if patch["metadata"].get("resourceVersion") not in (None, metadata["resourceVersion"]):
+            raise ConflictError("the object has been modified")
+        if subresource == "scale":
+            wanted = patch["spec"]["replicas"]
+            generation = metadata["generation"] + (wanted != old["spec"]["replicas"])
+            self._put(name, {"replicas": wanted}, metadata["annotations"], generation, field_manager)
+            return {"metadata": {"resourceVersion": str(self.version)}, "spec": {"replicas": wanted}}
+        notes = {**metadata["annotations"], **patch["metadata"]["annotations"]}
+        return self._put(name, old["spec"], notes, metadata["generation"], old["owner"])
+
+
+class _Time:
+    at_s = 50.0
+
+    def now_s(self):
+        return self.at_s
+
+
+@pytest.fixture(name="cluster")
+def _cluster():
+    made = _Cluster()
+    made.pod_list = {p.name: p for p in (_pod("d0"), _pod("p0", P), _pod("r0", Role.ROUTER))}
+    return made
+
+
+@pytest.fixture(name="clock")
+def _clock():
+    return _Time()
+
+
+@pytest.fixture(name="notes")
+def _notes():
+    return []
+
+
+@pytest.fixture(name="target")
+def _target(cluster, clock, notes):
+    return KubernetesTarget(cluster, GRAPH, cluster, tell=notes.append, now_s=clock.now_s)
+
+
+async def test_pools_come_from_watched_pods_without_a_call(target, cluster):
+    """One of each role, routers left out."""
+    state = await target.observe()
+    assert {r: (p.ready, p.starting, p.draining) for r, p in state.pools.items()} == {
+        P: (1, 0, 0),
+        D: (1, 0, 0),
+    }
+    assert sorted(e.name for e in state.endpoints) == ["d0", "p0"]
+    assert (state.adjusting, state.edited, cluster.calls) == (False, frozenset(), [])
+
+
+async def test_nothing_is_observed_while_the_watches_do_not_work(target, cluster):
+    """The copies may be old: blind is better than wrong."""
+    cluster.trouble = "pods: connection refused"
+    with pytest.raises(ClusterError, match="cannot be watched: pods: connection refused"):
+        await target.observe()
+
+
+async def test_scaling_writes_the_number_and_the_decision(target, cluster, notes):
+    """Two patches; from then on the wish counts although no pod is there yet."""
+    await target.observe()
+    await target.scale(D, 2, decision_id="d000007")
+    assert cluster.calls == [("scale", "llama-decode", 2), ("patch", "llama-decode", None)]
+    adapter = cluster.objects["llama-decode"]
+    assert adapter["metadata"]["annotations"] == {"penstock.dev/decision-id": "d000007"}
+    state = await target.observe()
+    assert (state.pools[D].ready, state.pools[D].starting, state.adjusting) == (1, 1, True)
+    assert (state.edited, notes) == (frozenset(), [])
+
+
+async def test_asking_twice_writes_once(target, cluster):
+    """Idempotent, also for a planner that died between the two patches."""
+    await target.observe()
+    await target.scale(D, 2, decision_id="d000007")
+    cluster.calls.clear()
+    await target.scale(D, 2, decision_id="d000007")
+    assert cluster.calls == []
+    del cluster.objects["llama-decode"]["metadata"]["annotations"]["penstock.dev/decision-id"]
+    fresh = KubernetesTarget(cluster, GRAPH, cluster)
+    await fresh.scale(D, 2, decision_id="d000007")
+    assert cluster.calls == [("patch", "llama-decode", None)]
+
+
+async def test_the_targets_own_write_counts_while_the_informer_lags(target, cluster):
+    """Else the replica just asked for would look dropped, and be withdrawn."""
+    await target.observe()
+    cluster.is_lagging = True
+    await target.scale(D, 2, decision_id="d000007")
+    state = await target.observe()
+    assert (state.pools[D].starting, state.edited) == (1, frozenset())
+    cluster.catch_up()
+    state = await target.observe()
+    assert (state.pools[D].starting, state.edited) == (1, frozenset())
+
+
+async def test_a_lost_annotation_does_not_undo_the_number(target, cluster):
+    """The number is written; the note is a courtesy."""
+    await target.observe()
+    cluster.is_lagging = True
+    cluster.failures = []
+    patch = cluster.patch
+
+    async def failing(kind, name, body, **keys):
+        if keys.get("subresource") is None:
+            raise UnavailableError("busy")
+        return await patch(kind, name, body, **keys)
+
+    cluster.patch = failing
+    await target.scale(D, 2, decision_id="d000007")
+    assert (await target.observe()).pools[D].starting == 1
+
+
+async def test_a_change_of_anything_else_is_no_conflict(target, cluster):
+    """The operator writes the adapter's status all the time."""
+    await target.observe()
+    cluster.is_lagging = True
+    cluster.touch("decode")
+    await target.scale(D, 2, decision_id="d000007")
+    assert cluster.calls[:3] == [
+        ("scale", "llama-decode", 2),
+        ("get", "llama-decode"),
+        ("scale", "llama-decode", 2),
+    ]
+    assert cluster.objects["llama-decode"]["spec"]["replicas"] == 2
+
+
+async def test_somebody_elses_number_is_a_conflict_and_stays(target, cluster, notes):
+    """Observe and decide anew; the Event says so."""
+    await target.observe()
+    cluster.is_lagging = True
+    cluster.edit("decode", 4)
+    with pytest.raises(ConflictError, match="replicas are 4, were 1"):
+        await target.scale(D, 2, decision_id="d000007")
+    assert cluster.objects["llama-decode"]["spec"]["replicas"] == 4
+    assert [(n.reason, n.is_warning) for n in notes] == [("ScalingFailed", True)]
+
+
+async def test_somebody_elses_number_that_is_ours_too_is_none(target, cluster):
+    """They asked for the same."""
+    await target.observe()
+    cluster.is_lagging = True
+    cluster.edit("decode", 2)
+    await target.scale(D, 2, decision_id="d000007")
+    assert cluster.objects["llama-decode"]["spec"]["replicas"] == 2
+
+
+async def test_an_endless_storm_of_changes_gives_up(target, cluster):
+    """The next interval tries again."""
+    await target.observe()
+    cluster.failures = [ConflictError("modified")] * 9
+    with pytest.raises(ConflictError):
+        await target.scale(D, 2, decision_id="d000007")
+    assert [call[0] for call in cluster.calls].count("scale") == 4
+
+
+async def test_an_edit_is_told_once_and_marks_its_role(target, cluster, notes):
+    """With who did it; then it is what there is."""
+    await target.observe()
+    cluster.edit("decode", 3)
+    first, second = await target.observe(), await target.observe()
+    assert (first.edited, second.edited) == (frozenset({D}), frozenset())
+    assert [n.text for n in notes] == [
+        "decode 1 -> 3: set by kubectl; kept for one adjustment interval, then planned from"
+    ]
+    assert first.pools[D].starting == 2
+
+
+async def test_a_number_of_somebody_elses_found_at_the_start_counts_as_an_edit(target, cluster, notes):
+    """It may have been made while no planner ran; there is nothing to compare with, so no Event."""
+    cluster.edit("decode", 3)
+    assert (await target.observe()).edited == frozenset({D})
+    assert notes == []
+
+
+async def test_wishes_are_kept_within_the_services_bounds(target, cluster):
+    """MinReplicas 1, maxReplicas 4: as the operator takes them."""
+    await target.observe()
+    await target.scale(D, 0, decision_id="d000001")
+    assert cluster.calls == [("patch", "llama-decode", None)]
+    await target.scale(D, 9, decision_id="d000002")
+    assert cluster.objects["llama-decode"]["spec"]["replicas"] == 4
+    cluster.edit("decode", 50)
+    assert (await target.observe()).pools[D].starting == 3
+
+
+async def test_what_cannot_be_scaled_is_said(target, cluster):
+    """No such role, or no adapter yet."""
+    with pytest.raises(ClusterError, match="has no aggregated service"):
+        await target.scale(Role.AGGREGATED, 1, decision_id="d000001")
+    cluster.copies.clear()
+    with pytest.raises(NotFoundError, match=r"llama-decode: no such ScalingAdapter; .*decode.scaling"):
+        await target.scale(D, 2, decision_id="d000001")
+
+
+async def test_without_adapters_the_specification_says_how_many(target, cluster):
+    """A graph that was just made: its replicas are starting."""
+    cluster.copies.clear()
+    cluster.pod_list.clear()
+    state = await target.observe()
+    assert (state.pools[D].starting, state.adjusting) == (1, True)
+
+
+@pytest.mark.parametrize(("trouble", "patience_s"), [("unschedulable", 15.0), ("stuck", STUCK_S)])
+async def test_a_pod_in_trouble_is_given_up_after_a_while(target, cluster, clock, trouble, patience_s):
+    """Starting at first; then failed in its own words, and nothing is blocked by it."""
+    cluster.edit("decode", 2, owner="penstock-planner")
+    await target.observe()
+    cluster.pod_list["d1"] = _pod("d1", ready=False, bound=False, trouble=trouble, message="0/3 nodes")
+    state = await target.observe()
+    assert (state.pools[D].starting, state.pools[D].failed, state.adjusting) == (1, (), True)
+    clock.at_s += patience_s + 0.1
+    state = await target.observe()
+    assert (state.pools[D].starting, state.pools[D].failed) == (0, ("pod d1: 0/3 nodes",))
+    assert not state.adjusting
+
+
+async def test_the_patience_begins_anew_when_the_trouble_changes(target, cluster, clock):
+    """Gated for a minute, then unschedulable for a second."""
+    cluster.edit("decode", 2, owner="penstock-planner")
+    cluster.pod_list["d1"] = _pod("d1", ready=False, trouble="gated")
+    await target.observe()
+    clock.at_s += 50
+    cluster.pod_list["d1"] = _pod("d1", ready=False, trouble="unschedulable")
+    assert (await target.observe()).pools[D].failed == ()
+    clock.at_s += 14
+    assert (await target.observe()).pools[D].failed == ()
+    clock.at_s += 2
+    assert len((await target.observe()).pools[D].failed) == 1
+
+
+async def test_a_gated_pod_waits_as_long_as_something_leaves(target, cluster, clock):
+    """A drain may take a quarter of an hour; its GPUs are what the pod waits for."""
+    cluster.edit("decode", 2, owner="penstock-planner")
+    cluster.pod_list["d1"] = _pod("d1", ready=False, bound=False, trouble="gated", message="waits")
+    cluster.pod_list["p1"] = _pod("p1", P, leaving=True)
+    for _ in range(20):
+        assert (await target.observe()).pools[D].failed == ()
+        clock.at_s += GATED_S
+    del cluster.pod_list["p1"]
+    clock.at_s -= GATED_S
+    assert (await target.observe()).pools[D].starting == 1
+    clock.at_s += GATED_S + 0.1
+    assert (await target.observe()).pools[D].failed == ("pod d1: waits",)
+
+
+async def test_a_worker_that_served_is_never_given_up(target, cluster, clock):
+    """It restarts after a crash: that is the kubelet's business, not a failed scale-up."""
+    await target.observe()
+    cluster.pod_list["d0"] = _pod("d0", ready=False, trouble="stuck", message="CrashLoopBackOff")
+    await target.observe()
+    clock.at_s += 1000
+    state = await target.observe()
+    assert (state.pools[D].starting, state.pools[D].failed, state.adjusting) == (1, (), False)
