@@ -1,0 +1,203 @@
+"""Drift against a real API server: what it makes of an object is none, and every hand edit is one."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock_core.errors import ForbiddenError, InvalidObjectError
+from penstock_graph.cluster_names import OPERATOR
+from penstock_graph.models import GraphDeployment
+from penstock_kube.kinds import KINDS
+from penstock_operator.build import BuildContext, adapter, children
+from penstock_operator.plan.drift import drifted, stamped
+
+pytestmark = pytest.mark.cluster
+
+SAMPLES = sorted((Path(__file__).parents[2] / "manifests/samples").glob("*.yaml"))
+PERSON = "kubectl-edit"
+
+ANOTHER = {
+    "Always": "Never",
+    "ClientIP": "None",
+    "ClusterIP": "NodePort",
+    "ClusterFirst": "Default",
+    "Equal": "Exists",
+    "Exists": "Equal",
+    "HTTP": "HTTPS",
+    "IfNotPresent": "Always",
+    "Ingress": "Egress",
+    "NoSchedule": "NoExecute",
+    "RollingUpdate": "Recreate",
+    "RuntimeDefault": "Unconfined",
+    "TCP": "UDP",
+}
+"""A valid value instead of one of a closed set; elsewhere text gets a letter more."""
+
+
+def wanted(manifest, namespace):
+    """Return a sample's children as the operator applies them; without an owner, which exists nowhere here."""
+    placed = copy.deepcopy(manifest)
+    placed["metadata"]["namespace"] = namespace
+    graph = GraphDeployment.model_validate(placed)
+    context = BuildContext(owner_uid="", namespace=namespace)
+    return [stamped(each) for each in children(graph, context, replicas={}, surge={})]
+
+
+def manifests(path):
+    """Return the graphs of a sample file."""
+    documents = yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    return [each for each in documents if each["kind"] == "GraphDeployment"]
+
+
+def leaves(value, path=()):
+    """Yield path and value of every scalar, and of every empty list or map."""
+    if isinstance(value, dict) and value:
+        for key, each in value.items():
+            yield from leaves(each, (*path, key))
+    elif isinstance(value, list) and value:
+        for index, each in enumerate(value):
+            yield from leaves(each, (*path, index))
+    elif value is not None:
+        yield path, value
+
+
+def another(value):
+    """Return a value that means something else."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, str):
+        return ANOTHER.get(value, f"{value}1")
+    return None
+
+
+def pointer(path):
+    """Return a JSON pointer."""
+    return "".join(f"/{str(each).replace('~', '~0').replace('/', '~1')}" for each in path)
+
+
+def content(obj):
+    """Return what of an object a person or an apply can set."""
+    metadata = {key: obj["metadata"].get(key) for key in ("labels", "annotations", "finalizers")}
+    metadata["annotations"] = {
+        key: each for key, each in (metadata["annotations"] or {}).items() if key.startswith("penstock.dev/")
+    }
+    rest = {key: each for key, each in obj.items() if key not in {"metadata", "status"}}
+    return {**rest, "metadata": metadata}
+
+
+def body(want):
+    """Return a wanted object as a merge patch, which replaces lists as a whole."""
+    return {key: each for key, each in want.items() if key not in {"apiVersion", "kind", "metadata"}}
+
+
+async def edits(client, want):
+    """Edit every leaf of an applied object by hand, twice; return what became of the edits.
+
+    The API server is the judge: an edit is drift exactly if applying the object again changes it back.
+    """
+    kind, name = KINDS[want["kind"]], want["metadata"]["name"]
+    namespace = want["metadata"]["namespace"]
+    found = Counter()
+    wrong = []
+    for path, value in leaves(want):
+        if path[0] in {"apiVersion", "kind"} or path[:2] in {("metadata", "name"), ("metadata", "namespace")}:
+            continue
+        other = another(value)
+        patches = [{"op": "remove", "path": pointer(path)}]
+        if other is not None:
+            patches.append({"op": "replace", "path": pointer(path), "value": other})
+        for patch in patches:
+            try:
+                edited = await client.patch(kind, name, [patch], namespace=namespace, field_manager=PERSON)
+            except (InvalidObjectError, ForbiddenError):
+                found["refused"] += 1
+                continue
+            said = drifted(want, edited)
+            try:
+                repaired = await client.apply(want, field_manager=OPERATOR)
+            except InvalidObjectError:
+                # A changed merge key (a Service's port number) makes of the edit another element beside the
+                # wanted one, and both together are invalid: the lists have to be replaced as a whole first.
+                found["beyond apply"] += 1
+                await client.patch(kind, name, body(want), namespace=namespace, field_manager=PERSON)
+                repaired = await client.apply(want, field_manager=OPERATOR)
+            truth = content(repaired) != content(edited)
+            found["drift" if truth else "same"] += 1
+            if (said is not None) is not truth:
+                wrong.append((kind.kind, patch, said))
+            if drifted(want, repaired) is not None:
+                wrong.append((kind.kind, patch, "not repaired", drifted(want, repaired)))
+    return found, wrong
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+async def test_what_was_applied_has_not_drifted(client, namespace, path):
+    """Defaults, canonical quantities and dropped empties of the real server are no drift, read or listed."""
+    for manifest in manifests(path):
+        for want in wanted(manifest, namespace):
+            kind, name = KINDS[want["kind"]], want["metadata"]["name"]
+            answer = await client.apply(want, field_manager=OPERATOR)
+            assert drifted(want, answer) is None
+            assert drifted(want, await client.get(kind, name, namespace=namespace)) is None
+            listed = (await client.list(kind, namespace=namespace)).items
+            assert [drifted(want, each) for each in listed if each["metadata"]["name"] == name] == [None]
+
+
+async def test_an_adapter_has_not_drifted_whoever_sets_its_number(client, namespace, crds):
+    """The operator's part of a ScalingAdapter does not hold the number, so a new wish is no drift."""
+    manifest = manifests(SAMPLES[0])[0]
+    manifest["metadata"]["namespace"] = namespace
+    graph = GraphDeployment.model_validate(manifest)
+    name = next(name for name, each in graph.spec.services.items() if each.scaling is not None)
+    context = BuildContext(owner_uid="", namespace=namespace)
+    await client.create(adapter(graph, name, context, replicas=1), field_manager=f"{OPERATOR}-init")
+    want = stamped(adapter(graph, name, context, replicas=None))
+    await client.apply(want, field_manager=OPERATOR)
+    kind, child = KINDS[want["kind"]], want["metadata"]["name"]
+    answer = await client.patch(
+        kind, child, {"spec": {"replicas": 3}}, namespace=namespace, field_manager=PERSON
+    )
+    assert drifted(want, answer) is None
+    assert answer["spec"]["replicas"] == 3
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("stem", "only"), [("two-node-pools", ""), ("vllm-disaggregated", "decode")])
+async def test_every_hand_edit_is_seen_and_repaired(client, namespace, stem, only):
+    """Each leaf of each child, changed and removed: drift exactly where an apply would change it back."""
+    path = next(each for each in SAMPLES if each.stem == stem)
+    objects = [
+        each for each in wanted(manifests(path)[0], namespace) if each["metadata"]["name"].endswith(only)
+    ]
+    for want in objects:
+        await client.apply(want, field_manager=OPERATOR)
+    results = await asyncio.gather(*(edits(client, want) for want in objects))
+    counts = sum((found for found, _ in results), Counter())
+    assert [each for _, wrong in results for each in wrong] == []
+    assert counts["drift"] > 100, counts
+
+
+async def test_what_is_no_longer_wanted_has_drifted_and_goes(client, namespace):
+    """A variable that is dropped from a graph is removed from its Deployment by the apply that follows."""
+    objects = wanted(manifests(SAMPLES[0])[0], namespace)
+    want = next(each for each in objects if each["kind"] == "Deployment")
+    plain = {key: each for key, each in want.items() if key != "metadata"}
+    plain["metadata"] = {key: each for key, each in want["metadata"].items() if key != "annotations"}
+    more = copy.deepcopy(plain)
+    more["spec"]["template"]["spec"]["containers"][0].setdefault("env", []).append(
+        {"name": "OLD", "value": "1"}
+    )
+    before = await client.apply(stamped(more), field_manager=OPERATOR)
+    assert drifted(stamped(plain), before) is not None
+    after = await client.apply(stamped(plain), field_manager=OPERATOR)
+    assert drifted(stamped(plain), after) is None
+    names = [each["name"] for each in after["spec"]["template"]["spec"]["containers"][0].get("env", [])]
+    assert "OLD" not in names
