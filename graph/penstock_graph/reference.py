@@ -24,7 +24,8 @@ _INTRODUCTION = """\
 
 A file holds one or more YAML documents of kind `GraphDeployment` or `ScalingAdapter`
 (`apiVersion: penstock.dev/v1alpha1`). Check it with `penstock validate FILE`, and see the processes that
-it becomes with `penstock render FILE`. Unknown keys are refused; scalars are not coerced (`"8"` is text).
+it becomes with `penstock render FILE`, or its Kubernetes objects with `penstock render FILE --kubernetes`.
+Unknown keys are refused; scalars are not coerced (`"8"` is text).
 Seconds are modelled seconds: `--speed 20` makes twenty of them pass in a real one, except where the key
 says real. `NAME` stands for a name that you choose, `[]` for each item of a list; a default of `required`
 means that there is none.

@@ -120,7 +120,8 @@ class ServiceSpec(SpecModel):
         default=900, description="Seconds that a replica may take to finish its requests when it leaves."
     )
     pod_template: dict[str, JsonValue] = Field(
-        default={}, description="Strategic-merge overlay on the pod; not used by the local backend."
+        default={},
+        description="Strategic-merge overlay on the pod, whose container is `main`; not used by the local backend.",
     )
 
     @property
@@ -186,7 +187,9 @@ class NodePool(SpecModel):
         default="nvidia.com/gpu", description="Extended resource that counts the nodes' GPUs."
     )
     cache_mount: Annotated[str, Field(pattern=r"^/.*$")] | None = Field(
-        default=None, description="Absolute path of a model cache on the nodes, mounted at the same path."
+        default=None,
+        description="Absolute path of a model cache on the nodes, mounted at the same path. It must exist, be "
+        "writable for user 1000, and the namespace must allow hostPath; or give cacheClaim.",
     )
     cache_claim: DnsLabel | None = Field(
         default=None,
