@@ -194,3 +194,46 @@ def test_rendered_commands_are_understood(tmp_path, sample, extra):
         assert module == "penstock_cli"
         parsed = cli.get_command(None, group).get_command(None, command).make_context(command, arguments)
         assert parsed.params["speed"] == 20
+
+
+def test_kubernetes_objects_are_rendered(run):
+    """--kubernetes prints one document per object, adapters included, in the graph's namespace, without owner."""
+    status, out, err = run("render", SAMPLES / "vllm-disaggregated.yaml", "--kubernetes")
+    assert (status, err) == (0, "")
+    objects = list(yaml.safe_load_all(out))
+    assert {each["metadata"]["namespace"] for each in objects} == {"serving"}
+    assert not any("ownerReferences" in each["metadata"] for each in objects)
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
+    assert names[0] == ("ServiceAccount", "llama-vllm-router")
+    assert names[-2:] == [("ScalingAdapter", "llama-vllm-prefill"), ("ScalingAdapter", "llama-vllm-decode")]
+    assert "&id" not in out
+    assert "graph.yaml: |\n" in out
+
+
+def test_kubernetes_objects_of_one_service(run):
+    """--service keeps its objects, --namespace places them."""
+    status, out, _ = run(
+        "render", SAMPLES / "aggregated.yaml", "--kubernetes", "--service", "frontend", "--namespace", "ns"
+    )
+    assert status == 0
+    assert [(each["kind"], each["metadata"]["namespace"]) for each in yaml.safe_load_all(out)] == [
+        ("Service", "ns"),
+        ("PodDisruptionBudget", "ns"),
+        ("Deployment", "ns"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--kubernetes", "--format", "json"], "--kubernetes: excludes --format and --speed"),
+        (["--kubernetes", "--speed", "2"], "--kubernetes: excludes --format and --speed"),
+        (["--kubernetes", "--service", "planner"], "--service: 'planner' is not in graph llama-agg"),
+        (["--namespace", "ns"], "--namespace: only with --kubernetes"),
+    ],
+)
+def test_flags_that_do_not_fit_a_rendering_are_refused(run, flags, message):
+    """Nothing is ignored silently; the status is 2."""
+    status, out, err = run("render", SAMPLES / "aggregated.yaml", *flags)
+    assert (status, out) == (2, "")
+    assert message in err
