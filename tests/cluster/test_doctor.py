@@ -1,0 +1,417 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from penstock_core.errors import ClusterError
+from penstock_kube.client import KubeClient
+from penstock_kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, NODE, POD
+from penstock_operator.doctor.findings import Severity
+from penstock_operator.doctor.gather import Scope, gather
+from penstock_operator.doctor.judge import judge
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+ME = "test"
+
+
+@pytest.fixture(name="look")
+def made_look(client, crds, namespace):
+    """Runs the doctor on the test's namespace and returns its findings by subject."""
+
+    async def look(*, using=None, interval_s=0.0, graph=None):
+        scope = Scope(namespace, graph, interval_s, "0.1.0")
+        found = {}
+        for each in judge(await gather(using or client, scope)):
+            found.setdefault(each.subject, []).append(each)
+        return found
+
+    return look
+
+
+def graph_object(namespace, **spec):
+    """An aggregated graph."""
+    return {
+        "apiVersion": GRAPH_DEPLOYMENT.api_version,
+        "kind": "GraphDeployment",
+        "metadata": {"name": "llama", "namespace": namespace},
+        "spec": {
+            "model": {"name": "m", "servedName": "m"},
+            "runtime": "simulated",
+            "services": {"frontend": {"role": "router"}, "worker": {"role": "aggregated"}},
+            **spec,
+        },
+    }
+
+
+def component(namespace, name, *, scope=None):
+    """A Deployment with the chart's labels."""
+    labels = {"app.kubernetes.io/part-of": "penstock", "app.kubernetes.io/component": name}
+    pod_labels = {**labels, "penstock.dev/scope": scope or namespace}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": f"penstock-{name}", "namespace": namespace, "labels": labels},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": pod_labels},
+                "spec": {
+                    "serviceAccountName": f"penstock-{name}",
+                    "containers": [{"name": "c", "image": "i"}],
+                },
+            },
+        },
+    }
+
+
+def lease(namespace, renewed):
+    """The operator's Lease, renewed at a time."""
+    spec = {
+        "holderIdentity": "operator-1",
+        "leaseDurationSeconds": 15,
+        "renewTime": renewed.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+    }
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": "penstock-operator", "namespace": namespace},
+        "spec": spec,
+    }
+
+
+async def test_server_clock_and_definitions(look):
+    """A real server's own defaults do not count as a difference of the definitions."""
+    found = await look()
+    assert [each.severity for each in found["API server"]] == [Severity.OK]
+    assert [each.severity for each in found["clock"]] == [Severity.OK]
+    for name in ("graphdeployments", "scalingadapters"):
+        ((finding),) = found[f"CRD {name}.penstock.dev"]
+        assert finding.message == "is established and current"
+
+
+async def test_a_graph_that_nobody_looks_at(look, client, namespace):
+    """Without an operator there is no status."""
+    await client.create(graph_object(namespace), field_manager=ME)
+    found = await look()
+    messages = [each.message for each in found[f"graph {namespace}/llama"]]
+    assert "no operator has looked at it" in messages
+    assert f"graph {namespace}/llama" not in await look(graph="other")
+
+
+async def test_operator_lease_and_rights(look, client, namespace):
+    """A stale Lease, a Deployment that is not ready, and an account without rights are problems."""
+    await client.create(component(namespace, "operator"), field_manager=ME)
+    await client.create(lease(namespace, datetime.now(UTC) - timedelta(seconds=60)), field_manager=ME)
+    found = await look()
+    ((deployment),) = found[f"operator {namespace}/penstock-operator"]
+    assert deployment.message == "0 of 1 replicas are ready"
+    ((stale),) = found[f"operator lease {namespace}/penstock-operator"]
+    age_s = re.fullmatch(r"operator-1 has not renewed it for (\d+) s, its term is 15 s", stale.message)
+    assert int(age_s[1]) >= 59
+    ((rights),) = found[f"rights of operator in {namespace}"]
+    assert rights.severity is Severity.PROBLEM
+    assert "list pods" in rights.message
+
+    status = {"status": {"replicas": 1, "readyReplicas": 1}}
+    options = {"namespace": namespace, "subresource": "status", "field_manager": ME}
+    await client.patch(DEPLOYMENT, "penstock-operator", status, **options)
+    await client.apply(lease(namespace, datetime.now(UTC)), field_manager=ME)
+    await client.create(role(namespace, "penstock-operator", ["*"], ["*"], ["*"]), field_manager=ME)
+    await client.create(binding(namespace, "penstock-operator"), field_manager=ME)
+    found = await look()
+    for subject in (
+        f"operator {namespace}/penstock-operator",
+        f"operator lease {namespace}/penstock-operator",
+        f"rights of operator in {namespace}",
+    ):
+        assert [each.severity for each in found[subject]] == [Severity.OK], found[subject]
+
+
+def role(namespace, name, groups, resources, verbs):
+    """A Role with one rule."""
+    rule = {"apiGroups": groups, "resources": resources, "verbs": verbs}
+    metadata = {"name": name, "namespace": namespace}
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": metadata,
+        "rules": [rule],
+    }
+
+
+def binding(namespace, name):
+    """A RoleBinding of a Role to the ServiceAccount of its name."""
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": name, "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+    }
+
+
+async def test_a_user_with_few_rights_learns_what_is_unknown(look, api_server, client, namespace):
+    """What may not be read is unknown, never a problem of the cluster."""
+    account = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": "viewer", "namespace": namespace},
+    }
+    await client.create(account, field_manager=ME)
+    await client.create(
+        role(namespace, "viewer", ["penstock.dev"], ["graphdeployments"], ["get", "list"]), field_manager=ME
+    )
+    await client.create(binding(namespace, "viewer"), field_manager=ME)
+    await client.create(graph_object(namespace), field_manager=ME)
+    kubeconfig = api_server.service_account_kubeconfig(namespace, "viewer")
+    viewer = await KubeClient.connect(kubeconfig=kubeconfig)
+    try:
+        found = await look(using=viewer)
+    finally:
+        await viewer.close()
+    unknown = {
+        subject for subject, each in found.items() if any(one.severity is Severity.UNKNOWN for one in each)
+    }
+    assert {"operator", f"graph {namespace}/llama", f"nodes for {namespace}/llama"} <= unknown
+    assert "CRD graphdeployments.penstock.dev" in unknown
+    ((mine),) = found[f"rights of you in {namespace}"]
+    assert mine.severity is Severity.WARNING
+    assert "list pods" in mine.message
+    assert "list graphdeployments" not in mine.message
+
+
+async def test_node_pools(look, client, namespace):
+    """Labels, taints and GPUs of real Node objects, and what pods on them ask for."""
+    pools = {
+        "a100": {"nodeSelector": {"test/pool": namespace}},
+        "h100": {"nodeSelector": {"test/pool": f"{namespace}-h100"}},
+    }
+    services = {"worker": {"role": "aggregated", "nodePool": "a100", "gpusPerReplica": 2}}
+    await client.create(graph_object(namespace, nodePools=pools, services=services), field_manager=ME)
+    name = f"{namespace}-node"
+    node = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"test/pool": namespace}},
+    }
+    await client.create(node, field_manager=ME)
+    try:
+        amounts = {"cpu": "8", "nvidia.com/gpu": "4"}
+        ready = {"type": "Ready", "status": "True", "reason": "r", "message": "m"}
+        status = {"status": {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}}
+        await client.patch(NODE, name, status, namespace=None, subresource="status", field_manager=ME)
+        # The server taints a new node as not ready; the node controller, which may not run, takes that away.
+        taints = {"spec": {"taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]}}
+        await client.patch(NODE, name, taints, namespace=None, field_manager=ME)
+        taken = pod_object(namespace, "taken", "other", 8000)
+        taken["spec"] |= {"nodeName": name}
+        asked = {"nvidia.com/gpu": "1"}
+        taken["spec"]["containers"][0]["resources"] = {"requests": asked, "limits": asked}
+        await client.create(taken, field_manager=ME)
+        found = await look()
+        ((tainted),) = found[f"pool a100 of {namespace}/llama"]
+        assert tainted.message == "1 of 1 nodes are tainted gpu=yes:NoSchedule"
+        ((empty),) = found[f"pool h100 of {namespace}/llama"]
+        assert empty.message == f"no node carries test/pool={namespace}-h100"
+
+        patch = {"spec": {"nodePools": {"a100": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}}}
+        await client.patch(GRAPH_DEPLOYMENT, "llama", patch, namespace=namespace, field_manager=ME)
+        ((usable),) = (await look())[f"pool a100 of {namespace}/llama"]
+        assert usable.message == "1 nodes with 4 nvidia.com/gpu: 1 taken, 3 free"
+    finally:
+        await client.delete(NODE, name, namespace=None)
+
+
+def pod_object(namespace, name, role, port):
+    """A pod of graph llama that serves on a port."""
+    labels = {
+        "penstock.dev/graph": "llama",
+        "penstock.dev/service": role,
+        "penstock.dev/role": role,
+        "penstock.dev/serving": "true",
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "containers": [
+                {"name": "main", "image": "i", "ports": [{"name": "http", "containerPort": port}]}
+            ],
+        },
+    }
+
+
+@pytest.fixture(name="processes")
+def made_processes():
+    """Starts `penstock` processes; all are ended after the test."""
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock_cli", *map(str, arguments)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def own_address():
+    """An address of this machine that the API server's proxy may reach; it refuses loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("198.51.100.1", 9))  # a datagram socket sends nothing here
+        except OSError:
+            return None
+        address = probe.getsockname()[0]
+    return None if address.startswith("127.") else address
+
+
+def free_port():
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def workers_of(router_port):
+    """The router's view of its workers, once it is up."""
+    until_s = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{router_port}/workers", timeout=5) as answer:
+                workers = json.load(answer)["workers"]
+            if all(each["state"] == "ready" for each in workers):
+                return workers
+        except OSError:
+            pass
+        assert time.monotonic() < until_s, "router and worker did not start"
+        time.sleep(0.1)
+
+
+async def run_pod(client, pod, address):
+    """Create a pod and report it ready at an address, as a kubelet would."""
+    await client.create(pod, field_manager=ME)
+    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    conditions = [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready", "ContainersReady")]
+    container = {
+        "name": "main",
+        "image": "i",
+        "imageID": "",
+        "ready": True,
+        "started": True,
+        "restartCount": 0,
+        "state": {"running": {"startedAt": now}},
+    }
+    status = {
+        "phase": "Running",
+        "podIP": address,
+        "podIPs": [{"ip": address}],
+        "startTime": now,
+        "conditions": conditions,
+        "containerStatuses": [container],
+    }
+    options = {"namespace": pod["metadata"]["namespace"], "subresource": "status", "field_manager": ME}
+    await client.patch(POD, pod["metadata"]["name"], {"status": status}, **options)
+
+
+async def test_router_and_worker_through_the_servers_proxy(look, client, namespace, processes):
+    """A real router and a real worker: served, then frozen, then gone."""
+    address = own_address()
+    if address is None:
+        pytest.skip("this machine has no address but loopback, which the API server's proxy refuses")
+    worker_port, router_port = free_port(), free_port()
+    worker = processes("engine", "serve", "m", "--host", "0.0.0.0", "--port", worker_port)
+    processes(
+        *("router", "serve", "--model", "m", "--host", "0.0.0.0", "--port", router_port),
+        *("--worker", f"aggregated=http://127.0.0.1:{worker_port}"),
+    )
+    ((known),) = workers_of(router_port)
+    name = known["name"]
+    await client.create(graph_object(namespace), field_manager=ME)
+    await run_pod(client, pod_object(namespace, name, "aggregated", worker_port), address)
+    await run_pod(client, pod_object(namespace, "frontend-1", "router", router_port), address)
+
+    found = await look(interval_s=2.0)
+    router = [(each.severity, each.message) for each in found[f"router {namespace}/frontend-1"]]
+    assert router[0] == (Severity.OK, "would serve a request now")
+    assert router[1][0] is Severity.OK, router
+    assert router[1][1].startswith("sends to 1 workers; their metrics are at most ")
+    graph = [each.message for each in found[f"graph {namespace}/llama"]]
+    assert "the metrics of 1 workers can be read" in graph
+
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait()
+    found = await look(interval_s=1.0)
+    ((gone),) = found[f"worker {namespace}/{name}"]
+    assert gone.severity is Severity.PROBLEM
+    assert gone.message.startswith("/metrics: ")
+
+
+async def test_a_server_that_does_not_answer(namespace, tmp_path):
+    """One finding, with the address, within the time that is allowed for an answer."""
+    cluster = {"server": f"http://127.0.0.1:{free_port()}"}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "c", "user": {"token": "t"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(config))
+    client = await KubeClient.connect(kubeconfig=path)
+    try:
+        ((only),) = judge(await gather(client, Scope(namespace, None, 0.0, "0.1.0")))
+    finally:
+        await client.close()
+    assert (only.severity, only.subject) == (Severity.PROBLEM, "API server")
+    assert cluster["server"] in only.message
+
+
+def test_the_command_prints_json_and_its_exit_code_is_the_verdict(api_server, crds, namespace):
+    """--json holds every finding; a problem exits 1."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "penstock_cli", "doctor", "--json", "--interval", "0"),
+            *("--kubeconfig", str(api_server.kubeconfig), "--namespace", namespace),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    report = json.loads(done.stdout)
+    problems = [each for each in report["findings"] if each["severity"] == "problem"]
+    assert report["healthy"] == (not problems)
+    assert done.returncode == (1 if problems else 0)
+    assert all(set(each) == {"severity", "subject", "message", "remedy"} for each in report["findings"])
+    assert done.stderr == ""
+
+
+async def test_text_at_a_path_and_the_servers_clock(client):
+    """The two readings that the doctor takes beside objects."""
+    assert await client.raw_text("/livez") == "ok"
+    with pytest.raises(ClusterError, match="404"):
+        await client.raw_text("/nowhere")
+    assert abs(await client.server_time_s() - time.time()) < 3
