@@ -46,7 +46,8 @@ class ServiceFacts:
         updated: Replicas of the newest revision.
         selector: Label selector of its pods, as text.
         rolling: Whether a rollout is under way.
-        held: Why something wanted is not done yet (a rollout that waits, a bound that cuts the wish); empty: nothing.
+        held: Why a step that is due waits, for example for another rollout; empty: none does. A wish beyond
+            its bounds is no such step: it is settled, and its ScalingAdapter says so.
     """
 
     role: Role
