@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock_graph.crd.rules import RULES, Rule
+from penstock_graph.crd.rule import Rule
+from penstock_graph.crd.rules import RULES
 from penstock_graph.models.base import SpecModel
 
 Schema = dict[str, Any]

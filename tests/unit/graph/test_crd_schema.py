@@ -5,7 +5,8 @@ from typing import Annotated
 import pytest
 from pydantic import Field, JsonValue
 
-from penstock_graph.crd.rules import RULES, Rule
+from penstock_graph.crd.rule import Rule
+from penstock_graph.crd.rules import RULES
 from penstock_graph.crd.schema import openapi
 from penstock_graph.models import Condition, GraphDeployment, Role, ScalingAdapter
 from penstock_graph.models.base import DnsLabel, Flag, Integer, Number, SpecModel
