@@ -45,6 +45,9 @@ DECISION_ANNOTATION: Final = f"{DOMAIN}/decision-id"
 CONFIG_ANNOTATION: Final = f"{DOMAIN}/config"
 """On a pod template: digest of the configuration that the pod reads once, so that a change rolls it."""
 
+SCOPE_LABEL: Final = f"{DOMAIN}/scope"
+"""On the chart's pods of operator and planner: the namespace that they watch, or ``cluster``."""
+
 METRICS_ACCESS_LABEL: Final = f"{DOMAIN}/metrics-access"
 """On a namespace, with value `METRICS_ACCESS`: its pods (a Prometheus) may reach the workers' port."""
 

@@ -14,6 +14,7 @@ from penstock_graph.cluster_names import (
     METRICS_ACCESS,
     METRICS_ACCESS_LABEL,
     ROLE_LABEL,
+    SCOPE_LABEL,
 )
 from penstock_graph.models import WORKER_ROLES, GraphDeployment, Role, Runtime
 from penstock_operator.build.context import BuildContext
@@ -41,7 +42,10 @@ def worker_policy(graph: GraphDeployment, context: BuildContext) -> dict[str, An
     if graph.spec.runtime is not Runtime.DYNAMO:
         routers["ports"] = _http()
     readers = [
-        {"namespaceSelector": _namespace(context.operator_namespace or context.namespace)},
+        {
+            "namespaceSelector": _namespace(context.operator_namespace or context.namespace),
+            "podSelector": {"matchExpressions": [{"key": SCOPE_LABEL, "operator": "Exists"}]},
+        },
         {"namespaceSelector": {"matchLabels": {METRICS_ACCESS_LABEL: METRICS_ACCESS}}},
     ]
     ingress = [

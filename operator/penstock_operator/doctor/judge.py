@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Final
 
+from penstock_graph.cluster_names import SCOPE_LABEL
 from penstock_graph.crd import definitions
 from penstock_operator.doctor.facts import Facts, LeaseFact, Object, RightsFact, ServerFacts, Unseen
 from penstock_operator.doctor.findings import Finding, ok, problem, unknown, warning
@@ -23,9 +24,8 @@ LEASE_S: Final = 15.0
 """Term of an election's Lease where it does not say; the elections' own default."""
 
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
-SCOPE_LABEL: Final = "penstock.dev/scope"
 VERSION_LABEL: Final = "app.kubernetes.io/version"
-"""The chart's labels: operator or planner; the watched namespace, or ``cluster``; the version."""
+"""The chart's labels: operator or planner; the version."""
 
 CLUSTER_SCOPE: Final = "cluster"
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from penstock_operator.build import children
 
+CHART = Path(__file__).parents[4] / "charts" / "penstock"
 HTTP = [{"port": "http", "protocol": "TCP"}]
 
 
@@ -18,13 +20,14 @@ def pods(*roles):
 WORKERS = pods("prefill", "decode", "aggregated")
 
 
-def readers(*namespaces):
-    """The rule of those who may read metrics."""
-    named = [
-        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": each}}} for each in namespaces
-    ]
+def readers(namespace):
+    """The rule of those who may read metrics: operator and planner, and namespaces that say so."""
+    own = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "podSelector": {"matchExpressions": [{"key": "penstock.dev/scope", "operator": "Exists"}]},
+    }
     labelled = {"namespaceSelector": {"matchLabels": {"penstock.dev/metrics-access": "true"}}}
-    return {"from": [*named, labelled], "ports": HTTP}
+    return {"from": [own, labelled], "ports": HTTP}
 
 
 def test_anybody_reaches_routers_on_their_port(objects):
@@ -58,6 +61,14 @@ def test_an_operator_of_no_known_namespace_is_in_the_graphs(build, context):
         if (each["kind"], each["metadata"]["name"]) == ("NetworkPolicy", "llama-worker")
     )
     assert policy["spec"]["ingress"][2] == readers("serving")
+
+
+def test_the_charts_pods_are_let_in():
+    """Operator and planner carry the label by which workers' policies know them."""
+    for component in ("operator", "planner"):
+        text = (CHART / "templates" / component / "deployment.yaml").read_text(encoding="utf-8")
+        _, _, template = text.partition("template:")
+        assert "penstock.dev/scope:" in template
 
 
 def test_dynamo_streams_answers_back_on_ports_of_its_own(objects):
