@@ -176,6 +176,13 @@ def test_the_spec_falls_only_as_far_as_the_right_pods_go():
     assert (found.spec_replicas, found.deletion_costs) == (3, {"b": 0})
 
 
+def test_a_busy_pod_that_is_not_ready_holds_back_an_idle_ready_one():
+    """The ReplicaSet would take the one that is not ready first, and it still has requests."""
+    pods = (pod("a"), marked("b", cost=LEAVING_COST), marked("c", ready=False))
+    found = plan(*pods, wish=1, loads={"b": IDLE, "c": Load(1, 0, 0.5)})
+    assert (found.spec_replicas, found.leaving) == (3, ("b",))
+
+
 def test_idle_victims_do_not_wait_for_busy_ones():
     """Two victims, one idle: one replica less now, the other when it is idle too."""
     pods = (pod("a"), marked("b", cost=LEAVING_COST), marked("c"))
