@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -193,8 +193,9 @@ class Cluster:
     def note(self, written: Object) -> None:
         """Take over an object as the API server answered a write, before the watch shows it.
 
-        So the next look does not repeat the write. What the watch does not confirm within `CONFIRM_S` is
-        dropped again.
+        So the next look does not repeat the write. The answer may also hold what somebody else changed just
+        before, which the watch then does not show as a change any more; that marks the graph here. What the
+        watch does not confirm within `CONFIRM_S` is dropped again.
         """
         kind = kind_of(written)
         if kind not in self._trims or written["metadata"].get("resourceVersion") is None:
@@ -204,8 +205,11 @@ class Cluster:
         identity = (kind.kind, metadata["namespace"], metadata["name"])
         if self._tombs.get(identity, -1) >= obj[VERSION]:
             return
-        self._take_over(kind, identity, obj)
+        old = self._held(kind, identity[2], self._homes.get(identity))
+        home = self._take_over(kind, identity, obj)
         self._noted[identity] = time.monotonic()
+        if home is not None and old is not None and _brings_news(kind, old, obj):
+            self._mark(home, kind in _OF_USERS)
         if (metadata["namespace"], metadata["name"]) not in self._informers[kind].objects:
             asyncio.get_running_loop().call_later(CONFIRM_S, self._confirm, kind, identity, obj)
 
@@ -301,3 +305,20 @@ def _generation(obj: Object | None) -> object:
         return None
     metadata = obj["metadata"]
     return metadata.get("generation"), metadata.get("deletionTimestamp")
+
+
+def _brings_news(kind: Kind, old: Object, new: Object) -> bool:
+    """Return whether the answer to a write shows more than that write."""
+    if kind is POD:
+        return _but_for_ours(old["view"]) != _but_for_ours(new["view"])
+    if kind in _OF_USERS:
+        return _generation(old) != _generation(new)
+    deleted = "deletionTimestamp"
+    return bool(
+        old.get("status") != new.get("status") or old["metadata"].get(deleted) != new["metadata"].get(deleted)
+    )
+
+
+def _but_for_ours(view: PodView) -> PodView:
+    """Return a pod's view without what the operator itself writes on pods."""
+    return replace(view, gated=False, serving="", drain_since_s=None, deletion_cost=0, conditions=())
