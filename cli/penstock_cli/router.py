@@ -9,14 +9,16 @@ import click
 
 from penstock_core.errors import ConfigError
 from penstock_graph.loading import load_graph
-from penstock_graph.models import GraphSpec, LeaseConfig, Role, RouterConfig, RouterPolicy
+from penstock_graph.models import GraphDeployment, GraphSpec, LeaseConfig, Role, RouterConfig, RouterPolicy
 from penstock_router.discovery.spec import parse_static_workers
 from penstock_router.proxy.auth import read_api_keys
 from penstock_router.server import RouterServer
-from penstock_router.settings import RouterSettings
+from penstock_router.settings import GraphPlace, RouterSettings
 from penstock_wire import loop
 
 KEYS_VARIABLE = "PENSTOCK_API_KEYS"
+KUBERNETES = "kubernetes"
+"""Value of --discovery; a statefile of that name is ``./kubernetes``."""
 
 
 @click.group()
@@ -32,8 +34,13 @@ def router() -> None:
 )
 @click.option(
     "--discovery",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Statefile of the local backend that lists the workers; read again whenever it changes.",
+    metavar="FILE|kubernetes",
+    help="Who lists the workers: a statefile of the local backend, read again whenever it changes, or the graph's "
+    "EndpointSlices (needs --graph).",
+)
+@click.option(
+    "--namespace",
+    help="Of the graph, with --discovery kubernetes; default: the pod's own or the kubeconfig context's.",
 )
 @click.option(
     "--worker",
@@ -92,7 +99,8 @@ def router() -> None:
 def serve(
     *,
     graph: Path | None,
-    discovery: Path | None,
+    discovery: str | None,
+    namespace: str | None,
     workers: tuple[str, ...],
     model: str | None,
     policy: str | None,
@@ -109,7 +117,8 @@ def serve(
     Also /workers (with drain and undrain), /ready, /health and /metrics. SIGTERM finishes the requests
     under way and exits 0.
     """
-    spec = load_graph(graph).spec if graph is not None else None
+    manifest = load_graph(graph) if graph is not None else None
+    spec = manifest.spec if manifest is not None else None
     config = _with_policy(RouterConfig() if spec is None else spec.router, policy)
     static = parse_static_workers(workers)
     keys_file = api_keys_file or (Path(config.auth.api_keys_file) if config.auth.api_keys_file else None)
@@ -126,7 +135,8 @@ def serve(
         host=host,
         port=port,
         speed=speed,
-        statefile=discovery,
+        statefile=Path(discovery) if discovery not in {None, KUBERNETES} else None,
+        kubernetes=_place(manifest, namespace) if discovery == KUBERNETES else None,
         workers=static,
         api_keys=read_api_keys(keys_file, os.environ.get(KEYS_VARIABLE)),
         access_log=access_log,
@@ -134,6 +144,12 @@ def serve(
     )
     server = RouterServer(settings)
     loop.run(server.serve)
+
+
+def _place(manifest: GraphDeployment | None, namespace: str | None) -> GraphPlace:
+    if manifest is None:
+        raise ConfigError("--discovery kubernetes: needs --graph, whose name selects the EndpointSlices")
+    return GraphPlace(manifest.metadata.name, namespace)
 
 
 def _model(flag: str | None, spec: GraphSpec | None) -> str:

@@ -53,6 +53,7 @@ ROUTER_WORKER_INFLIGHT_REQUESTS: Final = "penstock_router_worker_inflight_reques
 ROUTER_WORKER_INFLIGHT_TOKENS: Final = "penstock_router_worker_inflight_tokens"
 ROUTER_WORKER_KV_USAGE: Final = "penstock_router_worker_kv_usage_fraction"
 ROUTER_WORKER_METRICS_AGE: Final = "penstock_router_worker_metrics_age_seconds"
+ROUTER_DISCOVERY_CURRENT: Final = "penstock_router_discovery_current"
 ROUTER_REQUESTS: Final = "penstock_router_requests"
 ROUTER_ERRORS: Final = "penstock_router_errors"
 ROUTER_RETRIES: Final = "penstock_router_retries"

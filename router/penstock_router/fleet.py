@@ -214,8 +214,16 @@ class InFlight:
 class Fleet:
     """All workers by name, and those that discovery has dropped while requests were under way."""
 
-    def __init__(self, breaker: BreakerConfig) -> None:
+    def __init__(self, breaker: BreakerConfig, *, is_supervised: bool = False) -> None:
+        """Start without workers.
+
+        Args:
+            breaker: Of their circuits.
+            is_supervised: Somebody sees to it that there are workers, so one may be waited for even while none
+                is known.
+        """
         self._breaker = breaker
+        self._is_supervised = is_supervised
         self._workers: dict[str, Worker] = {}
         self._leaving: list[Worker] = []
         self._listeners: list[Callable[[], None]] = []
@@ -259,7 +267,9 @@ class Fleet:
 
     def expects(self, role: Role) -> bool:
         """Return whether a worker of the role serves or will serve without anybody's help."""
-        return any(each.spec.role is role and each.is_expected for each in self._workers.values())
+        return self._is_supervised or any(
+            each.spec.role is role and each.is_expected for each in self._workers.values()
+        )
 
     def inflight_requests(self, name: str) -> int:
         """Return the requests under way at every worker of that name, one that was replaced included.

@@ -79,12 +79,14 @@ class RouterCollector:
         fleet: Fleet,
         queue: Callable[[], QueueView],
         *,
+        discovery_problem: Callable[[], str | None],
         model: str,
         now_s: Callable[[], float],
     ) -> None:
         self._metrics = metrics
         self._fleet = fleet
         self._queue = queue
+        self._discovery_problem = discovery_problem
         self._model = model
         self._now_s = now_s
 
@@ -93,6 +95,12 @@ class RouterCollector:
         yield from self._queue_families()
         yield from self._worker_families()
         yield from self._request_families()
+        discovery = GaugeMetricFamily(
+            names.ROUTER_DISCOVERY_CURRENT,
+            "1 if the view of the workers is up to date, 0 if it is the last good one.",
+        )
+        discovery.add_metric([], self._discovery_problem() is None)
+        yield discovery
         lag_s = self._metrics.lag.p99_s()
         lag = GaugeMetricFamily(
             names.SCHEDULE_LAG_P99, "How late the router's timer runs, p99; modelled seconds."

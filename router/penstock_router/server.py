@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable
 
 from penstock_core.clock import ModelClock
+from penstock_core.errors import ConfigError
 from penstock_core.logs import get_logger
 from penstock_graph.models import Role
 from penstock_router.access_log import AccessLog
+from penstock_router.discovery.base import Discovery
 from penstock_router.discovery.statefile import StatefileDiscovery
 from penstock_router.discovery.watch import FleetWatch
 from penstock_router.fleet import Fleet
@@ -34,7 +36,7 @@ from penstock_wire.server import HttpServer
 log = get_logger(__name__)
 
 TICK_REAL_S = 0.1
-"""Statefile poll, queue time-outs and lag measurement; real seconds."""
+"""Discovery poll, queue time-outs and lag measurement; real seconds."""
 
 
 class RouterServer:
@@ -50,10 +52,10 @@ class RouterServer:
         self._settings = settings
         self._clock = ModelClock(settings.speed)
         self.metrics = RouterMetrics()
-        self.fleet = Fleet(settings.config.breaker)
+        self.fleet = Fleet(settings.config.breaker, is_supervised=settings.kubernetes is not None)
         self._pool = ConnectionPool()
         self._probe_pool = ConnectionPool()
-        self._discovery = StatefileDiscovery(settings.statefile) if settings.statefile else None
+        self._discovery = _make_discovery(settings)
         self._watch = FleetWatch(self.fleet, self._probe_pool, settings.config.health, self._clock)
         self.gate = self._make_gate()
         self._admin = Admin(
@@ -61,7 +63,7 @@ class RouterServer:
             self.gate,
             self.metrics,
             clock=self._clock,
-            discovery_problem=lambda: self._discovery.problem if self._discovery else None,
+            discovery_problem=self._discovery_problem,
         )
         self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None
         self._http = HttpServer(self._make_app().handle, limits=settings.server_limits())
@@ -77,13 +79,15 @@ class RouterServer:
 
         Raises:
             PortInUseError: the port is taken.
+            ConfigError: discovery cannot begin, for want of credentials.
         """
-        if self._discovery is not None:
-            self._watch.follow(self._discovery)
-        else:
-            self.fleet.apply(self._settings.workers)
-            self._watch.sync()
         try:
+            if self._discovery is not None:
+                await self._discovery.start()
+                self._watch.follow(self._discovery)
+            else:
+                self.fleet.apply(self._settings.workers)
+                self._watch.sync()
             await self._http.start(self._settings.host, self._settings.port)
         except BaseException:
             await self._stop_background()
@@ -119,6 +123,8 @@ class RouterServer:
             self._ticker.cancel()
             await asyncio.wait([self._ticker])
             self._ticker = None
+        if self._discovery is not None:
+            await self._discovery.close()
         await self._watch.close()
         await self._probe_pool.close()
         await self._pool.close()
@@ -192,7 +198,12 @@ class RouterServer:
             retry_after_s=config.admission.retry_after_seconds,
         )
         collector = RouterCollector(
-            self.metrics, self.fleet, self._admin.queue_view, model=settings.model, now_s=clock.now_s
+            self.metrics,
+            self.fleet,
+            self._admin.queue_view,
+            discovery_problem=self._discovery_problem,
+            model=settings.model,
+            now_s=clock.now_s,
         )
         return RouterApp(
             model=settings.model,
@@ -208,6 +219,9 @@ class RouterServer:
             session_header=config.session_header,
         )
 
+    def _discovery_problem(self) -> str | None:
+        return self._discovery.problem if self._discovery is not None else None
+
     def _alone(self) -> Callable[[str], bool]:
         def is_alone(name: str) -> bool:
             worker = self.fleet.get(name)
@@ -217,3 +231,18 @@ class RouterServer:
             return all(each.name == name for each in routable)
 
         return is_alone
+
+
+def _make_discovery(settings: RouterSettings) -> Discovery | None:
+    if settings.statefile is not None:
+        return StatefileDiscovery(settings.statefile)
+    if settings.kubernetes is None:
+        return None
+    try:
+        # An extra of the distribution; only a router in a cluster needs it.
+        from penstock_router.discovery.kubernetes import KubernetesDiscovery  # noqa: PLC0415
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            f"--discovery kubernetes: {exc.name} is not installed; pip install 'penstock[kubernetes]'"
+        ) from exc
+    return KubernetesDiscovery(graph=settings.kubernetes.graph, namespace=settings.kubernetes.namespace)

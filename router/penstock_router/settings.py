@@ -15,6 +15,19 @@ from penstock_wire.server import ServerLimits
 
 
 @dataclass(frozen=True, slots=True)
+class GraphPlace:
+    """A graph on Kubernetes.
+
+    Attributes:
+        graph: Its name.
+        namespace: Where it lives; None: the service account's or the kubeconfig context's.
+    """
+
+    graph: str
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RouterSettings:
     """Settings of one router.
 
@@ -27,8 +40,9 @@ class RouterSettings:
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
         speed: Modelled seconds per real one.
-        statefile: Where the local backend lists the workers; None with a fixed fleet.
-        workers: The fixed fleet; empty with a statefile.
+        statefile: Where the local backend lists the workers, or None.
+        kubernetes: The graph whose EndpointSlices list the workers, or None.
+        workers: The fixed fleet; empty with one of the two above.
         api_keys: Accepted keys; empty: none asked for.
         access_log: File for one JSON line per request, ``-`` for stdout, None for none.
         shutdown_grace_s: Longest wait for requests under way at SIGTERM, modelled seconds.
@@ -43,6 +57,7 @@ class RouterSettings:
     port: int = 0
     speed: float = 1.0
     statefile: Path | None = None
+    kubernetes: GraphPlace | None = None
     workers: tuple[WorkerSpec, ...] = ()
     api_keys: frozenset[bytes] = frozenset()
     access_log: str | None = None
@@ -54,8 +69,10 @@ class RouterSettings:
         Raises:
             ConfigError: no source of workers, two of them, or roles that do not fit.
         """
-        if (self.statefile is None) is (not self.workers):
-            raise ConfigError("workers: give either --discovery STATEFILE or --worker role=url, not both")
+        if sum((self.statefile is not None, self.kubernetes is not None, bool(self.workers))) != 1:
+            raise ConfigError(
+                "workers: give one of --discovery kubernetes, --discovery STATEFILE or --worker role=url, not both"
+            )
         needed = {Role.PREFILL, Role.DECODE} if self.disaggregated else {Role.AGGREGATED}
         if self.workers and {each.role for each in self.workers} != needed:
             have = ", ".join(sorted({each.role for each in self.workers}))
@@ -74,12 +91,17 @@ class RouterSettings:
             "disaggregated": self.disaggregated,
             "policy": self.config.policy.value,
             "speed": self.speed,
-            "discovery": str(self.statefile) if self.statefile else [each.url for each in self.workers],
+            "discovery": self._source(),
             "api_keys": len(self.api_keys),
             "access_log": self.access_log,
             "lease_s": self.lease_s,
             "config": self.config.to_manifest(),
         }
+
+    def _source(self) -> str | list[str]:
+        if self.kubernetes is not None:
+            return f"kubernetes: {self.kubernetes.graph}"
+        return str(self.statefile) if self.statefile else [each.url for each in self.workers]
 
     def server_limits(self) -> ServerLimits:
         """Return the bounds of client connections."""

@@ -1,1 +1,1 @@
-"""Which workers there are (statefile or a fixed list), and how they do (health and metrics)."""
+"""Which workers there are (statefile, EndpointSlices or a fixed list), and how they do (health and metrics)."""

@@ -58,6 +58,12 @@ class StatefileDiscovery:
         self._view = view
         return view
 
+    async def start(self) -> None:
+        """Nothing to begin: each poll looks by itself."""
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
     def _complain(self, problem: str) -> None:
         if problem != self.problem:
             log.warning(

@@ -13,8 +13,8 @@ from penstock_core.clock import ModelClock
 from penstock_core.errors import ObservationError, PenstockError
 from penstock_core.logs import get_logger
 from penstock_graph.models import HealthConfig
+from penstock_router.discovery.base import Discovery
 from penstock_router.discovery.page import read_page
-from penstock_router.discovery.statefile import StatefileDiscovery
 from penstock_router.fleet import Fleet, Worker
 from penstock_wire.client import ConnectionPool, Timeouts
 
@@ -37,7 +37,7 @@ class FleetWatch:
         limit_s = config.timeout_real_seconds
         self._timeouts = Timeouts(connect_s=limit_s, first_byte_s=limit_s, idle_s=limit_s, total_s=limit_s)
 
-    def follow(self, discovery: StatefileDiscovery) -> None:
+    def follow(self, discovery: Discovery) -> None:
         """Take over what discovery has found since the last call."""
         specs = discovery.poll()
         if specs is not None:

@@ -50,7 +50,7 @@ class Admin:
         return 200, b'{"status":"ready","reasons":[]}'
 
     def workers(self) -> bytes:
-        """Return ``{"workers", "prefill_queue", "lag_p99_s", "speed"}``."""
+        """Return ``{"workers", "prefill_queue", "discovery_problem", "lag_p99_s", "speed"}``."""
         now_s = self._now_s()
         queue = self.queue_view()
         return orjson.dumps(
@@ -61,6 +61,7 @@ class Admin:
                     "tokens": queue.tokens,
                     "oldest_s": round(queue.oldest_s, 6),
                 },
+                "discovery_problem": self._discovery_problem(),
                 "lag_p99_s": self._metrics.lag.p99_s(),
                 "speed": self._clock.speed,
             }

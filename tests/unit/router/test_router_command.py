@@ -6,6 +6,7 @@ from click.testing import CliRunner
 from penstock_cli import router as command
 from penstock_core.errors import ConfigError, InvalidSpecError
 from penstock_graph.models import RouterPolicy
+from penstock_router.settings import GraphPlace
 
 MANIFEST = """
 apiVersion: penstock.dev/v1alpha1
@@ -108,3 +109,26 @@ def test_what_cannot_work_is_one_clear_error(settings_of, arguments, error, word
     assert issubclass(InvalidSpecError, error)
     with pytest.raises(error, match=words):
         settings_of(*arguments)
+
+
+def test_kubernetes_discovery_takes_the_graphs_name(settings_of, tmp_path):
+    """The graph's name selects the EndpointSlices; the namespace is the flag's or found out later."""
+    manifest = tmp_path / "graph.yaml"
+    manifest.write_text(MANIFEST.replace(", auth: {apiKeysFile: %s}", ""))
+
+    plain = settings_of("--graph", manifest, "--discovery", "kubernetes")
+    placed = settings_of("--graph", manifest, "--discovery", "kubernetes", "--namespace", "serving")
+
+    assert (plain.kubernetes, plain.statefile) == (GraphPlace("llama", None), None)
+    assert placed.kubernetes == GraphPlace("llama", "serving")
+    assert placed.shown()["discovery"] == "kubernetes: llama"
+
+
+def test_kubernetes_discovery_needs_a_graph():
+    """Without its name nothing selects the workers."""
+    with pytest.raises(ConfigError, match="--graph"):
+        CliRunner().invoke(
+            command.router,
+            ["serve", "--model", "llama", "--discovery", "kubernetes"],
+            catch_exceptions=False,
+        )

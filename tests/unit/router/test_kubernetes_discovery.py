@@ -1,0 +1,351 @@
+"""Workers from EndpointSlices: what is read of them, what survives a cluster that is away, and what requests see."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from penstock_core.errors import ConfigError
+from penstock_graph.models import Role
+from penstock_router import server as server_module
+from penstock_router.discovery import kubernetes as kubernetes_module
+from penstock_router.discovery.endpoint_slices import parse_slices
+from penstock_router.discovery.kubernetes import KubernetesDiscovery
+from penstock_router.settings import GraphPlace, RouterSettings
+
+READY = {"ready": True, "serving": True, "terminating": False}
+STARTING = {"ready": False, "serving": False, "terminating": False}
+LEAVING = {"ready": False, "serving": True, "terminating": True}
+GONE = {"ready": False, "serving": False, "terminating": True}
+
+
+def endpoint(name="decode-1", address="10.1.0.1", conditions=READY, uid="u1"):
+    """Return an endpoint of a pod."""
+    pod = {"kind": "Pod", "name": name, "uid": uid}
+    return {"addresses": [address], "conditions": conditions, "targetRef": pod}
+
+
+def slice_of(*endpoints, role="decode", family="IPv4", ports=None, name="llama-decode-x"):
+    """Return an EndpointSlice as Kubernetes writes it."""
+    return {
+        "metadata": {"name": name, "namespace": "serving", "labels": {"penstock.dev/role": role}},
+        "addressType": family,
+        "ports": [{"name": "http", "port": 8000, "protocol": "TCP"}] if ports is None else ports,
+        "endpoints": list(endpoints),
+    }
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ready", "draining"),
+    [
+        (READY, True, False),
+        (STARTING, False, False),
+        (LEAVING, False, True),
+        (GONE, False, True),
+        ({"ready": True, "serving": True, "terminating": True}, False, True),
+        ({"ready": None}, True, False),
+        ({}, True, False),
+        (None, True, False),
+    ],
+)
+def test_conditions(conditions, ready, draining):
+    """Unknown is ready, as the API says; a terminating pod takes nothing new, whatever its readiness."""
+    (spec,) = parse_slices([slice_of(endpoint(conditions=conditions))])
+
+    assert (spec.ready, spec.draining, spec.supervised) == (ready, draining, True)
+    assert bool(spec.reason) is (not ready and not draining)
+
+
+def test_name_url_role_and_incarnation():
+    """A worker is its pod: name, address, uid."""
+    (spec,) = parse_slices([slice_of(endpoint(), role="prefill")])
+
+    assert (spec.name, spec.url, spec.role) == ("decode-1", "http://10.1.0.1:8000", Role.PREFILL)
+    assert spec.incarnation == "u1"
+
+
+def test_an_ipv6_address_stands_in_brackets():
+    """A URL needs them."""
+    (spec,) = parse_slices([slice_of(endpoint(address="fd00::1"), family="IPv6")])
+
+    assert spec.url == "http://[fd00::1]:8000"
+
+
+def test_a_pod_of_both_families_is_one_worker():
+    """IPv4 is taken, in whatever order the slices come."""
+    slices = [
+        slice_of(endpoint(address="fd00::1"), family="IPv6", name="six"),
+        slice_of(endpoint(address="10.1.0.1"), family="IPv4", name="four"),
+    ]
+
+    assert [spec.url for spec in parse_slices(slices)] == ["http://10.1.0.1:8000"]
+    assert parse_slices(slices[::-1]) == parse_slices(slices)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ready", "draining"),
+    [(READY, STARTING, True, False), (STARTING, STARTING, False, False), (READY, LEAVING, False, True)],
+)
+def test_a_pod_in_two_slices_is_one_worker(first, second, ready, draining):
+    """While it is moved between slices: ready if one says so, leaving if one says so, in either order."""
+    slices = [slice_of(endpoint(conditions=each), name=f"s{n}") for n, each in enumerate((first, second))]
+
+    (spec,) = parse_slices(slices)
+    assert (spec.ready, spec.draining) == (ready, draining)
+    assert parse_slices(slices[::-1]) == (spec,)
+
+
+def test_a_name_that_a_new_pod_took_over_is_the_new_pods():
+    """The old one leaves under the same name: it hides the new one in neither order."""
+    slices = [
+        slice_of(endpoint(conditions=LEAVING, address="10.1.0.1", uid="old"), name="a"),
+        slice_of(endpoint(conditions=READY, address="10.1.0.2", uid="new"), name="b"),
+    ]
+
+    assert [spec.incarnation for spec in parse_slices(slices)] == ["new"]
+    assert parse_slices(slices[::-1]) == parse_slices(slices)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        slice_of(endpoint("r"), role="router"),
+        slice_of(endpoint("r"), role="unheard-of"),
+        slice_of(endpoint("r"), family="FQDN"),
+        slice_of(endpoint("r"), ports=[]),
+        slice_of(endpoint("r"), ports=[{"name": "http", "port": None}]),
+        slice_of(endpoint("r"), ports=[{"name": "kv", "port": 5600}, {"name": "metrics", "port": 1}]),
+        slice_of({"addresses": [], "targetRef": {"name": "r"}}),
+        {"metadata": {"name": "bare"}, "addressType": "IPv4", "endpoints": None, "ports": None},
+    ],
+)
+def test_what_is_no_worker_is_left_out(other):
+    """Other slices, and endpoints without an address or a port, hide none of the workers."""
+    assert [spec.name for spec in parse_slices([other, slice_of(endpoint())])] == ["decode-1"]
+
+
+def test_the_http_port_is_found_among_others_and_a_single_one_is_taken():
+    """The port is chosen by name; one without a name is the only one there is."""
+    several = [{"name": "kv", "port": 5600}, {"name": "http", "port": 8100}]
+    (spec,) = parse_slices([slice_of(endpoint(), ports=several)])
+    assert spec.url == "http://10.1.0.1:8100"
+    (spec,) = parse_slices([slice_of(endpoint(), ports=[{"name": None, "port": 9000}])])
+    assert spec.url == "http://10.1.0.1:9000"
+
+
+def test_an_endpoint_without_a_pod_is_named_by_its_address():
+    """Slices written by hand name no pod."""
+    (spec,) = parse_slices([slice_of({"addresses": ["10.1.0.9"]})])
+
+    assert (spec.name, spec.incarnation, spec.ready) == ("10.1.0.9:8000", "", True)
+
+
+class FakeInformer:
+    """Stands for the watch: a test sets its objects and problem."""
+
+    made = None
+
+    def __init__(self, client, kind, *, namespace, labels, on_change):
+        self.objects, self.problem, self.synced = {}, None, asyncio.Event()
+        self.asked = (kind.plural, namespace, labels)
+        self._on_change = on_change
+        self.ended = False
+        FakeInformer.made = self
+
+    async def run(self):
+        """Do as the real one does: end only when cancelled."""
+        self.synced.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended = True
+
+    def show(self, *slices):
+        """Replace what is known."""
+        self.objects = {("serving", str(number)): each for number, each in enumerate(slices)}
+        self._on_change("MODIFIED", {})
+
+
+class FakeClient:
+    """A client that reaches nothing."""
+
+    namespace, server = "serving", "https://10.0.0.1"
+
+    @classmethod
+    async def connect(cls):
+        """Pretend."""
+        return cls()
+
+    async def close(self):
+        """Nothing is open."""
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Replace client and informer."""
+    monkeypatch.setattr(kubernetes_module, "KubeClient", FakeClient)
+    monkeypatch.setattr(kubernetes_module, "Informer", FakeInformer)
+
+
+@pytest.fixture
+async def discovery(cluster):
+    """A started discovery of graph llama."""
+    made = KubernetesDiscovery(graph="llama", namespace=None)
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def test_the_graphs_slices_of_the_own_namespace_are_watched(discovery):
+    """The label selects them; the namespace is the pod's own."""
+    assert FakeInformer.made.asked == ("endpointslices", "serving", {"penstock.dev/graph": "llama"})
+
+
+async def test_polls_report_changes_only(discovery):
+    """A change that concerns no worker reports nothing."""
+    assert discovery.poll() is None
+    FakeInformer.made.show(slice_of(endpoint()))
+    assert [spec.name for spec in discovery.poll()] == ["decode-1"]
+    assert discovery.poll() is None
+    FakeInformer.made.show(slice_of(endpoint()), slice_of(endpoint("router-1"), role="router"))
+    assert discovery.poll() is None
+    FakeInformer.made.show()
+    assert discovery.poll() == ()
+
+
+async def test_an_unreadable_slice_keeps_the_last_good_view(discovery, caplog):
+    """What nobody expects is logged, and the workers stay."""
+    FakeInformer.made.show(slice_of(endpoint()))
+    discovery.poll()
+    FakeInformer.made.show(slice_of("not an endpoint"))
+    assert discovery.poll() is None
+    assert "last good view is kept" in caplog.text
+    FakeInformer.made.show(slice_of(endpoint(), endpoint("decode-2", "10.1.0.2")))
+    assert [spec.name for spec in discovery.poll()] == ["decode-1", "decode-2"]
+
+
+async def test_an_absent_server_is_a_problem_and_the_view_stays(discovery):
+    """The problem names the cluster; the view changes by no poll."""
+    FakeInformer.made.show(slice_of(endpoint()))
+    assert discovery.poll()
+    assert discovery.problem is None
+    FakeInformer.made.problem = "the API server does not answer"
+    assert discovery.problem == "Kubernetes: the API server does not answer"
+    assert discovery.poll() is None
+
+
+async def test_a_router_starts_without_an_answer_from_the_cluster(cluster, monkeypatch):
+    """The wait for the first view is bounded; until it is there, the problem says so."""
+    monkeypatch.setattr(kubernetes_module, "FIRST_VIEW_S", 0.01)
+    monkeypatch.setattr(FakeInformer, "run", lambda self: asyncio.Event().wait())
+    discovery = KubernetesDiscovery(graph="llama", namespace="other")
+    assert discovery.problem == "not started"
+    await discovery.start()
+    assert "first list" in discovery.problem
+    assert FakeInformer.made.asked[1] == "other"
+    await discovery.close()
+
+
+async def test_closing_ends_the_watch(cluster):
+    """No task is left."""
+    discovery = KubernetesDiscovery(graph="llama", namespace=None)
+    await discovery.start()
+    await asyncio.sleep(0)
+    await discovery.close()
+    assert FakeInformer.made.ended
+
+
+def slices_for(*workers, **conditions):
+    """Return slices whose endpoints are fake workers on loopback."""
+    return [
+        slice_of(
+            endpoint(
+                each.name, "127.0.0.1", conditions.get(each.name.replace("-", "_"), READY), uid=each.name
+            ),
+            role=each.role,
+            ports=[{"name": "http", "port": each.server.port}],
+        )
+        for each in workers
+    ]
+
+
+async def kubernetes_router(harness, *slices, **settings):
+    """Start a router on Kubernetes whose cluster shows some slices."""
+    router = await harness.router(
+        statefile=None, kubernetes=GraphPlace("llama"), disaggregated=True, ready=False, **settings
+    )
+    FakeInformer.made.show(*slices)
+    return router
+
+
+async def test_requests_wait_for_the_first_workers_and_are_then_served(harness, cluster):
+    """Before any worker is known a request is held, /ready says why, and workers that join serve it."""
+    prefill, decode = await harness.pair()
+    router = await kubernetes_router(harness)
+    asked = asyncio.create_task(router.post(max_tokens=2))
+    await router.until(lambda: len(router.server.gate.queue))
+    ready = orjson.loads((await router.get("/ready")).body)
+    assert any("no prefill worker" in each for each in ready["reasons"])
+    FakeInformer.made.show(*slices_for(prefill, decode))
+    assert (await asked).status == 200
+
+
+async def test_requests_that_nobody_can_serve_in_time_are_rejected_with_a_reason(harness, cluster):
+    """Held up to maxWaitSeconds, then 503 with Retry-After, not an endless wait."""
+    router = await kubernetes_router(harness, config={"prefillQueue": {"maxWaitSeconds": 0.2}})
+    answer = await router.post()
+    assert answer.status == 503
+    assert orjson.loads(answer.body)["error"]["message"]
+
+
+async def test_a_pod_that_left_its_slices_finishes_its_streams(harness, cluster):
+    """A drained pod leaves the slices while it streams: the stream ends whole, and nothing new goes there."""
+    prefill, old, new = [await harness.worker(role) for role in ("prefill", "decode", "decode")]
+    last = asyncio.Event()
+    old.script.append(harness.answers.events_then(harness.token_event(0), b"data: [DONE]\n\n", event=last))
+    router = await kubernetes_router(harness, *slices_for(prefill, old))
+    await router.until(lambda: not router.server.gate.problems())
+    stream = await router.stream()
+    FakeInformer.made.show(*slices_for(prefill, new))
+    await router.until(lambda: router.server.fleet.get(old.name) is None)
+    assert router.server.fleet.inflight_requests(old.name) == 1
+    assert (await router.post(max_tokens=1)).status == 200
+    assert len(new.seen) == 1
+    last.set()
+    body = await stream.read(limit_bytes=10_000)
+    assert b"[DONE]" in body
+    await router.assert_idle()
+
+
+async def test_a_terminating_pod_takes_nothing_new(harness, cluster):
+    """Its state is draining in /workers; requests go to the other one."""
+    prefill, old, new = [await harness.worker(role) for role in ("prefill", "decode", "decode")]
+    router = await kubernetes_router(harness, *slices_for(prefill, old, new))
+    await router.until(lambda: len(list(router.server.fleet)) == 3)
+    FakeInformer.made.show(*slices_for(prefill, old, new, **{old.name.replace("-", "_"): LEAVING}))
+    await router.until(lambda: router.server.fleet.get(old.name).spec.draining)
+    for _ in range(4):
+        assert (await router.post(max_tokens=1)).status == 200
+    assert (len(old.seen), len(new.seen)) == (0, 4)
+    assert (await router.workers())[old.name]["state"] == "draining"
+
+
+async def test_a_cluster_that_is_away_stops_no_request_and_is_reported(harness, cluster):
+    """With the API server gone requests are served from the last view; /workers and /metrics say so."""
+    prefill, decode = await harness.pair()
+    router = await kubernetes_router(harness, *slices_for(prefill, decode))
+    await router.until(lambda: not router.server.gate.problems())
+    assert await router.metric("penstock_router_discovery_current") == 1
+    FakeInformer.made.problem = "the API server does not answer"
+    assert (await router.post(max_tokens=1)).status == 200
+    assert "does not answer" in orjson.loads((await router.get("/workers")).body)["discovery_problem"]
+    assert await router.metric("penstock_router_discovery_current") == 0
+    assert (await router.get("/ready")).status == 200
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch):
+    """A router installed without kr8s says what to install."""
+    monkeypatch.setitem(__import__("sys").modules, "penstock_router.discovery.kubernetes", None)
+    settings = RouterSettings(model="llama", disaggregated=True, kubernetes=GraphPlace("llama"))
+    with pytest.raises(ConfigError, match=r"penstock\[kubernetes\]"):
+        server_module.RouterServer(settings)
