@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_core.errors import InvalidSpecError
@@ -179,6 +179,7 @@ _patches = st.dictionaries(
 )
 
 
+@settings(max_examples=300, deadline=None)
 @given(patch=_patches)
 def test_any_patch_is_laid_over_or_refused_and_twice_is_once(patch):
     """No patch crashes, none changes its arguments, and laying it over again changes nothing."""
