@@ -1,4 +1,4 @@
-"""`penstock doctor`: what is wrong with Penstock on a cluster, and what to do about it."""
+"""`penstock doctor`: what is wrong with Penstock on a cluster or on this machine, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from penstock_cli import doctor_local
 from penstock_core.errors import ConfigError
 from penstock_operator.doctor.findings import Finding, Severity, counts, is_healthy
 
@@ -41,6 +42,7 @@ _COLOURS = {
 )
 @click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig.  [default: $KUBECONFIG]")
 @click.option("--context", metavar="NAME", help="Context of the kubeconfig.  [default: its current one]")
+@click.option("--local", is_flag=True, help="Look at this machine and its graphs in place of a cluster.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 def doctor(
     *,
@@ -50,35 +52,25 @@ def doctor(
     interval: float,
     kubeconfig: Path | None,
     context: str | None,
+    local: bool,
     as_json: bool,
 ) -> None:
     """Check a cluster: definitions, operator, planner, rights, graphs, metrics, GPUs, clocks.
 
-    Only reads. Every finding says what to do about it. Exits 0 if nothing is broken (there may be warnings
+    Or, with --local, what `penstock up` needs and started. Only reads. Every finding says what to do about it. Exits 0 if nothing is broken (there may be warnings
     and things that could not be looked at), 1 if there is a problem.
     """
     if all_namespaces and namespace is not None:
         raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
-    try:
-        from penstock_kube.client import KubeClient  # noqa: PLC0415
-        from penstock_operator.doctor.gather import Scope, gather  # noqa: PLC0415 - the extra may be absent
-        from penstock_operator.doctor.judge import judge  # noqa: PLC0415
-    except ModuleNotFoundError as exc:
-        raise ConfigError(
-            f"{exc.name}: not installed; the doctor needs `pip install 'penstock[kubernetes]'`"
-        ) from exc
-
-    async def look() -> Facts:
-        client = await KubeClient.connect(kubeconfig=kubeconfig, context=context)
-        try:
-            where = None if all_namespaces else namespace or client.namespace
-            return await gather(client, Scope(where, graph, interval, version("penstock")))
-        finally:
-            await client.close()
-
-    # What goes wrong here is a finding, said once; the client's own log would say it again.
-    logging.getLogger("penstock_kube").setLevel(logging.ERROR)
-    findings = judge(asyncio.run(look()))
+    if local:
+        if all_namespaces or graph or kubeconfig or context:
+            raise ConfigError(
+                "--local: looks at no cluster; remove --all-namespaces, --graph, --kubeconfig and --context"
+            )
+        findings = doctor_local.judge(asyncio.run(doctor_local.gather(namespace)))
+    else:
+        where = _Where(namespace, all_namespaces, graph, kubeconfig, context)
+        findings = _of_cluster(where, interval)
     if as_json:
         report = {"healthy": is_healthy(findings), "findings": [asdict(each) for each in findings]}
         click.echo(json.dumps(report, indent=2))
@@ -86,6 +78,40 @@ def doctor(
         _print(findings)
     if not is_healthy(findings):
         sys.exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Which cluster, and what of it."""
+
+    namespace: str | None
+    all_namespaces: bool
+    graph: str | None
+    kubeconfig: Path | None
+    context: str | None
+
+
+def _of_cluster(where: _Where, interval_s: float) -> list[Finding]:
+    try:
+        from penstock_kube.client import KubeClient  # noqa: PLC0415 - the extra may be absent
+        from penstock_operator.doctor.gather import Scope, gather  # noqa: PLC0415
+        from penstock_operator.doctor.judge import judge  # noqa: PLC0415
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            f"{exc.name}: not installed; the doctor needs `pip install 'penstock[kubernetes]'`"
+        ) from exc
+
+    async def look() -> Facts:
+        client = await KubeClient.connect(kubeconfig=where.kubeconfig, context=where.context)
+        try:
+            namespace = None if where.all_namespaces else where.namespace or client.namespace
+            return await gather(client, Scope(namespace, where.graph, interval_s, version("penstock")))
+        finally:
+            await client.close()
+
+    # What goes wrong here is a finding, said once; the client's own log would say it again.
+    logging.getLogger("penstock_kube").setLevel(logging.ERROR)
+    return judge(asyncio.run(look()))
 
 
 def _print(findings: Sequence[Finding]) -> None:

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from penstock_cli.doctor import doctor
+from penstock_cli.doctor_local import Gpu, LocalFacts, gather, judge, parse_gpus
+from penstock_core.errors import ConfigError
+from penstock_local.probes import QueueView
+from penstock_local.status import GraphStatus, PlannerView, ProcessStatus
+from penstock_operator.doctor.findings import Severity
+
+
+def process(name, role, state="ready", **changes):
+    """One process that runs."""
+    healthy = ProcessStatus(
+        name=name,
+        role=role,
+        state=state,
+        gpus=(0,) if role != "router" else (),
+        pid=1,
+        url="http://127.0.0.1:8001",
+        restarts=0,
+        inflight_requests=0,
+        inflight_tokens=0,
+        kv_usage_fraction=0.1,
+        reason=None,
+    )
+    return replace(healthy, **changes)
+
+
+def graph(**changes):
+    """A graph that is well."""
+    healthy = GraphStatus(
+        namespace="llama",
+        model="llama",
+        speed=1.0,
+        running=True,
+        stopping=False,
+        router_url="http://127.0.0.1:8000",
+        log_dir="/logs",
+        planner_log_dir="/logs/planner",
+        processes=(process("llama_frontend", "router"), process("llama_worker", "aggregated")),
+        pools=(),
+        queue=QueueView(requests=0, tokens=0, oldest_s=0.0),
+        gpus_used=1,
+        gpu_budget=8,
+        planner=PlannerView(phase="observing", next_decision_s=3.0, lag_p99_s=0.001),
+        lag_p99_s={"router": 0.001},
+        decisions=(),
+    )
+    return replace(healthy, **changes)
+
+
+def local(**changes):
+    """A machine that is well."""
+    healthy = LocalFacts(
+        python="3.11.7",
+        penstock="0.1.0",
+        absent=(),
+        open_files=1_048_576,
+        state_dir=Path("/state"),
+        is_writable=True,
+        gpus=(Gpu(0, "NVIDIA H100 80GB HBM3", 81559, 60000), Gpu(1, "NVIDIA H100 80GB HBM3", 81559, 4)),
+        graphs={"llama": graph()},
+    )
+    return replace(healthy, **changes)
+
+
+def bad(facts):
+    """Severity, subject and message of what is not ok."""
+    return [
+        (each.severity, each.subject, each.message)
+        for each in judge(facts)
+        if each.severity is not Severity.OK
+    ]
+
+
+def test_a_machine_that_is_well():
+    """Nothing asks for action."""
+    assert bad(local()) == []
+    assert bad(local(gpus=None, graphs={})) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "subject", "message"),
+    [
+        (
+            {"absent": ("tensorboard",)},
+            Severity.UNKNOWN,
+            "programs",
+            "tensorboard is not installed; viewing the planner's dashboard needs it",
+        ),
+        ({"is_writable": False}, Severity.PROBLEM, "state", "/state cannot be written"),
+        (
+            {"open_files": 1024},
+            Severity.WARNING,
+            "open files",
+            "a process may open 1024 files; a busy router needs 4096",
+        ),
+        ({"gpus": "driver not loaded"}, Severity.PROBLEM, "GPUs", "nvidia-smi: driver not loaded"),
+        (
+            {"gpus": (Gpu(3, "L40S", 46068, 2000),)},
+            Severity.WARNING,
+            "GPUs",
+            "GPU 3 belongs to no graph, yet 2000 of 46068 MiB are taken",
+        ),
+        ({"graphs": {"llama": "statefile: torn"}}, Severity.PROBLEM, "graph llama", "statefile: torn"),
+    ],
+)
+def test_the_machine(changes, severity, subject, message):
+    """Each fault alone gives one finding."""
+    assert bad(local(**changes)) == [(severity, subject, message)]
+
+
+@pytest.mark.parametrize("files", [4096, -1])
+def test_enough_open_files(files):
+    """The bound itself is enough, and -1 means no limit."""
+    assert bad(local(open_files=files)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "message"),
+    [
+        (
+            {"running": False, "queue": None},
+            Severity.PROBLEM,
+            "its arbiter is gone, so nothing is restarted or scaled",
+        ),
+        ({"stopping": True}, Severity.WARNING, "it is being stopped"),
+        ({"queue": None}, Severity.PROBLEM, "its router does not answer at http://127.0.0.1:8000"),
+        (
+            {"processes": (process("llama_worker", "aggregated", "failed", reason="exit 1"),)},
+            Severity.PROBLEM,
+            "llama_worker failed: exit 1",
+        ),
+        (
+            {"processes": (process("llama_worker", "aggregated", "unhealthy", reason="timed out"),)},
+            Severity.PROBLEM,
+            "llama_worker is unhealthy: timed out",
+        ),
+        (
+            {"processes": (process("llama_worker", "aggregated", restarts=2),)},
+            Severity.WARNING,
+            "llama_worker was restarted 2 times",
+        ),
+        ({"gpus_used": 9}, Severity.PROBLEM, "9 GPUs are held, the budget is 8"),
+        ({"planner": None}, Severity.WARNING, "its planner has not written of itself"),
+        (
+            {"planner": PlannerView("blind", None, None)},
+            Severity.WARNING,
+            "its planner is blind: readings are missing or old, so it holds the replicas",
+        ),
+        (
+            {"lag_p99_s": {"router": 0.25}},
+            Severity.WARNING,
+            "router runs 0.25 s late in 1 of 100 ticks; the machine is too busy for what is asked",
+        ),
+    ],
+)
+def test_a_graph(changes, severity, message):
+    """Each fault alone gives one finding."""
+    assert bad(local(gpus=None, graphs={"llama": graph(**changes)})) == [(severity, "graph llama", message)]
+
+
+@pytest.mark.parametrize("state", ["starting", "requested", "draining"])
+def test_a_process_on_its_way_is_no_fault(state):
+    """It is neither ready nor broken."""
+    processes = (process("llama_worker", "aggregated", state),)
+    assert bad(local(graphs={"llama": graph(processes=processes)})) == []
+
+
+def test_a_graph_without_a_planner():
+    """None was asked for."""
+    assert bad(local(graphs={"llama": graph(planner=None, planner_log_dir=None)})) == []
+
+
+def test_what_nvidia_smi_prints():
+    """Index, name, memory in MiB; other words are refused."""
+    text = "0, NVIDIA H100 80GB HBM3, 81559, 4\n1, NVIDIA H100 80GB HBM3, 81559, 70000\n\n"
+    assert parse_gpus(text) == (
+        Gpu(0, "NVIDIA H100 80GB HBM3", 81559, 4),
+        Gpu(1, "NVIDIA H100 80GB HBM3", 81559, 70000),
+    )
+    assert parse_gpus("") == ()
+    for wrong in ("No devices were found", "0, name, [N/A], 4"):
+        with pytest.raises(ValueError, match=r"unpack|invalid literal"):
+            parse_gpus(wrong)
+
+
+async def test_gathering_on_a_machine_without_graphs(tmp_path, monkeypatch):
+    """A state folder that does not exist yet can be made where its parent can be written."""
+    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path / "new" / "state"))
+    facts = await gather(None)
+    assert facts.is_writable
+    assert facts.graphs == {}
+    named = await gather("nowhere")
+    assert "not running" in named.graphs["nowhere"]
+
+
+def test_local_json(tmp_path, monkeypatch):
+    """The verdict and every finding with its four keys."""
+    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path))
+    done = CliRunner().invoke(doctor, ["--local", "--json", "--namespace", "nowhere"])
+    report = json.loads(done.output)
+    assert report["healthy"] is False
+    assert done.exit_code == 1
+    assert all(set(each) == {"severity", "subject", "message", "remedy"} for each in report["findings"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--namespace", "a", "--all-namespaces"],
+        ["--local", "--all-namespaces"],
+        ["--local", "--graph", "llama"],
+        ["--local", "--context", "c"],
+    ],
+)
+def test_flags_that_exclude_each_other(arguments):
+    """They are refused before anything is looked at."""
+    done = CliRunner().invoke(doctor, arguments)
+    assert isinstance(done.exception, ConfigError)
