@@ -91,7 +91,7 @@ class Informer:
         self._store: dict[ObjectKey, dict[str, Any]] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self._scope: asyncio.Timeout | None = None
-        self._backoff = Backoff(client.rng, first_s=0.2, limit_s=30.0)
+        self._backoff = Backoff(client.rng, first_s=0.2, limit_s=10.0)
         self._is_running = False
         self.objects: Mapping[ObjectKey, dict[str, Any]] = MappingProxyType(self._store)
         self.synced = asyncio.Event()

@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -169,6 +170,14 @@ class ControlPlane:
         process = self._processes.pop(name)
         process.kill()
         process.wait()
+
+    def freeze(self, name: str) -> None:
+        """Stop a component as if its machine hung: its connections stay open (SIGSTOP)."""
+        os.kill(self.pid(name), signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        """Let a frozen component go on."""
+        os.kill(self.pid(name), signal.SIGCONT)
 
     def restart_api_server(self) -> None:
         """Kill the API server and start it again on the same etcd and port."""

@@ -1,0 +1,265 @@
+"""The informer against a real API server: a true copy, whatever becomes of the connection or the server."""
+
+import asyncio
+import random
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock_core.errors import ClusterError
+from penstock_kube import informer as informer_module
+from penstock_kube.client import KubeClient
+from penstock_kube.informer import Informer
+from penstock_kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT, LEADER_WORKER_SET
+
+pytestmark = [
+    pytest.mark.cluster,
+    # httpcore leaves a connection whose TLS handshake is cancelled to the garbage collector, and uvloop says so.
+    pytest.mark.filterwarnings("ignore:.*uvloop:pytest.PytestUnraisableExceptionWarning"),
+]
+
+ME = "penstock-test"
+
+
+def config_map(namespace, name, *, app="test", **data):
+    """Return a ConfigMap."""
+    metadata = {"name": name, "namespace": namespace, "labels": {"app": app}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+class Followed:
+    """A running informer, the changes it told, and a wait for a condition."""
+
+    def __init__(self, client, namespace, kind=CONFIG_MAP, **options):
+        self.changes = []
+        self._changed = asyncio.Event()
+        self.informer = Informer(client, kind, namespace=namespace, on_change=self._take, **options)
+
+    def _take(self, what, obj):
+        self.changes.append((what, obj["metadata"]["name"]))
+        self._changed.set()
+
+    @property
+    def names(self):
+        """Names in the copy, sorted."""
+        return sorted(name for _, name in self.informer.objects)
+
+    async def until(self, condition, limit_s=15.0):
+        """Wait until the condition holds; it is looked at after each change and ten times a second."""
+        async with asyncio.timeout(limit_s):
+            while not condition():
+                self._changed.clear()
+                try:
+                    async with asyncio.timeout(0.1):
+                        await self._changed.wait()
+                except TimeoutError:
+                    continue
+
+
+@asynccontextmanager
+async def following(client, namespace, kind=CONFIG_MAP, **options):
+    """Make an informer and run it for a while."""
+    async with running(Followed(client, namespace, kind, **options)) as followed:
+        yield followed
+
+
+@asynccontextmanager
+async def running(followed):
+    """Run an informer for a while."""
+    task = asyncio.create_task(followed.informer.run())
+    try:
+        yield followed
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled(), task.exception()
+
+
+def reads(api_server, mark, verb, namespace):
+    """Return how often ConfigMaps of a namespace were listed or watched since the mark."""
+    return sum(
+        each["verb"] == verb
+        and each.get("objectRef", {}).get("resource") == "configmaps"
+        and each["objectRef"].get("namespace") == namespace
+        for each in api_server.audit_events(after=mark)
+    )
+
+
+async def test_the_copy_follows_each_change_and_tells_it(client, namespace):
+    """What was there comes with the list, later changes by the watch, each told once and in order."""
+    await client.create(config_map(namespace, "old"), field_manager=ME)
+    async with following(client, namespace) as followed:
+        await followed.informer.synced.wait()
+        assert followed.names == ["old"]
+        await client.apply(config_map(namespace, "new", a="1"), field_manager=ME)
+        await client.apply(config_map(namespace, "new", a="2"), field_manager=ME)
+        await client.delete(CONFIG_MAP, "old", namespace=namespace)
+        await followed.until(lambda: followed.names == ["new"])
+        told = [("ADDED", "old"), ("ADDED", "new"), ("MODIFIED", "new"), ("DELETED", "old")]
+        assert followed.changes == told
+        copy = followed.informer.objects[namespace, "new"]
+        assert copy["data"] == {"a": "2"}
+        assert "managedFields" not in copy["metadata"]
+        assert followed.informer.problem is None
+
+
+async def test_an_object_that_loses_its_label_leaves_the_copy(client, namespace):
+    """A selector holds for changes too; other objects are never seen."""
+    await client.create(config_map(namespace, "mine"), field_manager=ME)
+    await client.create(config_map(namespace, "other", app="other"), field_manager=ME)
+    async with following(client, namespace, labels={"app": "test"}) as followed:
+        await followed.informer.synced.wait()
+        assert followed.names == ["mine"]
+        await client.apply(config_map(namespace, "mine", app="other"), field_manager=ME)
+        await followed.until(lambda: not followed.names)
+        assert followed.changes[-1] == ("DELETED", "mine")
+
+
+async def test_only_what_trim_returns_is_kept(client, namespace):
+    """Trimmed objects are what is kept and told."""
+
+    def trim(obj):
+        return {"metadata": {key: obj["metadata"][key] for key in ("namespace", "name")}}
+
+    await client.create(config_map(namespace, "big", text="x" * 1000), field_manager=ME)
+    async with following(client, namespace, trim=trim) as followed:
+        await followed.informer.synced.wait()
+        name = {"namespace": namespace, "name": "big"}
+        assert followed.informer.objects[namespace, "big"] == {"metadata": name}
+
+
+async def test_a_watch_that_ends_goes_on_without_another_list(api_server, client, namespace, monkeypatch):
+    """The server ends watches after their time; the next one continues where the last one stopped."""
+    monkeypatch.setattr(informer_module, "STREAM_S", (1, 1))
+    mark = api_server.audit_mark()
+    async with following(client, namespace) as followed:
+        await followed.informer.synced.wait()
+        await followed.until(lambda: reads(api_server, mark, "watch", namespace) >= 2)
+        await client.create(config_map(namespace, "late"), field_manager=ME)
+        await followed.until(lambda: followed.names == ["late"])
+        assert reads(api_server, mark, "list", namespace) == 1
+        assert followed.informer.problem is None
+
+
+async def test_an_expired_version_is_listed_again(own_api_server):
+    """410: everything is listed again, and only real differences are told."""
+    client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
+    followed = Followed(client, "default", labels={"app": "test"})
+    try:
+        for name in ("kept", "leaving"):
+            await client.create(config_map("default", name), field_manager=ME)
+        await followed.informer.relist()
+        await client.delete(CONFIG_MAP, "leaving", namespace="default")
+        await client.create(config_map("default", "new"), field_manager=ME)
+        # A fresh server keeps no changes from before its start.
+        await asyncio.to_thread(own_api_server.restart_api_server)
+        followed.informer.resource_version = "1"
+        mark = own_api_server.audit_mark()
+        async with running(followed):
+            await followed.until(lambda: followed.names == ["kept", "new"])
+            first = [("ADDED", "kept"), ("ADDED", "leaving")]
+            assert followed.changes == [*first, ("DELETED", "leaving"), ("ADDED", "new")]
+            assert reads(own_api_server, mark, "list", "default") == 1
+            assert followed.informer.problem is None
+    finally:
+        await client.close()
+
+
+async def test_relist_shows_what_was_written_before_it(client, namespace):
+    """After relist() a write made before the call is in the copy, with and without run()."""
+    async with following(client, namespace) as followed:
+        await followed.informer.synced.wait()
+        for number in range(5):
+            await client.create(config_map(namespace, f"item-{number}"), field_manager=ME)
+            await followed.informer.relist()
+            assert (namespace, f"item-{number}") in followed.informer.objects
+        await client.create(config_map(namespace, "last"), field_manager=ME)
+        await followed.until(lambda: (namespace, "last") in followed.informer.objects)
+    alone = Informer(client, CONFIG_MAP, namespace=namespace)
+    await alone.relist()
+    assert len(alone.objects) == 6
+    assert alone.synced.is_set()
+
+
+async def test_waiting_for_a_list_ends_with_the_informer(client, namespace):
+    """A caller of relist() is not left waiting when the informer is stopped."""
+    async with following(client, namespace, LEADER_WORKER_SET) as followed:
+        await followed.until(lambda: followed.informer.problem is not None)
+        waiting = asyncio.create_task(followed.informer.relist())
+        await asyncio.sleep(0)
+    with pytest.raises(ClusterError, match="stopped"):
+        await waiting
+
+
+async def test_the_copy_survives_a_killed_server(own_api_server):
+    """The copy stays while the server is away and says so; then it catches up, without telling a change twice."""
+    client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
+    try:
+        for name in ("kept", "leaving"):
+            await client.create(config_map("default", name), field_manager=ME)
+        async with following(client, "default", labels={"app": "test"}) as followed:
+            informer = followed.informer
+            await informer.synced.wait()
+            own_api_server.kill("kube-apiserver")
+            await followed.until(lambda: informer.problem is not None)
+            assert "does not answer" in informer.problem
+            assert followed.names == ["kept", "leaving"]
+            await asyncio.to_thread(own_api_server.start_api_server)
+            await client.delete(CONFIG_MAP, "leaving", namespace="default")
+            await client.create(config_map("default", "new"), field_manager=ME)
+            await followed.until(lambda: followed.names == ["kept", "new"], limit_s=30)
+            assert informer.problem is None
+            first = [("ADDED", "kept"), ("ADDED", "leaving")]
+            assert sorted(followed.changes) == sorted([*first, ("DELETED", "leaving"), ("ADDED", "new")])
+    finally:
+        await client.close()
+
+
+async def test_a_frozen_server_is_noticed(own_api_server, monkeypatch):
+    """A server that keeps the connection but says nothing is taken for dead after the silence."""
+    monkeypatch.setattr("penstock_kube.transport.SILENCE_S", 1.0)
+    client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
+    try:
+        async with following(client, "default") as followed:
+            await followed.informer.synced.wait()
+            own_api_server.freeze("kube-apiserver")
+            await followed.until(lambda: followed.informer.problem is not None)
+            own_api_server.thaw("kube-apiserver")
+            await client.create(config_map("default", "after"), field_manager=ME)
+            await followed.until(lambda: ("default", "after") in followed.informer.objects, limit_s=30)
+    finally:
+        await client.close()
+
+
+async def test_a_kind_that_appears_later_is_found(own_api_server, request):
+    """Without its CustomResourceDefinition the problem says 404; once it is there, the copy fills."""
+    crds = sorted((request.config.rootpath / "crds").glob("*.yaml"))
+    client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
+    try:
+        async with following(client, None, GRAPH_DEPLOYMENT) as followed:
+            await followed.until(lambda: followed.informer.problem is not None)
+            assert "404" in followed.informer.problem
+            assert not followed.informer.synced.is_set()
+            for file in crds:
+                await asyncio.to_thread(own_api_server.kubectl, "apply", "--server-side", "-f", str(file))
+            await followed.until(followed.informer.synced.is_set, limit_s=30)
+            assert followed.informer.problem is None
+    finally:
+        await client.close()
+
+
+async def test_a_callback_that_fails_ends_nothing(client, namespace, caplog):
+    """One object that cannot be handled is logged; the others still arrive."""
+    seen = []
+
+    def handle(what, obj):
+        seen.append(obj["metadata"]["name"])
+        if obj["metadata"]["name"] == "bad":
+            raise ValueError("cannot handle this")
+
+    informer = Informer(client, CONFIG_MAP, namespace=namespace, on_change=handle)
+    await client.create(config_map(namespace, "bad"), field_manager=ME)
+    await client.create(config_map(namespace, "good"), field_manager=ME)
+    await informer.relist()
+    assert sorted(seen) == ["bad", "good"]
+    assert "change not handled" in caplog.text

@@ -1,0 +1,291 @@
+"""Leader election against a real API server: never two at a time, and soon another one when the leader is gone."""
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import sys
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock_core.errors import UnavailableError
+from penstock_kube.client import KubeClient
+from penstock_kube.kinds import LEASE
+from penstock_kube.lease import Election
+
+pytestmark = [
+    pytest.mark.cluster,
+    # httpcore leaves a connection whose TLS handshake is cancelled to the garbage collector, and uvloop says so.
+    pytest.mark.filterwarnings("ignore:.*uvloop:pytest.PytestUnraisableExceptionWarning"),
+]
+
+TERM_S = 3.0
+LEASE_NAME = "penstock-test"
+
+ELECTOR = """
+import asyncio, sys, time
+from pathlib import Path
+
+from penstock_kube.client import KubeClient
+from penstock_kube.lease import Election
+
+kubeconfig, namespace, identity, term_s = sys.argv[1:]
+
+
+async def main():
+    client = await KubeClient.connect(kubeconfig=Path(kubeconfig))
+    election = Election(
+        client, name="penstock-test", namespace=namespace, identity=identity, duration_s=float(term_s)
+    )
+
+    async def work():
+        while True:
+            if election.is_leading:
+                print(identity, time.monotonic(), flush=True)
+            await asyncio.sleep(0.02)
+
+    await election.lead(work)
+
+
+asyncio.run(main())
+"""
+
+
+class Candidate:
+    """One candidate of this process, with the spans in which its work ran."""
+
+    def __init__(self, client, namespace, identity, term_s=TERM_S):
+        self.election = Election(
+            client, name=LEASE_NAME, namespace=namespace, identity=identity, duration_s=term_s
+        )
+        self.spans = []
+        self.leads = asyncio.Event()
+
+    async def work(self):
+        """Note from when to when it runs."""
+        started_s = time.monotonic()
+        self.leads.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.leads.clear()
+            self.spans.append((started_s, time.monotonic()))
+
+    async def run(self):
+        """Stand for election until cancelled."""
+        await self.election.lead(self.work)
+
+
+@asynccontextmanager
+async def standing(*candidates):
+    """Let candidates stand; their tasks by order."""
+    tasks = [asyncio.create_task(each.run()) for each in candidates]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def until(condition):
+    """Wait until a condition holds, looking often; bounded by the caller."""
+    while not condition():  # noqa: ASYNC110 - conditions of processes and logs set no events
+        await asyncio.sleep(0.02)
+
+
+def disjoint(*candidates):
+    """Whether no two spans of work overlap."""
+    spans = sorted(span for each in candidates for span in each.spans)
+    return all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+
+
+@pytest.fixture
+async def clients(api_server):
+    """Two clients, as two processes have."""
+    made = [await KubeClient.connect(kubeconfig=api_server.kubeconfig, rng=random.Random(n)) for n in (1, 2)]
+    yield made
+    for each in made:
+        await each.close()
+
+
+async def test_the_second_takes_over_at_once_when_the_first_ends(clients, namespace):
+    """A leader that is cancelled gives the lease back; the next one need not wait for the term."""
+    first, second = (Candidate(each, namespace, f"c{n}", 30.0) for n, each in enumerate(clients))
+    async with standing(first) as (leading,), asyncio.timeout(15):
+        await first.leads.wait()
+        assert first.election.is_leading
+        leading.cancel()
+        await asyncio.wait([leading])
+        assert not first.election.is_leading
+        async with standing(second):
+            await second.leads.wait()
+    lease = await clients[0].get(LEASE, LEASE_NAME, namespace=namespace)
+    assert lease["spec"]["leaseTransitions"] == 1
+    assert disjoint(first, second)
+
+
+async def test_work_that_ends_ends_the_leading(clients, namespace):
+    """lead() returns when the work does, raises what it raises, and gives the lease back."""
+    election = Election(clients[0], name=LEASE_NAME, namespace=namespace, identity="a")
+
+    async def good():
+        assert election.is_leading
+
+    async def bad():
+        raise UnavailableError("no metrics")
+
+    await election.lead(good)
+    with pytest.raises(UnavailableError, match="no metrics"):
+        await election.lead(bad)
+    lease = await clients[0].get(LEASE, LEASE_NAME, namespace=namespace)
+    assert not lease["spec"].get("holderIdentity")
+    assert not election.is_leading
+
+
+async def test_blocked_renewals_end_the_work_before_another_begins(clients, namespace, monkeypatch):
+    """A leader whose calls hang stops within two thirds of the term; the other starts after the whole of it."""
+    first, second = (Candidate(each, namespace, f"c{n}") for n, each in enumerate(clients))
+    async with standing(first), asyncio.timeout(30):
+        await first.leads.wait()
+        async with standing(second):
+
+            async def hang(*_, **__):
+                await asyncio.Event().wait()
+
+            monkeypatch.setattr(clients[0]._transport, "send", hang)
+            blocked_s = time.monotonic()
+            await second.leads.wait()
+            assert not first.leads.is_set()
+            assert not first.election.is_leading
+            assert "no answer" in first.election.problem
+            assert time.monotonic() - blocked_s >= TERM_S - TERM_S / 3 - 0.5
+            monkeypatch.undo()
+    assert len(first.spans) == 1
+    assert disjoint(first, second)
+
+
+async def test_a_leader_that_cannot_stop_its_work_does_not_stand_again(
+    clients, namespace, monkeypatch, caplog
+):
+    """Work that ignores its cancellation is waited for and reported, and never runs twice."""
+    runs = 0
+    release = asyncio.Event()
+    election = Election(clients[0], name=LEASE_NAME, namespace=namespace, identity="a", duration_s=1.0)
+
+    async def stubborn():
+        nonlocal runs
+        runs += 1
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    task = asyncio.create_task(election.lead(stubborn))
+    async with asyncio.timeout(20):
+        await until(lambda: runs)
+        foreign = {"spec": {"holderIdentity": "somebody", "leaseDurationSeconds": 60}}
+        await clients[1].patch(LEASE, LEASE_NAME, foreign, namespace=namespace, field_manager="test")
+        await until(lambda: "work goes on" in caplog.text)
+        assert not election.is_leading
+        assert not task.done()
+        release.set()
+        await asyncio.sleep(0.3)
+    assert runs == 1
+    assert election.holder == "somebody"
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_a_foreign_clock_says_nothing(clients, namespace):
+    """A lease renewed in 1999 by its holder's clock is respected for its whole term, counted by the candidate."""
+    spec = {"holderIdentity": "other", "leaseDurationSeconds": 2, "renewTime": "1999-12-31T23:59:59.000000Z"}
+    lease = {
+        "apiVersion": LEASE.api_version,
+        "kind": LEASE.kind,
+        "metadata": {"name": LEASE_NAME, "namespace": namespace},
+        "spec": spec,
+    }
+    await clients[0].create(lease, field_manager="test")
+    candidate = Candidate(clients[1], namespace, "c")
+    started_s = time.monotonic()
+    async with standing(candidate), asyncio.timeout(15):
+        await candidate.leads.wait()
+        assert time.monotonic() - started_s >= 2.0
+
+
+async def test_a_deleted_lease_is_made_again_by_its_leader(clients, namespace):
+    """Somebody deletes the Lease: the leader writes it again at its next renewal and keeps leading."""
+    candidate = Candidate(clients[0], namespace, "c")
+    async with standing(candidate), asyncio.timeout(15):
+        await candidate.leads.wait()
+        await clients[1].delete(LEASE, LEASE_NAME, namespace=namespace)
+        while not (await clients[1].list(LEASE, namespace=namespace)).items:  # noqa: ASYNC110 - asks the server
+            await asyncio.sleep(0.1)
+        assert candidate.leads.is_set()
+    assert len(candidate.spans) == 1
+
+
+async def test_without_a_server_nobody_leads_and_with_it_one_does(own_api_server):
+    """A killed API server ends the leader's work within its term; after its return one candidate leads again."""
+    clients = [await KubeClient.connect(kubeconfig=own_api_server.kubeconfig) for _ in range(2)]
+    first, second = (Candidate(each, "default", f"c{n}") for n, each in enumerate(clients))
+    try:
+        async with standing(first, second), asyncio.timeout(60):
+            await until(lambda: first.leads.is_set() or second.leads.is_set())
+            own_api_server.kill("kube-apiserver")
+            gone_s = time.monotonic()
+            await until(lambda: not (first.leads.is_set() or second.leads.is_set()))
+            assert time.monotonic() - gone_s <= TERM_S
+            await asyncio.to_thread(own_api_server.start_api_server)
+            await until(lambda: first.leads.is_set() or second.leads.is_set())
+        assert disjoint(first, second)
+    finally:
+        for each in clients:
+            await each.close()
+
+
+async def test_a_frozen_process_does_nothing_when_it_wakes_up(api_server, namespace):
+    """SIGSTOP on the leader beyond its term, then SIGCONT: it has not acted since the other began."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    processes = {
+        name: await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            ELECTOR,
+            str(api_server.kubeconfig),
+            namespace,
+            name,
+            str(TERM_S),
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+        for name in ("a", "b")
+    }
+    acts = {"a": [], "b": []}
+
+    async def read(name):
+        async for line in processes[name].stdout:
+            acts[name].append(float(line.split()[1]))
+
+    readers = [asyncio.create_task(read(name)) for name in processes]
+    try:
+        async with asyncio.timeout(60):
+            await until(lambda: acts["a"] or acts["b"])
+            old, new = ("a", "b") if acts["a"] else ("b", "a")
+            processes[old].send_signal(signal.SIGSTOP)
+            await until(lambda: acts[new])
+            processes[old].send_signal(signal.SIGCONT)
+            began_s, count = acts[new][0], len(acts[new])
+            await until(lambda: len(acts[new]) >= count + 50)
+        assert max(acts[old]) < began_s
+    finally:
+        for each in processes.values():
+            each.send_signal(signal.SIGCONT)
+            each.kill()
+            await each.wait()
+        await asyncio.wait(readers)
