@@ -1,14 +1,17 @@
 """Reads the Prometheus text format; every source and the router's scraper call `parse_samples`.
 
 Only the wanted names are decoded, because a planner reads thousands of pages a second
-and a vLLM page holds hundreds of series it never looks at.
+and a vLLM page holds hundreds of series it never looks at. Series come back unchanged with every page, so
+their names and labels are decoded once and remembered.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 
 from penstock_core.errors import ObservationError
 
@@ -18,7 +21,13 @@ _LINE = re.compile(
     rf"(?:\{{(?P<labels>[ \t]*(?:{_LABEL.pattern}[ \t]*,?[ \t]*)*)\}})?"
     r"[ \t]+(?P<value>\S+)(?:[ \t]+(?P<timestamp>-?\d+))?[ \t\r]*$"
 )
+_SERIES = re.compile(
+    rf"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{{(?P<labels>[ \t]*(?:{_LABEL.pattern}[ \t]*,?[ \t]*)*)\}})?"
+)
 _ESCAPE = re.compile(r"\\(.)")
+
+REMEMBERED_SERIES = 32768
+"""Chosen: wanted series of 200 graphs of 16 workers; about 300 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +36,12 @@ class Sample:
 
     Attributes:
         name: Metric name as written, ``_total`` and ``_bucket`` included.
-        labels: Label values by name.
+        labels: Label values by name; read-only.
         value: As written; NaN and infinities are kept for the reader to judge.
     """
 
     name: str
-    labels: dict[str, str]
+    labels: Mapping[str, str]
     value: float
 
 
@@ -56,6 +65,12 @@ def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
     for line in page.split("\n"):
         if not line.startswith(prefixes):
             continue
+        series, _, number = line.rpartition(" ")
+        known = _series(series)
+        if known is not None:
+            if known[0] in wanted:
+                found.append(Sample(*known, _value(number, line)))
+            continue
         match = _LINE.match(line)
         if match is None:
             if re.split(r"[{ \t]", line, maxsplit=1)[0] in wanted:
@@ -63,10 +78,23 @@ def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
             continue
         if match["name"] not in wanted:
             continue
-        try:
-            value = float(match["value"])
-        except ValueError as exc:
-            raise ObservationError(f"metrics page: {match['value']!r} is not a number in {line!r}") from exc
-        labels = {key: _unescape(text) for key, text in _LABEL.findall(match["labels"] or "")}
-        found.append(Sample(match["name"], labels, value))
+        found.append(Sample(match["name"], _labels(match["labels"]), _value(match["value"], line)))
     return found
+
+
+@lru_cache(REMEMBERED_SERIES)
+def _series(text: str) -> tuple[str, Mapping[str, str]] | None:
+    """Return name and labels of what stands before a value; None if it is more or less than a series."""
+    match = _SERIES.fullmatch(text)
+    return (match["name"], _labels(match["labels"])) if match is not None else None
+
+
+def _labels(text: str | None) -> Mapping[str, str]:
+    return MappingProxyType({key: _unescape(value) for key, value in _LABEL.findall(text or "")})
+
+
+def _value(text: str, line: str) -> float:
+    try:
+        return float(text)
+    except ValueError as exc:
+        raise ObservationError(f"metrics page: {text!r} is not a number in {line!r}") from exc

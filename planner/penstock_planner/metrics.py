@@ -82,6 +82,10 @@ class PlannerMetrics(Collector):
         """Return a graph's listener; the same one for the same graph."""
         return self._graphs.setdefault((namespace, graph), GraphMetrics())
 
+    def all(self) -> list[GraphMetrics]:
+        """Return every graph's listener."""
+        return list(self._graphs.values())
+
     def forget(self, namespace: str, graph: str) -> None:
         """Leave a graph out from now on."""
         self._graphs.pop((namespace, graph), None)

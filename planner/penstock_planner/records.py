@@ -6,6 +6,7 @@ Values may be dataclasses: the ledger writes them as the objects that `codec` re
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -47,7 +48,7 @@ def header(
     return {
         "type": "header",
         "schema": SCHEMA,
-        "version": version("penstock"),
+        "version": _version(),
         "at_s": at_s,
         "wall_s": wall_s,
         "resumed": resumed,
@@ -126,6 +127,11 @@ def settled(place: Place, *, at_s: float, took_s: float, state: PlannerState, ov
         **_fields(place),
         "state": state,
     }
+
+
+@cache
+def _version() -> str:
+    return version("penstock")
 
 
 def _fields(value: Place | Deciding) -> Record:

@@ -186,7 +186,7 @@ class _World:
                     wish, pods = await self.wish(service), await self.pods(service)
                     for _ in range(wish - len(pods)):
                         await self.make_pod(service)
-                    for name in pods[: len(pods) - wish]:
+                    for name in pods[: max(0, len(pods) - wish)]:
                         await self.delete_pod(name)
 
     async def status(self, graph="llama"):
@@ -464,6 +464,8 @@ async def test_a_stale_look_conflicts_and_a_status_write_does_not(world, client)
     assert await world.wish("prefill") == 3
 
 
+# httpx leaves the sockets of connections that broke to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_without_the_api_server_nothing_is_decided_and_all_goes_on_after(own_api_server, tmp_path):
     """Killed while decode is pressed: no decision meanwhile; then it scales up."""
     for file in sorted((Path(__file__).parents[2] / "crds").glob("*.yaml")):
