@@ -3,11 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock_operator.plan.budget import OVERDUE_S, Releases, releases
 from penstock_operator.plan.pods import PodView
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A busy machine is no failure."""
 
 
 def worker(name, *, gpus=1, role="decode", **more):
@@ -177,6 +180,7 @@ PODS = st.lists(
 )
 
 
+@PATIENT
 @given(PODS, st.integers(0, 12), st.dictionaries(st.sampled_from(["prefill", "decode"]), st.integers(-2, 2)))
 def test_releases_fit_and_leave_no_usable_room(pods, budget, priorities):
     """What starts fits; what waits either does not fit or gives way to one whose room is coming."""
@@ -194,6 +198,7 @@ def test_releases_fit_and_leave_no_usable_room(pods, budget, priorities):
         assert any("being freed" in each.reason for each in found.waiting)
 
 
+@PATIENT
 @given(PODS, st.integers(0, 12), st.randoms(use_true_random=False))
 def test_the_order_of_the_view_does_not_matter(pods, budget, random):
     """The same pods give the same answer, in whatever order a watch delivered them."""
@@ -290,7 +295,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(PATIENT, max_examples=200)
 @given(st.integers(1, 8), st.lists(STEPS, max_size=60))
 def test_no_order_of_events_exceeds_the_budget(budget, steps):
     """Creates, kills, late watches, late and lost answers, restarts: at every instant the budget holds.

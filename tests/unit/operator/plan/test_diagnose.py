@@ -1,12 +1,15 @@
 """Diagnoses: every category from pods as a cluster shows them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock_graph.cluster_names import BUDGET_GATE
 from penstock_operator.plan.diagnose import Category, Diagnosis, diagnose, worst
 from penstock_operator.plan.pods import stamp
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A busy machine is no failure."""
 
 NOW = 10_000.0
 
@@ -311,6 +314,7 @@ def test_the_worst_comes_first():
     assert str(crash) == "b: m; r"
 
 
+@PATIENT
 @given(st.floats(0, 200), st.floats(0, 200))
 def test_a_message_does_not_change_with_time_alone(one, other):
     """Two looks at the same trouble say the same, so the status is not written again."""

@@ -3,11 +3,14 @@
 import copy
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock_graph.cluster_names import APPLIED_ANNOTATION
 from penstock_operator.plan.drift import differences, drifted, stamped
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A busy machine is no failure."""
 
 DESIRED = {
     "apiVersion": "apps/v1",
@@ -281,12 +284,14 @@ def leaves(value, path=()):
         yield path
 
 
+@PATIENT
 @given(OBJECTS)
 def test_an_object_holds_itself(obj):
     """Nothing is written when the server has just what is wanted."""
     assert drifted(obj, obj) is None
 
 
+@PATIENT
 @given(OBJECTS, st.data())
 def test_every_leaf_is_watched(obj, data):
     """Any scalar of the desired object that changes is drift, wherever it is."""
@@ -299,6 +304,7 @@ def test_every_leaf_is_watched(obj, data):
     assert drifted(obj, live) is not None
 
 
+@PATIENT
 @given(OBJECTS, NAMED)
 def test_additions_are_tolerated(obj, more):
     """What others add to maps is theirs."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock_graph.models import Role
@@ -13,6 +13,9 @@ from penstock_operator.plan.conditions import Failure, GraphFacts, ServiceFacts
 from penstock_operator.plan.diagnose import Category, Diagnosis
 from penstock_operator.plan.replicas import Replicas
 from penstock_operator.plan.status import adapter_status, graph_status, is_current
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A busy machine is no failure."""
 
 
 def service(role, number, target=None, **counts):
@@ -124,6 +127,7 @@ FACTS = st.builds(
 )
 
 
+@PATIENT
 @given(FACTS)
 def test_the_same_facts_are_not_written_twice(facts):
     """A second look at an unchanged graph, later, finds its own status current; others' parts do not matter."""
@@ -137,6 +141,7 @@ def test_the_same_facts_are_not_written_twice(facts):
     GraphStatus.model_validate(first)
 
 
+@PATIENT
 @given(FACTS, FACTS)
 def test_ready_means_that_a_request_would_be_served(facts, other):
     """Ready is True exactly if a router and every worker role have a serving replica, whatever was before."""

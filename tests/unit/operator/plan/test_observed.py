@@ -1,0 +1,49 @@
+"""Services seen through their pods."""
+
+from penstock_graph.cluster_names import SERVING
+from penstock_graph.models import Role
+from penstock_operator.plan.conditions import Failure, GraphFacts, ServiceFacts
+from penstock_operator.plan.observed import observed_services
+from penstock_operator.plan.pods import PodView
+from penstock_operator.plan.replicas import Replicas
+from penstock_operator.plan.status import graph_status
+
+
+def pod(name, role, service, **more):
+    """Return a ready pod that serves."""
+    return PodView(name, graph="g", role=role, service=service, ready=True, serving=SERVING, gpus=1, **more)
+
+
+def test_services_are_found_by_their_pods():
+    """Role and number from the pods; what carries no name or role is left out."""
+    pods = [
+        pod("b", "decode", "decode"),
+        pod("a", "decode", "decode", terminating=True),
+        pod("r", "router", "frontend"),
+        pod("x", "", "frontend"),
+        pod("y", "decode", ""),
+        pod("z", "juggler", "circus"),
+    ]
+    assert observed_services(pods) == {
+        "decode": ServiceFacts(
+            Role.DECODE, Replicas(1, 1, 1, 1, 2), 1, 1, 0, "penstock.dev/graph=g,penstock.dev/service=decode"
+        ),
+        "frontend": ServiceFacts(
+            Role.ROUTER,
+            Replicas(1, 1, 1, 0, 1),
+            1,
+            1,
+            0,
+            "penstock.dev/graph=g,penstock.dev/service=frontend",
+        ),
+    }
+    assert observed_services([]) == {}
+
+
+def test_an_invalid_edit_leaves_a_serving_graph_ready():
+    """What runs still answers requests; the phase says that something is wrong."""
+    pods = [pod("r", "router", "frontend"), pod("w", "aggregated", "workers")]
+    facts = GraphFacts(2, observed_services(pods), failure=Failure("InvalidSpec", "m"))
+    status = graph_status(facts, old=None, now="now")
+    assert {each["type"]: each["status"] for each in status["conditions"]}["Ready"] == "True"
+    assert status["phase"] == "Degraded"
