@@ -127,6 +127,7 @@ class PlacedGate:
         if self._rebalances and now_s - self._rebalanced_s >= REBALANCE_S:
             self._rebalanced_s = now_s
             self._placement.rebalance(now_s)
+        self._placement.presume(now_s)
         self.pump()
 
     def problems(self) -> list[str]:
@@ -169,7 +170,7 @@ class PlacedGate:
         entry = handed.item
         worker = self._fleet.get(handed.instance)
         if worker is None or entry.future.done():
-            self._placement.lost(entry, now_s)
+            self._placement.left(entry, now_s)
             return False
 
         def on_computed(cached_tokens: int | None, *, measured: bool) -> None:
@@ -178,7 +179,7 @@ class PlacedGate:
             self.pump()
 
         def on_end() -> None:
-            self._placement.lost(entry, self._now_s())
+            self._placement.left(entry, self._now_s())
             self.pump()
 
         inflight = InFlight(worker, entry.tokens, now_s=now_s, on_end=on_end, on_computed=on_computed)

@@ -42,6 +42,9 @@ class Routing(Protocol):
     def lost(self, job: Job, worker: str, now_s: float) -> None:
         """Note that a job left a worker without having been computed."""
 
+    def ended(self, job: Job, now_s: float) -> None:
+        """Note that a computed job has left the first stage's worker."""
+
     def expired(self, now_s: float) -> list[Job]:
         """Take out and return the jobs that have waited too long."""
 
@@ -135,6 +138,9 @@ class CentralRouting:
         """Give the room back."""
         self.prefilled(job, worker, now_s)
 
+    def ended(self, job: Job, now_s: float) -> None:
+        """Do nothing: the room was given back before."""
+
     def expired(self, now_s: float) -> list[Job]:
         """Take out who has waited as long as may be."""
         return [waiting.item for waiting in self._queue.take_expired(now_s)]
@@ -185,7 +191,11 @@ class PlacedRouting:
 
     def lost(self, job: Job, worker: str, now_s: float) -> None:  # noqa: ARG002 - the placement knows where
         """Give the room back."""
-        self._placement.lost(job, now_s)
+        self._placement.left(job, now_s)
+
+    def ended(self, job: Job, now_s: float) -> None:
+        """Count it no more among those that are decoded."""
+        self._placement.left(job, now_s)
 
     def expired(self, now_s: float) -> list[Job]:
         """Take out who has waited as long as may be."""

@@ -218,6 +218,8 @@ class World:
         else:
             self.quit(worker, job)
             worker.ended_outputs += job.request.output_tokens
+            if worker.role is not Role.DECODE:
+                self._routers[job.router].ended(job, now_s)
             self._end(job, Fate.OK)
 
     def _prefilled(self, worker: Worker, job: Job) -> None:
@@ -230,6 +232,7 @@ class World:
         router.prefilled(job, worker.name, self.kernel.now_s)
         if worker.role is Role.PREFILL:
             self.quit(worker, job)
+            router.ended(job, self.kernel.now_s)
             self._decode(job)
         self._hand_out(router)
 
@@ -394,6 +397,8 @@ class World:
         for job in jobs:
             if job.prefilled_s is None:
                 self._routers[job.router].lost(job, worker.name, self.kernel.now_s)
+            elif worker.role is not Role.DECODE:
+                self._routers[job.router].ended(job, self.kernel.now_s)
         self._tell_routers()
         for job in jobs:
             self.start_over(job)

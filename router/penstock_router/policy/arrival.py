@@ -19,6 +19,7 @@ class Arrival:
             keys made of bytes stand for ``BLOCK_BYTES`` over the prompt's bytes per token.
         head_parts: Keys that stand for the first block together, >= 1; each later key is a block.
         session: Whatever the client says ties requests together; empty for none.
+        is_silent: Its answer comes whole, so that nothing tells when its prompt was computed.
         prefix: The chain, packed; derived.
     """
 
@@ -28,6 +29,7 @@ class Arrival:
     block_tokens: float = BLOCK_TOKENS
     head_parts: int = 1
     session: str = ""
+    is_silent: bool = False
     prefix: Prefix = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -39,6 +39,11 @@ class Pace:
         """Return the estimate, or None while nothing was measured."""
         return self._tokens / self._seconds if self._seconds > 0 and self._tokens > 0 else None
 
+    @property
+    def is_own(self) -> bool:
+        """Whether enough was measured here to be told from the fleet's."""
+        return self._seconds >= _BORROWED_S
+
     def learn(self, tokens: int, took_s: float) -> None:
         """Take one measurement in.
 
@@ -107,12 +112,14 @@ class Instance(Generic[T]):
         running_tokens: Their uncached tokens.
         running_prompt_tokens: Their prompt tokens, cached or not.
         others_tokens: Uncached tokens that other routers have there, as last heard.
+        decoding_tokens: Prompt tokens of the requests that it has computed and still answers.
         progress_s: When it last computed a prompt, or had nothing to compute.
         slowness: How many times as long as all together it takes for a token; 1 unless it clearly differs.
     """
 
     __slots__ = (
         "_late_turns",
+        "decoding_tokens",
         "index",
         "late",
         "late_tokens",
@@ -141,6 +148,7 @@ class Instance(Generic[T]):
         self.running_tokens = 0
         self.running_prompt_tokens = 0
         self.others_tokens = 0
+        self.decoding_tokens = 0
         self.progress_s = now_s
         self.slowness = 1.0
 

@@ -77,6 +77,10 @@ class Placement(Generic[T]):
         self._away: dict[str, Instance[T]] = {}
         self._homeless: dict[T, Placed[T]] = {}
         self._placed: dict[T, Placed[T]] = {}
+        # Silent ones that run, with the time at which their prompts should be computed.
+        self._silent: dict[T, float] = {}
+        # Computed and not ended: where, and how many prompt tokens.
+        self._decoding: dict[T, tuple[Instance[T], int]] = {}
         # Names whose queue or room has changed since they were last looked at by `take`.
         self._stirred: dict[str, None] = {}
         self.moved = 0
@@ -167,6 +171,9 @@ class Placement(Generic[T]):
                 assert placed is not None  # noqa: S101 - the queue is not empty
                 instance.start(placed, now_s)
                 self._waits_no_more(placed)
+                if placed.arrival.is_silent:
+                    due_s = self._view.seconds(instance, instance.running_tokens)
+                    self._silent[placed.item] = now_s + (due_s or 0.0)
                 taken.append(Handed(placed.item, name, placed.reason))
         return taken
 
@@ -185,6 +192,8 @@ class Placement(Generic[T]):
         if ended is None:
             return
         instance, placed, took_s = ended
+        self._decoding[item] = (instance, placed.tokens)
+        instance.decoding_tokens += placed.tokens
         instance.progress_s = now_s
         if not measured:
             return
@@ -193,8 +202,17 @@ class Placement(Generic[T]):
         self._view.pace.learn(uncached, took_s)
         instance.slowness = self._view.slowness(instance)
 
-    def lost(self, item: T, now_s: float) -> None:
-        """Note that a request left its instance without having been computed."""
+    def presume(self, now_s: float) -> None:
+        """Take the prompts of silent requests for computed when they should be: the room is needed for others."""
+        for item in [item for item, due_s in self._silent.items() if due_s <= now_s]:
+            self.computed(item, now_s, measured=False)
+
+    def left(self, item: T, now_s: float) -> None:
+        """Note that a request left its instance, computed or not."""
+        decoding = self._decoding.pop(item, None)
+        if decoding is not None:
+            decoding[0].decoding_tokens -= decoding[1]
+            return
         ended = self._end(item, now_s)
         if ended is not None:
             instance, placed, _ = ended
@@ -339,6 +357,7 @@ class Placement(Generic[T]):
         if placed is None or placed.started_s is None:
             return None
         del self._placed[item]
+        self._silent.pop(item, None)
         instance = self._instances.get(placed.instance)
         if instance is None or item not in instance.running:
             instance = self._away[placed.instance]

@@ -75,8 +75,8 @@ class View:
 
     def slowness(self, instance: Instance[Any]) -> float:
         """Return how many times as long as all together an instance takes for a token; 1 where they hardly differ."""
-        fleet, own = self.pace.tokens_per_s, instance.pace.mixed(self.pace.tokens_per_s)
-        if fleet is None or own is None:
+        fleet, own = self.pace.tokens_per_s, instance.pace.tokens_per_s
+        if fleet is None or own is None or not instance.pace.is_own:
             return 1.0
         ratio = fleet / own
         return 1.0 if 1 / _CLEARLY <= ratio <= _CLEARLY else ratio

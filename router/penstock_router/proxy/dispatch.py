@@ -170,6 +170,8 @@ class Dispatcher:
             per_block,
             head_parts(call.request),
             call.session,
+            # A prefill's own answer tells; a stream's first token does.
+            is_silent=self._decode is None and not call.request.stream,
         )
 
     async def _prefill(self, call: Call, *, again: bool) -> tuple[Prefilled, Lease]:

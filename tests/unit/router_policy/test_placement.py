@@ -9,6 +9,7 @@ from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
 from penstock_router.policy.instance import Pace, Placed
 from penstock_router.policy.placement import Placement, PlacementSettings
 from penstock_router.policy.placer import Arrival
+from penstock_router.policy.prefix_cost import PrefixCost
 from penstock_router.policy.rebalance import Aim, plan_moves
 from penstock_router.policy.registry import PLACERS
 from penstock_router.policy.rivals import CacheAffinity, KvCost, LeastPending, MinTtft, Preble
@@ -191,6 +192,43 @@ def test_a_leaving_instance_gives_its_queue_back():
     assert queues.waiting == 2
 
 
+def test_who_decodes_much_is_given_less():
+    """Nothing pending or cached anywhere: the one whose answers are out gets the next, until they have ended."""
+    queues = placement(PrefixCost(), names=("a", "b"))
+    homes = []
+    for item in range(4):
+        queues.submit(item, arrival(100 + item, tokens=2000), 0.0)
+        homes.append(queues.take(0.0)[0].instance)
+        queues.computed(item, 0.0)
+    assert sorted(homes) == ["a", "a", "b", "b"]
+    assert {each.decoding_tokens for each in queues._instances.values()} == {4000}
+
+    for item in range(4):
+        queues.left(item, 1.0)
+
+    assert {each.decoding_tokens for each in queues._instances.values()} == {0}
+    assert not queues._decoding
+
+
+def test_silent_answers_give_their_room_back_when_they_should_have_computed():
+    """A whole answer tells nothing before its end: at 1,000 tokens/s, 2,000 tokens are over after 2 s."""
+    queues = placement(LeastPending(), names=("a",), slot_requests=1)
+    for item in range(2):
+        queues.submit(item, Arrival((item,), 2000, is_silent=True), 0.0)
+    assert [handed.item for handed in queues.take(0.0)] == [0]
+
+    queues.presume(1.9)
+    assert queues.take(1.9) == []
+    queues.presume(2.0)
+    assert [handed.item for handed in queues.take(2.0)] == [1]
+    queues.computed(0, 5.0, measured=False)
+    for item in range(2):
+        queues.left(item, 6.0)
+
+    assert not queues._silent
+    assert queues.pending_tokens("a") == 0
+
+
 def test_a_backlog_is_shared_with_who_joins():
     """What waits is placed anew when an instance joins, in order of arrival; what runs stays."""
     queues = placement(LeastPending(), names=("a",), slot_requests=1)
@@ -292,7 +330,7 @@ def test_a_retry_waits_before_all_others_and_avoids_its_worker():
         queues.submit(item, arrival(item), 0.0)
     ran = {handed.item: handed.instance for handed in queues.take(0.0)}
     failed, worker = next(iter(ran.items()))
-    queues.lost(failed, 1.0)
+    queues.left(failed, 1.0)
     again = Arrival((failed,), 512, frozenset({worker}))
     queues.submit(failed, again, 1.0, again=True)
     other = next(item for item in ran if item != failed)
@@ -308,7 +346,7 @@ def test_what_was_not_computed_is_not_held():
     queues.submit("second", arrival(1, 2, 3), 0.0)
     queues.take(0.0)
     queues.computed("first", 1.0)
-    queues.lost("second", 1.0)
+    queues.left("second", 1.0)
 
     assert queues._instances["a"].index.held(arrival(1, 2, 3).prefix) == 1
 
@@ -417,7 +455,7 @@ EVENTS = st.lists(
         st.tuples(st.just("set"), st.sets(st.sampled_from("abcd"))),
         st.tuples(st.just("take")),
         st.tuples(st.just("computed"), st.integers(0, 50)),
-        st.tuples(st.just("lost"), st.integers(0, 50)),
+        st.tuples(st.just("left"), st.integers(0, 50)),
         st.tuples(st.just("withdraw"), st.integers(0, 50)),
         st.tuples(st.just("expire")),
         st.tuples(st.just("rebalance")),
@@ -447,7 +485,7 @@ def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # no
                 for handed in queues.take(now_s):
                     waiting.remove(handed.item)
                     running.append(handed.item)
-            case ("computed" | "lost" as how, index) if running:
+            case ("computed" | "left" as how, index) if running:
                 item = running.pop(index % len(running))
                 getattr(queues, how)(item, now_s)
             case ("withdraw", index) if waiting:
@@ -462,12 +500,13 @@ def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # no
 
         assert len(waiting) == queues.waiting
     for item in running:
-        queues.lost(item, now_s)
+        queues.left(item, now_s)
     for item in list(waiting):
         queues.withdraw(item)
 
     assert 0 == queues.waiting == queues.waiting_tokens
     assert not queues._placed
+    assert not queues._silent
     queues.set_instances("abcd", now_s)
     assert not queues._away
     assert all(each.pending_tokens == 0 and not each.running for each in queues._instances.values())
