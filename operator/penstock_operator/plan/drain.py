@@ -72,12 +72,12 @@ def plan_scale(
     if rolling and wish < current_spec_replicas:
         return _held(alive, current_spec_replicas)
     in_groups = any(pod.group_index is not None for pod in alive)
-    if rolling:
-        victims: list[PodView] = []
-    elif in_groups:
+    if in_groups:
         victims = [pod for pod in alive if (pod.group_index or 0) >= wish]
     else:
         by_cost = sorted(alive, key=lambda pod: _victim_order(pod, clock.load(pod)))
+        if rolling:  # its own extra pods are no surplus; those whose deletion is ordered already stay marked
+            by_cost = [pod for pod in by_cost if pod.draining]
         victims = by_cost[: max(0, len(alive) - wish)]
     obstacles = {pod.name: clock.obstacle(pod) for pod in victims}
     if in_groups:

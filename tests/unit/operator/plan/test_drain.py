@@ -235,6 +235,13 @@ def test_a_rollout_is_not_shrunk():
     assert plan(pod("a"), marked("b"), wish=3, spec=2, rolling=True).restore == ("b",)
 
 
+def test_an_ordered_deletion_is_not_taken_back_before_it_is_seen():
+    """A workload whose new number its controller has not read yet looks like one that rolls."""
+    pods = (pod("a"), pod("c"), marked("b", cost=LEAVING_COST))
+    found = plan(*pods, wish=2, spec=2, loads={"b": IDLE}, rolling=True)
+    assert (found.spec_replicas, found.restore, found.deletion_costs) == (2, (), {})
+
+
 def leader(index, **more):
     """Return the leader of group ``index``."""
     return pod(f"g-{index}", group=f"k{index}", group_index=index, group_size=2, **more)
@@ -369,6 +376,7 @@ class Cluster:
         self.pods = {}
         self.requests = {}
         self.idle_since = {}
+        self.behind = False
         self.sync()
         for name in self.pods:
             self.change(name, "ready")
@@ -434,6 +442,7 @@ class Cluster:
             loads=self.loads(),
             now_s=self.now_s,
             status_replicas=len(self.pods),
+            rolling=self.behind,
         )
         one_by_one = [
             *(ScalePlan(0, begin=(name,)) for name in found.begin),
@@ -444,7 +453,9 @@ class Cluster:
         for write in one_by_one[:written]:
             self.pods = {p.name: p for p in carry_out(self.pods.values(), write, self.now_s)}
         if written == len(one_by_one) and not crash:
+            self.behind = self.random.random() < 0.3
             self.spec = found.spec_replicas
+        if not self.behind:
             self.sync()
         return found
 
