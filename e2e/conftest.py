@@ -27,11 +27,13 @@ ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "charts" / "penstock"
 SAMPLES = ROOT / "manifests" / "samples"
 CLUSTER = "penstock-e2e"
+NODES = (f"{CLUSTER}-worker", f"{CLUSTER}-worker2")
+"""As kind names them; no pod of ours runs on the control plane."""
 KEEP = os.environ.get("PENSTOCK_E2E_KEEP") == "1"
 LIMIT_S = 900
 """Of one test, the first one's cluster and image included; a hung cluster then ends with diagnostics."""
 
-RELEASE = {
+RELEASE: dict[str, Any] = {
     "clusterWide": True,
     "createNamespace": False,
     "image": {"repository": IMAGE.rsplit(":", 1)[0], "tag": IMAGE.rsplit(":", 1)[1], "pullPolicy": "Never"},
@@ -106,12 +108,13 @@ def _load_image(cluster: Kube, folder: Path) -> None:
     say("building the image")
     cluster.run("make", "-C", str(ROOT), "image", f"IMAGE={IMAGE}", f"CONTAINER_TOOL={tool}", timeout_s=600.0)
     say("loading the image into the nodes")
+    where = ("--name", CLUSTER, "--nodes", ",".join(NODES))
     if tool == "docker":
-        cluster.run("kind", "load", "docker-image", IMAGE, "--name", CLUSTER, timeout_s=300.0)
+        cluster.run("kind", "load", "docker-image", IMAGE, *where, timeout_s=300.0)
     else:
         archive = folder / "image.tar"
         cluster.run(tool, "save", "--output", str(archive), IMAGE, timeout_s=300.0)
-        cluster.run("kind", "load", "image-archive", str(archive), "--name", CLUSTER, timeout_s=300.0)
+        cluster.run("kind", "load", "image-archive", str(archive), *where, timeout_s=300.0)
         archive.unlink()
 
 
@@ -124,11 +127,17 @@ def _delete_cluster(cluster: Kube) -> None:
 @pytest.fixture
 def install(kube: Kube) -> Callable[..., None]:
     """Installs or upgrades the release ``penstock``; does little if nothing changed."""
+    image = kube.run(_container_tool(), "image", "inspect", IMAGE, "--format", "{{.Id}}").strip()
+    # The tag stays when the image changes; pods of a kept cluster must change all the same.
+    built = {"podAnnotations": {"penstock.dev/image": image}}
 
     def run(namespace: str = SYSTEM, **values: Any) -> None:
+        chosen = {**RELEASE, **values}
+        for component in ("operator", "planner"):
+            chosen[component] = {**RELEASE[component], **chosen[component], **built}
         path = OUTPUT / "values.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.safe_dump({**RELEASE, **values}))
+        path.write_text(yaml.safe_dump(chosen))
         kube.helm(
             "upgrade", "penstock", str(CHART), "--install", "--namespace", namespace, "--create-namespace",
             "--values", str(path), "--wait", "--timeout", "180s",

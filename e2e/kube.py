@@ -115,7 +115,8 @@ class Kube:
             result = subprocess.run(
                 ["kubectl", *arguments], env=self.env, capture_output=True, text=True, check=False, timeout=60
             )
-            (folder / name).write_text(result.stdout + result.stderr)
+            if result.returncode == 0:  # a container that never restarted has no log from before
+                (folder / name).write_text(result.stdout)
             return result.stdout
 
         keep("nodes.txt", "describe", "nodes")
@@ -134,7 +135,7 @@ class Kube:
             for pod in keep(f"{namespace}.pods.txt", "get", "pods", *scope, "--output=name").split():
                 name = pod.removeprefix("pod/")
                 keep(f"{namespace}.{name}.log", "logs", *scope, name, "--all-containers", "--tail=2000")
-                keep(f"{namespace}.{name}.previous.log", "logs", *scope, name, "--previous", "--tail=200")
+                keep(f"{namespace}.{name}.log-before", "logs", *scope, name, "--previous", "--tail=200")
         say(f"diagnostics: {folder}")
 
 
