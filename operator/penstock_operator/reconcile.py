@@ -153,14 +153,15 @@ class Reconciler:
             return Look("unchanged")
         if raw["metadata"].get("deletionTimestamp"):
             return await self._delete(key, raw, sight)
-        if self._settled.get(key) == _fingerprint(sight):
+        seen_as = _fingerprint(sight)
+        if self._settled.get(key) == seen_as:
             return Look("unchanged")
         self._settled.pop(key, None)
         model, problems = self._model(key, raw)
         if model is None:
             return await self._invalid(raw, problems)
         try:
-            return await self._bring_about(await self._graph(key, model, raw, sight))
+            return await self._bring_about(await self._graph(key, model, raw, sight), seen_as)
         except InvalidSpecError as exc:
             return await self._invalid(raw, exc.problems)
 
@@ -174,7 +175,7 @@ class Reconciler:
         )
         return _Graph(key, model, raw, sight, context, self._now_s())
 
-    async def _bring_about(self, graph: _Graph) -> Look:
+    async def _bring_about(self, graph: _Graph, seen_as: tuple[object, ...]) -> Look:
         seen = Seen()
         first_replicas = self._wishes(graph, seen)
         # Built before the first write: a podTemplate that cannot be laid over stops here.
@@ -191,7 +192,12 @@ class Reconciler:
         await self._report(graph, sight, seen)
         for note in [*told, *self._news(graph.key, applied, seen)]:
             await self._parts.recorder.tell(graph.raw, note)
-        return self._end(graph, seen, applied, wrote=bool(told or gone or lifted))
+        look = self._end(graph, seen, applied, wrote=bool(told or gone or lifted))
+        is_at_rest = look == Look("unchanged") and seen.failure is None
+        if is_at_rest and _fingerprint(self._parts.cluster.sight(graph.key)) == seen_as:
+            # What changed during the look was not judged by it.
+            self._settled[graph.key] = seen_as
+        return look
 
     def _news(self, key: Key, applied: Applied, seen: Seen) -> list[Note]:
         """Return what to tell: every repair, and troubles that were not there at the last look."""
@@ -214,8 +220,6 @@ class Reconciler:
         if applied.conflicts:
             return Look("conflict", CONFLICT_LOOK_S)
         wrote = wrote or applied.wrote
-        if not wrote and again_s is None and seen.failure is None:
-            self._settled[graph.key] = _fingerprint(sight)
         return Look("changed" if wrote else "unchanged" if again_s is None else "waiting", again_s)
 
     def _wishes(self, graph: _Graph, seen: Seen) -> dict[str, int]:
