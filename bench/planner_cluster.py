@@ -18,6 +18,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -178,8 +179,16 @@ def graph_of(index: int, workers: int) -> GraphDeployment:
     )
 
 
-async def plan(arguments: argparse.Namespace, url: str, folder: Path) -> tuple[float, PlannerMetrics]:
-    """Plan all graphs; return CPU seconds per second after everything has started."""
+@dataclass(frozen=True)
+class Cost:
+    """CPU after everything has started: seconds per second, and milliseconds per tick of one graph."""
+
+    per_second: float
+    per_tick_ms: float
+
+
+async def plan(arguments: argparse.Namespace, url: str, folder: Path) -> tuple[Cost, PlannerMetrics]:
+    """Plan all graphs for a while."""
     pool, metrics, clock, stop = ConnectionPool(), PlannerMetrics(), ModelClock(1.0), asyncio.Event()
     status = StatusWriter(cast(Any, None), lambda _key: None)
     dashboards: list[Dashboard] = []
@@ -220,14 +229,17 @@ async def plan(arguments: argparse.Namespace, url: str, folder: Path) -> tuple[f
         for index in range(arguments.graphs):
             group.create_task(one(index))
         await asyncio.sleep(5)
+        ticks = sum(each.ticks for each in metrics.all())
         cpu_s, wall_s = time.process_time(), time.monotonic()
         await asyncio.sleep(arguments.seconds)
-        rate = (time.process_time() - cpu_s) / (time.monotonic() - wall_s)
+        cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - wall_s
+        ticks = sum(each.ticks for each in metrics.all()) - ticks
+        cost = Cost(cpu_s / wall_s, cpu_s / ticks * 1000)
         stop.set()
     for dashboard in dashboards:
         dashboard.close()
     await pool.close()
-    return rate, metrics
+    return cost, metrics
 
 
 def main() -> None:
@@ -252,7 +264,7 @@ def main() -> None:
         if arguments.profile:
             profile.enable()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            rate, metrics = runner.run(plan(arguments, url, Path(folder)))
+            cost, metrics = runner.run(plan(arguments, url, Path(folder)))
         profile.disable()
     server.terminate()
     server.join()
@@ -262,7 +274,9 @@ def main() -> None:
     print(
         f"graphs {arguments.graphs}, workers {arguments.workers} each, dashboard {not arguments.no_dashboard}"
     )
-    print(f"CPU seconds per second   {rate:6.2f}   (bound {BUDGET:g})")
+    print(f"CPU seconds per second   {cost.per_second:6.2f}   (bound {BUDGET:g})")
+    wanted = cost.per_tick_ms / 1000 * arguments.graphs
+    print(f"CPU per pull             {cost.per_tick_ms:6.2f} ms, so {wanted:.2f} s/s when no pull is late")
     print(
         f"ticks {ticks}, graphs with unknown metrics {unknown}, worst p99 lateness {max(lags) * 1000:.0f} ms"
     )

@@ -145,6 +145,8 @@ class _Latency:
         for url, latency in pages.items():
             before = self._before.get(url, {})
             for key, buckets in latency.items():
+                if buckets == before.get(key):
+                    continue
                 total = self._total[key]
                 for bound, count in gained(before.get(key, ()), buckets):
                     total[bound] = total.get(bound, 0.0) + count
