@@ -28,6 +28,13 @@ _COLOURS = {
     Severity.OK: "green",
 }
 
+_SUMMARY = {
+    Severity.PROBLEM: "problem(s)",
+    Severity.WARNING: "warning(s)",
+    Severity.UNKNOWN: "unknown",
+    Severity.OK: "ok",
+}
+
 
 @click.command()
 @click.option("--namespace", "-n", metavar="NAME", help="Look at its graphs.  [default: the context's]")
@@ -121,5 +128,4 @@ def _print(findings: Sequence[Finding]) -> None:
         if each.remedy:
             click.echo(f"{'':<8}   -> {each.remedy}")
     found = counts(findings)
-    words = (Severity.PROBLEM, Severity.WARNING, Severity.UNKNOWN, Severity.OK)
-    click.echo(", ".join(f"{found[word]} {word}" for word in words))
+    click.echo(", ".join(f"{found[word]} {text}" for word, text in _SUMMARY.items()))

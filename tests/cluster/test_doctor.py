@@ -7,9 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+from urllib.parse import unquote
 
 import pytest
 
@@ -365,6 +369,73 @@ async def test_router_and_worker_through_the_servers_proxy(look, client, namespa
     ((gone),) = found[f"worker {namespace}/{name}"]
     assert gone.severity is Severity.PROBLEM
     assert gone.message.startswith("/metrics: ")
+
+
+class _Prometheus(BaseHTTPRequestHandler):
+    """Answers an instant query as Prometheus does; what was asked is kept."""
+
+    asked: ClassVar[list[str]] = []
+    result: ClassVar[list[dict]] = []
+
+    def do_GET(self):
+        self.asked.append(unquote(self.path))
+        body = json.dumps(
+            {"status": "success", "data": {"resultType": "vector", "result": self.result}}
+        ).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+async def test_prometheus_through_the_servers_proxy(look, client, api_server, namespace):
+    """The graph's address inside the cluster is asked by way of its Service."""
+    address = own_address()
+    if address is None:
+        pytest.skip("this machine has no address but loopback, which the API server's proxy refuses")
+    server = ThreadingHTTPServer(("0.0.0.0", 0), _Prometheus)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        port = server.server_address[1]
+        url = f"http://prometheus.{namespace}.svc.cluster.local:9090"
+        service = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "prometheus", "namespace": namespace},
+            "spec": {"ports": [{"name": "web", "port": 9090, "targetPort": port}]},
+        }
+        # The server's proxy goes to addresses of pods only.
+        pod = pod_object(namespace, "prometheus-0", "other", port)
+        pod["metadata"]["labels"] = {}
+        await run_pod(client, pod, address)
+        target = {"kind": "Pod", "name": "prometheus-0", "namespace": namespace}
+        endpoints = {
+            "apiVersion": "v1",
+            "kind": "Endpoints",
+            "metadata": {"name": "prometheus", "namespace": namespace},
+            "subsets": [
+                {
+                    "addresses": [{"ip": address, "targetRef": target}],
+                    "ports": [{"name": "web", "port": port}],
+                }
+            ],
+        }
+        both = {"apiVersion": "v1", "kind": "List", "items": [service, endpoints]}
+        api_server.kubectl("apply", "-f", "-", stdin=json.dumps(both))
+        planner = {"metrics": {"prometheusUrl": url}}
+        await client.create(graph_object(namespace, planner=planner), field_manager=ME)
+        messages = [each.message for each in (await look())[f"graph {namespace}/llama"]]
+        assert f"Prometheus {url} holds no series of its workers" in messages
+        assert f'namespace="{namespace}",pod=~"llama-.+"' in _Prometheus.asked[-1]
+        _Prometheus.result = [{"metric": {}, "value": [1800000000, "3"]}]
+        messages = [each.message for each in (await look())[f"graph {namespace}/llama"]]
+        assert f"Prometheus {url} holds series of 3 workers" in messages
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 async def test_a_server_that_does_not_answer(namespace, tmp_path):

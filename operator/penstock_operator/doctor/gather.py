@@ -7,6 +7,7 @@ whether Leases are renewed and metrics are read again.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Awaitable, Iterable
@@ -57,6 +58,8 @@ MAX_CALLS: Final = 16
 
 _PART_OF: Final = {"app.kubernetes.io/part-of": "penstock"}
 _IN_CLUSTER: Final = re.compile(r"^(?P<name>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)(\.svc(\.[a-z0-9.-]+)?)?$")
+
+_REQUEST: Final = re.compile(r"^[A-Z]+ /\S*: ")
 
 T = TypeVar("T")
 
@@ -135,9 +138,9 @@ class _Gatherer:
             except TimeoutError:
                 return Unseen(f"no answer within {ANSWER_S:.0f} s")
             except ForbiddenError as exc:
-                return Unseen(str(exc), is_forbidden=True)
+                return Unseen(_words(exc), is_forbidden=True)
             except ClusterError as exc:
-                return Unseen(str(exc))
+                return Unseen(_words(exc))
 
     async def _seen_or_none(self, call: Awaitable[T]) -> T | Unseen | None:
         async def found() -> T | None:
@@ -322,11 +325,22 @@ class _Gatherer:
         query = quote(f"count(count by (pod) ({names.VLLM_RUNNING}{{{labels}}}))")
         service = f"{parts.scheme}:{inside['name']}:{port}"
         path = f"/api/v1/namespaces/{inside['namespace']}/services/{service}/proxy{parts.path.rstrip('/')}"
-        answer = await self._seen(self._client.raw_get(f"{path}/api/v1/query?query={query}"))
-        if isinstance(answer, Unseen):
-            return answer
-        result = answer.get("data", {}).get("result", [])
+        answer = await self._seen(self._client.raw_text(f"{path}/api/v1/query?query={query}"))
+        return answer if isinstance(answer, Unseen) else _count_of(answer)
+
+
+def _words(error: ClusterError) -> str:
+    """Return the server's own words, without the request in front of them."""
+    return _REQUEST.sub("", str(error))
+
+
+def _count_of(answer: str) -> int | Unseen:
+    """Return the number that an instant query of Prometheus gave; no sample counts as 0."""
+    try:
+        result = json.loads(answer)["data"]["result"]
         return int(float(result[0]["value"][1])) if result else 0
+    except (ValueError, KeyError, TypeError, IndexError):
+        return Unseen(f"its answer cannot be read: {answer[:100]!r}")
 
 
 def _http_port(pod: Object) -> int:
