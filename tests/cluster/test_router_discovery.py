@@ -1,0 +1,258 @@
+"""A real router against a real API server: workers come and go by EndpointSlices, requests are served."""
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import orjson
+import pytest
+
+from penstock_engine.core.requests import EngineRole
+from penstock_engine.serve.server import EngineServer
+from penstock_engine.serve.settings import ServeFlags, resolve
+from penstock_kube.client import KubeClient
+from penstock_kube.kinds import ENDPOINT_SLICE, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
+from penstock_router.server import RouterServer
+from penstock_router.settings import GraphPlace, RouterSettings
+from penstock_wire.client import ConnectionPool, Timeouts
+
+pytestmark = [
+    pytest.mark.cluster,
+    # httpcore leaves a connection whose TLS handshake is cancelled to the garbage collector, and uvloop says so.
+    pytest.mark.filterwarnings("ignore:.*uvloop:pytest.PytestUnraisableExceptionWarning"),
+]
+
+ME = "penstock-test"
+READY = {"ready": True, "serving": True, "terminating": False}
+LEAVING = {"ready": False, "serving": True, "terminating": True}
+JSON = ((b"content-type", b"application/json"),)
+
+
+def own_address():
+    """Return an address of this machine that the API takes: it refuses loopback in EndpointSlices."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # chooses a route; nothing is sent
+        except OSError:
+            pytest.skip("no network interface but loopback, which EndpointSlices may not name")
+        address = probe.getsockname()[0]
+    if address.startswith("127."):
+        pytest.skip("no network interface but loopback, which EndpointSlices may not name")
+    return address
+
+
+def slice_of(namespace, graph, worker, conditions=READY):
+    """Return the EndpointSlice of one worker."""
+    name, role, address, port = worker
+    pod = {"kind": "Pod", "name": name, "namespace": namespace, "uid": f"uid-{name}"}
+    return {
+        "apiVersion": ENDPOINT_SLICE.api_version,
+        "kind": ENDPOINT_SLICE.kind,
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {"penstock.dev/graph": graph, "penstock.dev/role": role},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": port, "protocol": "TCP"}],
+        "endpoints": [{"addresses": [address], "conditions": conditions, "targetRef": pod}],
+    }
+
+
+class Place:
+    """Workers, a router and a client in one namespace."""
+
+    def __init__(self, kube, namespace, exits, group):
+        self.kube, self.namespace, self._group = kube, namespace, group
+        self._exits = exits
+        self.pool = ConnectionPool()
+        self.address = own_address()
+        self.router = None
+
+    async def worker(self, name, role):
+        """Start a simulated worker; return what its slice says."""
+        flags = ServeFlags(
+            model="m",
+            profile="h200-llama-3.1-8b-tp1",
+            role=EngineRole(role),
+            host=self.address,
+            port=0,
+            speed=20.0,
+        )
+        server = EngineServer(resolve(flags), self._group)
+        await server.start()
+        self._exits.push_async_callback(server.close, grace_s=0.0)
+        return name, role, self.address, server.port
+
+    async def show(self, worker, conditions=READY, graph="llama"):
+        """Write a worker's slice, as Kubernetes would."""
+        await self.kube.apply(slice_of(self.namespace, graph, worker, conditions), field_manager=ME)
+
+    async def hide(self, worker):
+        """Delete a worker's slice."""
+        await self.kube.delete(ENDPOINT_SLICE, worker[0], namespace=self.namespace)
+
+    async def start_router(self):
+        """Start a router that looks for graph llama."""
+        settings = RouterSettings(
+            model="m", disaggregated=False, speed=20.0, kubernetes=GraphPlace("llama", self.namespace)
+        )
+        self.router = RouterServer(settings)
+        await self.router.start()
+        self._exits.push_async_callback(self.router.close)
+
+    async def ask(self, **body):
+        """Send a completion and return the whole answer."""
+        content = orjson.dumps({"model": "m", "prompt": "hello", "max_tokens": 4, **body})
+        url = f"http://127.0.0.1:{self.router.port}/v1/completions"
+        return await self.pool.request("POST", url, body=content, headers=JSON, timeouts=Timeouts(total_s=60))
+
+    async def stream(self, tokens):
+        """Begin a stream and return it when its head has come."""
+        content = orjson.dumps(
+            {"model": "m", "prompt": "hello", "max_tokens": tokens, "stream": True, "ignore_eos": True}
+        )
+        url = f"http://127.0.0.1:{self.router.port}/v1/completions"
+        return await self.pool.stream("POST", url, body=content, headers=JSON)
+
+    async def page(self, path):
+        """Return a page of the router."""
+        return await self.pool.request("GET", f"http://127.0.0.1:{self.router.port}{path}")
+
+    async def until(self, condition, limit_s=30.0):
+        """Wait for a condition of the router."""
+        async with asyncio.timeout(limit_s):
+            while not condition():  # noqa: ASYNC110 - the fleet sets no event
+                await asyncio.sleep(0.02)
+
+    @property
+    def names(self):
+        """Workers that the router knows."""
+        return sorted(each.name for each in self.router.fleet)
+
+
+@asynccontextmanager
+async def place_of(plane, namespace, monkeypatch, kubeconfig=None):
+    """Open a place; the router reads its credentials from KUBECONFIG."""
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig or plane.kubeconfig))
+    async with asyncio.TaskGroup() as group, AsyncExitStack() as exits:
+        kube = await KubeClient.connect(kubeconfig=plane.kubeconfig)
+        exits.push_async_callback(kube.close)
+        place = Place(kube, namespace, exits, group)
+        exits.push_async_callback(place.pool.close)
+        yield place
+
+
+@pytest.fixture
+async def place(api_server, namespace, monkeypatch):
+    """A place on the session's API server."""
+    async with place_of(api_server, namespace, monkeypatch) as made:
+        yield made
+
+
+async def test_workers_join_and_leave_without_a_restart(place):
+    """A request waits for the first worker; others join, are drained and vanish while requests are served."""
+    first, second = await place.worker("one", "aggregated"), await place.worker("two", "aggregated")
+    await place.start_router()
+    assert (await place.page("/ready")).status == 503
+    waiting = asyncio.create_task(place.ask())
+    await place.until(lambda: len(place.router.gate.queue) == 1)
+    await place.show(first)
+    assert (await waiting).status == 200
+    await place.show(second)
+    await place.until(lambda: place.names == ["one", "two"])
+    await place.show(first, LEAVING)
+    await place.until(lambda: place.router.fleet.get("one").spec.draining)
+    assert [(await place.ask()).status for _ in range(3)] == [200] * 3
+    await place.hide(first)
+    await place.until(lambda: place.names == ["two"])
+    assert (await place.ask()).status == 200
+
+
+async def test_a_stream_outlives_its_workers_slice(place):
+    """The slice goes while its worker streams: the stream ends whole."""
+    worker = await place.worker("one", "aggregated")
+    await place.show(worker)
+    await place.start_router()
+    await place.until(lambda: not place.router.gate.problems())
+    stream = await place.stream(tokens=200)
+    await anext(stream)
+    await place.hide(worker)
+    await place.until(lambda: not place.names)
+    rest = await stream.read(limit_bytes=1_000_000)
+    assert rest.rstrip().endswith(b"data: [DONE]")
+
+
+async def test_other_graphs_and_namespaces_are_not_seen(place, make_namespace):
+    """Only the router's own graph, in its own namespace."""
+    worker = await place.worker("one", "aggregated")
+    await place.show(worker, graph="other")
+    elsewhere = make_namespace("other")
+    await place.kube.apply(slice_of(elsewhere, "llama", worker), field_manager=ME)
+    mine = await place.worker("two", "aggregated")
+    await place.show(mine)
+    await place.start_router()
+    assert place.names == ["two"]
+
+
+async def test_a_role_that_may_read_slices_is_enough(api_server, place, namespace, monkeypatch):
+    """With get, list and watch of EndpointSlices in its namespace, and nothing else, the router works."""
+    rbac = ROLE.api_version
+    about = {"name": "router", "namespace": namespace}
+    rules = [
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["get", "list", "watch"],
+        }
+    ]
+    subject = {"kind": "ServiceAccount", "name": "router", "namespace": namespace}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "router"}
+    for obj in (
+        {"apiVersion": "v1", "kind": SERVICE_ACCOUNT.kind, "metadata": about},
+        {"apiVersion": rbac, "kind": ROLE.kind, "metadata": about, "rules": rules},
+        {
+            "apiVersion": rbac,
+            "kind": ROLE_BINDING.kind,
+            "metadata": about,
+            "subjects": [subject],
+            "roleRef": reference,
+        },
+    ):
+        await place.kube.apply(obj, field_manager=ME)
+    kubeconfig = await asyncio.to_thread(api_server.service_account_kubeconfig, namespace, "router")
+    async with place_of(api_server, namespace, monkeypatch, kubeconfig) as restricted:
+        worker = await restricted.worker("one", "aggregated")
+        await restricted.show(worker)
+        await restricted.start_router()
+        await restricted.until(lambda: not restricted.router.gate.problems())
+        assert (await restricted.ask()).status == 200
+        assert orjson.loads((await restricted.page("/workers")).body)["discovery_problem"] is None
+
+
+async def test_without_the_right_the_router_says_which(api_server, namespace, monkeypatch):
+    """403: the router lives, serves nobody, and /ready carries the server's words."""
+    kubeconfig = api_server.service_account_kubeconfig(namespace, "default")
+    async with place_of(api_server, namespace, monkeypatch, kubeconfig) as place:
+        monkeypatch.setattr("penstock_router.discovery.kubernetes.FIRST_VIEW_S", 1.0)
+        await place.start_router()
+        await place.until(lambda: "403" in (place.router._discovery.problem or ""))
+        reasons = orjson.loads((await place.page("/ready")).body)["reasons"]
+        assert any("cannot list resource" in each for each in reasons)
+
+
+async def test_requests_are_served_while_the_api_server_is_away(own_api_server, monkeypatch):
+    """Killed and restarted API server: no request fails, the problem is told, and changes are seen after."""
+    async with place_of(own_api_server, "default", monkeypatch) as place:
+        first, second = await place.worker("one", "aggregated"), await place.worker("two", "aggregated")
+        await place.show(first)
+        await place.start_router()
+        await place.until(lambda: not place.router.gate.problems())
+        own_api_server.kill("kube-apiserver")
+        await place.until(lambda: place.router._discovery.problem is not None)
+        assert [(await place.ask()).status for _ in range(3)] == [200] * 3
+        assert "does not answer" in orjson.loads((await place.page("/workers")).body)["discovery_problem"]
+        await asyncio.to_thread(own_api_server.start_api_server)
+        await place.show(second)
+        await place.until(lambda: place.names == ["one", "two"])
+        assert place.router._discovery.problem is None
