@@ -178,9 +178,8 @@ class Reconciler:
     async def _bring_about(self, graph: _Graph, seen_as: tuple[object, ...]) -> Look:
         seen = Seen()
         first_replicas = self._wishes(graph, seen)
-        # Built before the first write: a podTemplate that cannot be laid over stops here.
-        wanted = self._wanted(graph, seen)
         if DRAIN_FINALIZER not in graph.raw["metadata"].get("finalizers", ()):
+            self._wanted(graph, seen)  # a podTemplate that cannot be laid over stops before the first write
             await self._add_finalizer(graph.raw)
         told = await self._scale(graph, seen)
         wanted = self._wanted(graph, seen)

@@ -1,0 +1,123 @@
+"""What the tests of the operator share: a small graph, an operator in this process, and waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from penstock_kube.kinds import GRAPH_DEPLOYMENT, KINDS
+from penstock_operator.metrics import OperatorMetrics
+from penstock_operator.queue import Pace
+from penstock_operator.service import Operator
+from penstock_operator.settings import OperatorSettings
+
+CHILDREN = {
+    "ConfigMap": {"g-router"},
+    "Deployment": {"g-decode", "g-frontend", "g-prefill"},
+    "NetworkPolicy": {"g-router", "g-worker"},
+    "PodDisruptionBudget": {"g-decode", "g-frontend", "g-prefill"},
+    "Role": {"g-router"},
+    "RoleBinding": {"g-router"},
+    "ScalingAdapter": {"g-decode", "g-prefill"},
+    "Service": {"g-decode", "g-frontend", "g-prefill"},
+    "ServiceAccount": {"g-router", "g-worker"},
+}
+
+
+def graph(namespace, name="g", **changes):
+    """Return a small simulated graph with a budget of 4 GPUs."""
+    worker = {"gpusPerReplica": 1, "terminationGracePeriodSeconds": 2}
+    spec = {
+        "model": {"name": "tiny"},
+        "runtime": "simulated",
+        "services": {
+            "frontend": {"role": "router"},
+            "prefill": {"role": "prefill", "scaling": {"minReplicas": 1, "maxReplicas": 3}, **worker},
+            "decode": {"role": "decode", "scaling": {"minReplicas": 1, "maxReplicas": 3}, **worker},
+        },
+        "planner": {"maxGpuBudget": 4},
+        **changes,
+    }
+    return {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "GraphDeployment",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+    }
+
+
+class NoLoads:
+    """Workers that nobody can ask."""
+
+    async def read(self, pods):
+        """Know nothing."""
+        return {pod.name: None for pod, _ in pods}
+
+
+@asynccontextmanager
+async def running(client, namespace, *, loads=None, pace=None):
+    """Run an operator in this process."""
+    settings = OperatorSettings(namespace=namespace, leader_election=False, metrics_port=0)
+    metrics = OperatorMetrics()
+    pace = pace or Pace(gap_s=0.02, first_backoff_s=0.05, max_backoff_s=1.0)
+    operator = Operator(client, settings, loads=loads or NoLoads(), metrics=metrics, pace=pace)
+    task = asyncio.create_task(operator.run())
+    try:
+        yield operator
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(check, what, *, timeout_s=30.0):
+    """Wait until ``check()`` returns something true, and return it."""
+    found = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not found:
+                found = await check()
+                if not found:
+                    await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"waited {timeout_s} s for: {what}")
+    return found
+
+
+async def names(client, kind, namespace):
+    """Return the names of a kind's objects."""
+    return {each["metadata"]["name"] for each in (await client.list(KINDS[kind], namespace=namespace)).items}
+
+
+async def all_children(client, namespace, children=CHILDREN):
+    """Return whether exactly these children are there, and the ones of the namespace itself."""
+    for kind, wanted in children.items():
+        found = {each for each in await names(client, kind, namespace) if each.startswith("g-")}
+        if found != wanted:
+            return False
+    return True
+
+
+async def settled(client, namespace, operator, *, name="g", quiet_s=0.5):
+    """Wait until every child is there, the status is current, and nothing is queued for a while."""
+
+    async def check():
+        live = await client.get(GRAPH_DEPLOYMENT, name, namespace=namespace)
+        status = live.get("status", {})
+        return status.get("observedGeneration") == live["metadata"]["generation"]
+
+    await until(check, "a current status")
+    quiet = 0.0
+    async with asyncio.timeout(30):
+        while quiet < quiet_s:
+            await asyncio.sleep(0.05)
+            quiet = 0.0 if operator.queue.depth or operator.queue.running else quiet + 0.05
+
+
+async def condition(client, namespace, kind, name="g"):
+    """Return one of a graph's conditions, {} without it."""
+    live = await client.get(GRAPH_DEPLOYMENT, name, namespace=namespace)
+    found = [each for each in live.get("status", {}).get("conditions", []) if each["type"] == kind]
+    return found[0] if found else {}

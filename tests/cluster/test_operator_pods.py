@@ -1,0 +1,246 @@
+"""The operator with controllers, scheduler and fake nodes: readiness, drains, the GPU budget at every instant."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from operating import condition, graph, running, settled, until
+
+from penstock_kube.informer import Informer
+from penstock_kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
+from penstock_operator.plan.pods import pod_view
+from penstock_operator.plan.scale import Load
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+class Loads:
+    """Loads that a test sets by pod; others are idle for long."""
+
+    def __init__(self):
+        self.busy = {}
+        self.asked = 0
+
+    async def read(self, pods):
+        """Return the set load, or idleness."""
+        self.asked += 1
+        return {pod.name: self.busy.get(pod.name, Load(0, 0, 0.0, idle_s=60.0)) for pod, _ in pods}
+
+
+class BudgetWatch:
+    """Adds up the GPUs of a graph's released, unfinished worker pods at every event of the API server."""
+
+    def __init__(self, client, namespace):
+        self.most = 0
+        self.seen = 0
+        self._pods = Informer(
+            client, POD, namespace=namespace, on_change=self._changed, label_selector="penstock.dev/graph"
+        )
+
+    @asynccontextmanager
+    async def on(self):
+        """Watch while the body runs."""
+        task = asyncio.create_task(self._pods.run())
+        await self._pods.synced.wait()
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _changed(self, _change, _pod):
+        views = map(pod_view, self._pods.objects.values())
+        gpus = sum(each.gpus for each in views if not each.gated and not each.finished)
+        self.most = max(self.most, gpus)
+        self.seen += 1
+
+
+def ready(client, namespace):
+    """Return a check of the graph's Ready condition."""
+
+    async def check():
+        return (await condition(client, namespace, "Ready")).get("status") == "True"
+
+    return check
+
+
+async def pods_of(client, namespace, service):
+    """Return the views of a service's pods."""
+    found = await client.list(POD, namespace=namespace, labels={"penstock.dev/service": service})
+    return [pod_view(each) for each in found.items]
+
+
+async def scale(client, namespace, service, replicas):
+    """Write an adapter's number."""
+    patch = {"spec": {"replicas": replicas}}
+    await client.patch(
+        SCALING_ADAPTER, f"g-{service}", patch, namespace=namespace, field_manager="autoscaler"
+    )
+
+
+def replicas_are(client, namespace, service, number):
+    """Return a check of how many live ready pods there are, none leaving."""
+
+    async def check():
+        pods = await pods_of(client, namespace, service)
+        return len(pods) == number and all(each.ready and each.alive for each in pods)
+
+    return check
+
+
+async def test_a_graph_becomes_ready_and_rests(crds, kwok, make_node, client, namespace):
+    """Gates are lifted, pods run, Ready is true, and then nothing is written."""
+    make_node(gpus=8)
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace) as operator:
+        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await settled(client, namespace, operator, quiet_s=3)
+        mark = kwok.audit_mark()
+        await asyncio.sleep(5)
+        writes = [
+            each
+            for each in kwok.audit_writes(after=mark, user="admin")
+            if each["objectRef"].get("namespace") == namespace
+            and "penstock" in each.get("requestURI", "") + str(each.get("userAgent", ""))
+        ]
+    assert writes == []
+    live = await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+    assert live["status"]["phase"] == "Ready"
+    assert live["status"]["summary"] == {"prefill": "1/1", "decode": "1/1", "gpus": "2/4"}
+
+
+async def test_a_scale_down_waits_for_the_victims_requests(crds, kwok, make_node, client, namespace):
+    """The busy pod stays, the idle one is marked, leaves its Service, and goes; the number falls only then."""
+    make_node(gpus=8)
+    loads = Loads()
+    wanted = graph(namespace)
+    for service in ("prefill", "decode"):
+        wanted["spec"]["services"][service]["terminationGracePeriodSeconds"] = 60
+    await client.create(wanted, field_manager="test")
+    async with running(client, namespace, loads=loads):
+        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await scale(client, namespace, "decode", 2)
+        await until(replicas_are(client, namespace, "decode", 2), "two decode pods", timeout_s=60)
+        first, second = sorted(await pods_of(client, namespace, "decode"), key=lambda each: each.name)
+        loads.busy = {first.name: Load(3, 1, 0.5), second.name: Load(1, 0, 0.2)}
+        await scale(client, namespace, "decode", 1)
+
+        async def marked():
+            return [each for each in await pods_of(client, namespace, "decode") if each.draining]
+
+        [victim] = await until(marked, "a victim")
+        assert victim.name == second.name
+        await asyncio.sleep(5)  # beyond the settle time: it still has a request
+        assert len([each for each in await pods_of(client, namespace, "decode") if each.alive]) == 2
+        assert (await client.get(DEPLOYMENT, "g-decode", namespace=namespace))["spec"]["replicas"] == 2
+        loads.busy.pop(second.name)
+        await until(replicas_are(client, namespace, "decode", 1), "one decode pod", timeout_s=60)
+        [left] = await pods_of(client, namespace, "decode")
+        assert left.name == first.name
+
+
+async def test_a_drain_ends_when_the_wish_rises_again(crds, kwok, make_node, client, namespace):
+    """The victim serves again, nothing is lost, nothing new is started."""
+    make_node(gpus=8)
+    loads = Loads()
+    wanted = graph(namespace)
+    wanted["spec"]["services"]["decode"]["terminationGracePeriodSeconds"] = 120
+    await client.create(wanted, field_manager="test")
+    async with running(client, namespace, loads=loads):
+        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await scale(client, namespace, "decode", 2)
+        await until(replicas_are(client, namespace, "decode", 2), "two decode pods", timeout_s=60)
+        before = {each.uid for each in await pods_of(client, namespace, "decode")}
+        loads.busy = {each.name: Load(1, 0, 0.2) for each in await pods_of(client, namespace, "decode")}
+        await scale(client, namespace, "decode", 1)
+
+        async def draining(wanted):
+            return any(each.draining for each in await pods_of(client, namespace, "decode")) == wanted
+
+        await until(lambda: draining(True), "a victim")
+        await scale(client, namespace, "decode", 2)
+        await until(lambda: draining(False), "it to serve again")
+        after = await pods_of(client, namespace, "decode")
+        assert {each.uid for each in after} == before
+        assert {each.serving for each in after} == {"true"}
+
+
+async def test_unknown_load_waits_for_the_deadline(crds, kwok, make_node, client, namespace):
+    """Unknown is not idle: the pod goes when its grace is over, not before."""
+    make_node(gpus=8)
+    wanted = graph(namespace)
+    wanted["spec"]["services"]["decode"]["terminationGracePeriodSeconds"] = 6
+    await client.create(wanted, field_manager="test")
+    async with running(client, namespace):
+        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await scale(client, namespace, "decode", 2)
+        await until(replicas_are(client, namespace, "decode", 2), "two decode pods", timeout_s=60)
+        started_s = time.monotonic()
+        await scale(client, namespace, "decode", 1)
+
+        async def shrunk():
+            live = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
+            return live["spec"]["replicas"] == 1
+
+        await until(shrunk, "the smaller number", timeout_s=60)
+        assert time.monotonic() - started_s > 5
+
+
+async def test_the_budget_is_never_exceeded(crds, kwok, make_node, client, namespace):
+    """Scaling beyond it, rolling, killing and hand-edited numbers, judged at every event of the API server."""
+    make_node(gpus=64)
+    wanted = graph(namespace)
+    await client.create(wanted, field_manager="test")
+    async with running(client, namespace, loads=Loads()), BudgetWatch(client, namespace).on() as budget:
+        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await scale(client, namespace, "decode", 3)
+        await scale(client, namespace, "prefill", 3)
+
+        async def full():
+            found = (await condition(client, namespace, "Schedulable")).get("reason")
+            return found == "WaitingForBudget" and budget.most == 4
+
+        await until(full, "the budget to be used up", timeout_s=60)
+        edit = {"spec": {"env": [{"name": "ROLL", "value": "1"}]}}
+        await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
+        by_hand = {"spec": {"replicas": 7}}
+        await client.patch(DEPLOYMENT, "g-decode", by_hand, namespace=namespace, field_manager="me")
+        for _ in range(4):
+            for each in (await pods_of(client, namespace, "decode"))[:2]:
+                if each.alive:
+                    await client.delete(POD, each.name, namespace=namespace)
+            await asyncio.sleep(1)
+        await scale(client, namespace, "prefill", 1)
+
+        async def rolled():
+            both = [*await pods_of(client, namespace, "prefill"), *await pods_of(client, namespace, "decode")]
+            running_pods = [each for each in both if each.ready and each.alive]
+            return len(both) == len(running_pods) == 4
+
+        await until(rolled, "four ready workers and none more", timeout_s=120)
+    assert budget.seen > 20
+    assert budget.most == 4
+
+
+async def test_deletion_drains_and_leaves_no_pod(crds, kwok, make_node, client, namespace):
+    """Routers first, then workers, then the rest."""
+    make_node(gpus=8)
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace, loads=Loads()):
+        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await client.delete(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+        order = []
+
+        async def gone():
+            for role in ("frontend", "decode"):
+                if role not in order and not await pods_of(client, namespace, role):
+                    order.append(role)
+            return not (await client.list(GRAPH_DEPLOYMENT, namespace=namespace)).items
+
+        await until(gone, "the graph to go", timeout_s=90)
+        assert order == ["frontend", "decode"]
+        assert (await client.list(POD, namespace=namespace)).items == []
+        assert (await client.list(DEPLOYMENT, namespace=namespace)).items == []
