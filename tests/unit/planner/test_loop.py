@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 
 import pytest
 
 from penstock_graph.models import Role
 from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.ledger import read_ledger
+from penstock_planner.replay import replay
 from penstock_planner.view import Phase
 
 D, P = Role.DECODE, Role.PREFILL
@@ -33,8 +35,6 @@ async def test_it_pulls_every_second_and_decides_every_thirty(world):
 
 async def test_intervals_that_do_not_divide_end_with_a_pull_at_the_decision(world):
     """Pulls every 8 s of 30: at 8, 16, 24 and 30."""
-    from dataclasses import replace
-
     world.config = replace(world.config, metric_pulling_interval_s=8.0)
     await world.run_until(40)
     assert [p["at_s"] - 1000 for p in _records(world, "pull")] == [8.0, 16.0, 24.0, 30.0, 38.0]
@@ -76,8 +76,6 @@ async def test_grace_keeps_a_new_decode_worker_for_three_intervals(world):
 
 async def test_no_operation_decides_and_records_but_asks_for_nothing(world):
     """Decisions are in the ledger, the backend is never asked."""
-    from dataclasses import replace
-
     world.config = replace(world.config, no_operation=True)
     world.load.kv = lambda _now, _workers: 0.95
     await world.run_until(95)
@@ -284,3 +282,32 @@ async def test_an_aggregated_graph_has_one_pool_and_no_queue(world, role, kv):
     # The pool is named by role, so the endpoints carry it.
     await world.run_until(35)
     assert world.backend.calls == [(role, 2, "d000001")]
+
+
+async def test_ids_go_on_behind_those_known_elsewhere(world):
+    """The ledger is lost, the cluster still shows d000041."""
+    planner = world.planner()
+    planner._first_sequence = 41
+    world.load.kv = lambda _now, _workers: 0.95
+    await world.run_until(35, planner)
+    assert [d.id for d in world.watcher.decisions] == ["d000042"]
+    assert replay(read_ledger(world.folder)).differences == ()
+
+
+async def test_a_number_that_somebody_else_sets_stands_for_an_interval(world):
+    """The scale-up of the planner's own is forgotten, not withdrawn; a new interval begins."""
+    observe = world.backend.observe
+    world.backend.never_ready = frozenset({D})
+    world.load.kv = lambda _now, _workers: 0.95
+
+    async def edited():
+        if world.time.at_s == 1050.0:
+            world.backend.replicas[D], world.backend.starting[D] = 1, []
+            return replace(await observe(), edited=frozenset({D}))
+        return await observe()
+
+    world.backend.observe = edited
+    await world.run_until(90)
+    assert world.backend.calls == [(D, 2, "d000001"), (D, 2, "d000002")]
+    assert [d.at_s - 1000 for d in world.watcher.decisions] == [30.0, 80.0]
+    assert replay(read_ledger(world.folder)).differences == ()

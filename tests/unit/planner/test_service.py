@@ -21,6 +21,7 @@ from penstock_wire.server import HttpServer
 
 D, P = Role.DECODE, Role.PREFILL
 SPEED = 200.0
+CLUSTER = ("--environment", "kubernetes")
 
 PAGE = """\
 penstock_router_prefill_queue_requests{model_name="llama"} 0.3
@@ -71,11 +72,37 @@ def test_a_flag_beats_the_environment_and_that_beats_the_file(tmp_path):
     assert _dry_run("--config", str(file), "--operate", env=env)["no-operation"] is False
 
 
+def test_on_kubernetes_only_what_was_said_overrides_the_graphs(tmp_path):
+    """Flags, environment and file; nothing by default."""
+    file = tmp_path / "planner.yaml"
+    file.write_text("Planner: {environment: kubernetes, min-gpu-budget: 2}\n")
+    env = {"PENSTOCK_PLANNER_ADJUSTMENT_INTERVAL": "70"}
+    options = _dry_run("--config", str(file), "-A", "--max-gpu-budget", "none", env=env)
+    assert options == {
+        "environment": "kubernetes",
+        "min-gpu-budget": 2,
+        "adjustment-interval": 70.0,
+        "max-gpu-budget": None,
+        "all-namespaces": True,
+        "graph-name": None,
+    }
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         (["--graph-name", "llama"], ConfigError, "--graph-name: only with --environment kubernetes"),
         (["--max-gpu-budget", "1"], InvalidSpecError, "below the floor"),
+        ([*CLUSTER, "--graph", "g.yaml"], ConfigError, "--graph: graphs are read from the cluster"),
+        ([*CLUSTER, "-A", "--namespace", "serving"], ConfigError, "exclude each other; keep one"),
+        ([*CLUSTER, "--speed", "2"], ConfigError, "--speed: 2; pods live in real time"),
+        (
+            [*CLUSTER, "--router-url", "http://r:1"],
+            ConfigError,
+            "--router-url: routers are found by their pods",
+        ),
+        ([*CLUSTER, "--max-gpu-budget", "many"], InvalidSpecError, "--max-gpu-budget"),
+        ([*CLUSTER, "--kubeconfig", "/nowhere"], ConfigError, "/nowhere"),
         (["--namespace", "Not A Label"], ConfigError, "--namespace"),
         (["--speed", "0"], ConfigError, "--speed"),
     ],

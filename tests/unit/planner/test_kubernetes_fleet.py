@@ -1,0 +1,320 @@
+"""Many graphs in one process: each has its loop, and one's trouble is nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from penstock_core.errors import ConfigError, LedgerError
+from penstock_planner.cluster import fleet as fleet_module
+from penstock_planner.cluster.fleet import Fleet
+from penstock_planner.cluster.plan import parse, plan_of
+from penstock_planner.cluster.service import ClusterService
+from penstock_planner.cluster.status import Standing
+from penstock_planner.cluster.watch import Watch, _trim_adapter, _trim_graph, _trim_pod
+
+A, B = ("serving", "a"), ("serving", "b")
+
+
+def _graph(name="a", generation=1, uid="u1", router=None, **planner):
+    scaling = {"minReplicas": 1, "maxReplicas": 4}
+    return {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "GraphDeployment",
+        "metadata": {"name": name, "namespace": "serving", "uid": uid, "generation": generation},
+        "spec": {
+            "model": {"name": "m"},
+            "runtime": "simulated",
+            "services": {
+                "frontend": {"role": "router"},
+                "prefill": {"role": "prefill", "scaling": scaling},
+                "decode": {"role": "decode", "scaling": scaling},
+            },
+            "router": router or {},
+            "planner": planner,
+        },
+        "status": {"planner": {}, "conditions": []},
+    }
+
+
+class _World:
+    """Graphs as the watch shows them, and what the fleet does with each."""
+
+    def __init__(self):
+        self.graphs = {}
+        self.running = {}
+        self.begun = []
+        self.said = []
+        self.forgotten = []
+        self.failures = {}
+        self.fleet = Fleet(self, overrides={}, work=self._work, say=self._say, forget=self.forgotten.append)
+        self._task = None
+
+    def graph(self, key):
+        return self.graphs.get(key)
+
+    async def _work(self, job, stop):
+        self.begun.append((job.key[1], job.plan.options.adjustment_interval))
+        if self.failures.get(job.key):
+            raise self.failures[job.key].pop()
+        self.running[job.key] = job
+        try:
+            await stop.wait()
+        finally:
+            del self.running[job.key]
+
+    def _say(self, key, report):
+        self.said.append((key[1], report.standing, report.message))
+
+    async def put(self, obj):
+        key = obj["metadata"]["namespace"], obj["metadata"]["name"]
+        self.graphs[key] = obj
+        self.fleet.mark(key)
+        await self.settle()
+
+    async def drop(self, key):
+        del self.graphs[key]
+        self.fleet.mark(key)
+        await self.settle()
+
+    async def settle(self):
+        for _ in range(30):
+            await asyncio.sleep(0)
+
+    async def __aenter__(self):
+        self._task = asyncio.create_task(self.fleet.run())
+        return self
+
+    async def __aexit__(self, *_):
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+
+@pytest.fixture(name="world")
+async def _world():
+    async with _World() as made:
+        yield made
+
+
+async def test_every_graph_gets_a_loop_and_loses_it_when_it_is_gone(world):
+    """Two come, one goes."""
+    await world.put(_graph("a"))
+    await world.put(_graph("b"))
+    assert set(world.running) == {A, B}
+    await world.drop(A)
+    assert set(world.running) == {B}
+    assert (world.forgotten, world.fleet.keys) == ([A], [B])
+
+
+async def test_a_loop_is_restarted_only_by_what_it_depends_on(world):
+    """A status, a router's setting: no. The planner's section: yes."""
+    await world.put(_graph("a"))
+    await world.put(_graph("a"))
+    await world.put(_graph("a", generation=2, router={"policy": "round-robin"}))
+    assert world.begun == [("a", 30)]
+    await world.put(_graph("a", generation=3, adjustmentIntervalSeconds=60))
+    assert world.begun == [("a", 30), ("a", 60)]
+    assert set(world.running) == {A}
+
+
+async def test_a_graph_made_anew_under_the_same_name_gets_a_new_loop(world):
+    """Another uid: another graph."""
+    await world.put(_graph("a"))
+    await world.put(_graph("a", uid="u2"))
+    assert len(world.begun) == 2
+
+
+@pytest.mark.parametrize(
+    ("planner", "standing", "words"),
+    [
+        ({"enabled": False}, Standing.DISABLED, "spec.planner.enabled is false"),
+        ({"environment": "local"}, Standing.DISABLED, "spec.planner.environment is local"),
+        ({"mode": "sla"}, Standing.MISCONFIGURED, "spec.planner.mode: sla is not available in this version"),
+        ({"bogus": 1}, Standing.MISCONFIGURED, "spec.planner.bogus"),
+    ],
+)
+async def test_why_a_graph_is_not_planned_is_said_and_a_change_starts_it(world, planner, standing, words):
+    """Then it is planned without waiting."""
+    await world.put(_graph("a", **planner))
+    assert world.running == {}
+    ((_, said, message),) = world.said
+    assert said is standing
+    assert words in message
+    await world.put(_graph("a", generation=2))
+    assert set(world.running) == {A}
+
+
+async def test_a_graph_without_scaling_has_nothing_to_plan(world):
+    """Fixed numbers of replicas."""
+    graph = _graph("a")
+    for service in graph["spec"]["services"].values():
+        service.pop("scaling", None)
+    await world.put(graph)
+    assert world.said == [("a", Standing.DISABLED, "no worker service has spec.services.*.scaling")]
+
+
+@pytest.mark.parametrize(
+    ("failure", "standing"),
+    [
+        (ConfigError("--log-dir: held by another planner"), Standing.MISCONFIGURED),
+        (LedgerError("disk full"), Standing.FAILED),
+        (RuntimeError("a bug"), Standing.FAILED),
+    ],
+)
+async def test_one_graphs_failure_is_told_retried_and_touches_no_other(world, monkeypatch, failure, standing):
+    """The other one goes on; the failed one comes back after a pause."""
+    monkeypatch.setattr(fleet_module, "FIRST_PAUSE_S", 0.01)
+    world.failures[A] = [failure]
+    await world.put(_graph("b"))
+    await world.put(_graph("a"))
+    assert set(world.running) == {B}
+    assert [said[:2] for said in world.said] == [("a", standing)]
+    async with asyncio.timeout(2):
+        while A not in world.running:  # noqa: ASYNC110 - a pause of 10 ms
+            await asyncio.sleep(0.001)
+    assert world.begun == [("b", 30), ("a", 30), ("a", 30)]
+
+
+async def test_a_failed_graph_that_is_changed_does_not_wait_for_its_pause(world):
+    """Somebody has repaired it."""
+    world.failures[A] = [RuntimeError("a bug")]
+    await world.put(_graph("a"))
+    await world.put(_graph("a", generation=2))
+    assert set(world.running) == {A}
+
+
+async def test_the_end_of_leadership_ends_every_loop():
+    """Cancelled, and nothing is left behind."""
+    async with _World() as world:
+        await world.put(_graph("a"))
+        await world.put(_graph("b"))
+    assert world.running == {}
+
+
+def test_options_given_to_the_process_override_the_graphs_own():
+    """And leave the rest alone."""
+    graph = parse(_graph("a", adjustmentIntervalSeconds=60, maxGpuBudget=16))
+    plan = plan_of(graph, {"max-gpu-budget": 4, "no-operation": True})
+    assert (plan.config.adjustment_interval_s, plan.config.max_gpu_budget) == (60, 4)
+    assert plan.config.no_operation
+
+
+def test_every_graph_has_a_folder_of_its_own(monkeypatch, tmp_path):
+    """LOG-DIR/NAMESPACE/GRAPH; without one, below the state folder."""
+    assert ClusterService({}, log_dir=Path("/logs")).folder(A) == Path("/logs/serving/a")
+    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path))
+    assert ClusterService({}).folder(A) == tmp_path / "planner" / "serving" / "a"
+
+
+# ---------------------------------------------------------------- the watch
+
+
+class _Client:
+    """Enough for informers that are fed by hand."""
+
+    rng = None
+
+
+def _pod(name, graph="a", role="decode", ready="True", **labels):
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "serving",
+            "uid": name,
+            "labels": {"penstock.dev/graph": graph, "penstock.dev/role": role, **labels},
+        },
+        "spec": {"containers": []},
+        "status": {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": ready}]},
+    }
+
+
+def _watch(only=None):
+    watch = Watch(_Client(), namespace="serving", graph=only)
+    marked = []
+    watch.subscribe(marked.append)
+    return watch, marked
+
+
+def _feed(watch, informer, what, obj):
+    watch._informers[informer]._take(what, obj)
+
+
+def test_pods_are_grouped_by_graph_and_leave_when_deleted():
+    """Each graph sees its own; routers that are ready and stay are sources."""
+    watch, _ = _watch()
+    for pod in (
+        _pod("d0"),
+        _pod("r1", role="router"),
+        _pod("r0", role="router"),
+        _pod("r2", role="router", ready="False"),
+        _pod("other", graph="b"),
+    ):
+        _feed(watch, "pods", "ADDED", pod)
+    assert set(watch.of(A).pods()) == {"d0", "r0", "r1", "r2"}
+    assert watch.of(A).routers() == ["http://10.0.0.1:8000", "http://10.0.0.1:8000"]
+    _feed(watch, "pods", "DELETED", _pod("other", graph="b"))
+    assert watch.of(B).pods() == {}
+
+
+def test_only_the_named_graph_is_marked():
+    """--graph-name."""
+    watch, marked = _watch(only="b")
+    _feed(watch, "graphs", "ADDED", _graph("a"))
+    _feed(watch, "graphs", "ADDED", _graph("b"))
+    assert marked == [B]
+
+
+def test_a_graph_that_is_being_deleted_is_none_to_plan():
+    """Its status may still be written."""
+    watch, _ = _watch()
+    graph = _graph("a")
+    graph["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    _feed(watch, "graphs", "ADDED", graph)
+    assert watch.graph(A) is None
+    assert watch.live(A) is not None
+
+
+def test_a_watch_that_has_not_listed_yet_is_a_problem():
+    """Nothing seen is not nothing there."""
+    assert _watch()[0].problem() == "graphs: not listed yet"
+
+
+def test_objects_are_trimmed_to_what_is_read():
+    """Memory is bounded by graphs and pods, not by their histories."""
+    graph = _graph("a")
+    graph["metadata"] |= {"managedFields": [{}], "annotations": {"k": "v"}}
+    graph["status"]["conditions"] = [{"type": "Ready"}, {"type": "PlannerActive"}]
+    trimmed = _trim_graph(graph)
+    assert set(trimmed["metadata"]) == {"name", "namespace", "uid", "generation"}
+    assert trimmed["status"]["conditions"] == [{"type": "PlannerActive"}]
+    assert set(_trim_pod(_pod("d0"))) == {"metadata", "key", "facts"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "owner"),
+    [
+        ([], ""),
+        ([{"manager": "penstock-operator", "fieldsV1": {"f:spec": {"f:graph": {}}}}], ""),
+        (
+            [
+                {
+                    "manager": "init",
+                    "time": "2026-01-01T00:00:00Z",
+                    "fieldsV1": {"f:spec": {"f:replicas": {}}},
+                },
+                {
+                    "manager": "hpa",
+                    "time": "2026-01-02T00:00:00Z",
+                    "fieldsV1": {"f:spec": {"f:replicas": {}}},
+                },
+            ],
+            "hpa",
+        ),
+    ],
+)
+def test_the_owner_of_a_number_is_whoever_set_it_last(fields, owner):
+    """As the server's field managers say."""
+    adapter = {"metadata": {"name": "a-decode", "managedFields": fields}, "spec": {"replicas": 2}}
+    assert _trim_adapter(adapter)["owner"] == owner

@@ -1,0 +1,289 @@
+"""What users are told: the graph's status, written only when it changes, and an Event per change."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from penstock_core.errors import NotFoundError, UnavailableError
+from penstock_graph.models import Role
+from penstock_planner.cluster import events as events_module
+from penstock_planner.cluster import status as status_module
+from penstock_planner.cluster.events import MAX_NOTE, EventListener, EventWriter
+from penstock_planner.cluster.fleet import last_report
+from penstock_planner.cluster.status import Report, Standing, StatusListener, StatusWriter, is_said
+from penstock_planner.targets.kubernetes import Note
+
+KEY = ("serving", "llama")
+D = Role.DECODE
+
+CALM = Report(Standing.OBSERVING, "decides every 30 s", 3, "decode 2 -> 3: KV 0.93 > 0.90", "d000012", 3, 8)
+
+
+def _live(report=None, **status):
+    said = {} if report is None else {"planner": report.planner, "conditions": [_condition(report)]}
+    return {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "GraphDeployment",
+        "metadata": {"name": "llama", "namespace": "serving", "uid": "u1", "generation": 3},
+        "status": {**said, **status},
+    }
+
+
+def _condition(report, since="2026-01-01T00:00:00Z"):
+    return {**report.condition, "lastTransitionTime": since}
+
+
+class _Server:
+    """Takes writes; fails with what is queued."""
+
+    def __init__(self):
+        self.applied = []
+        self.created = []
+        self.failures = []
+
+    async def apply(self, obj, *, field_manager, subresource):
+        assert (field_manager, subresource) == ("penstock-planner", "status")
+        if self.failures:
+            raise self.failures.pop(0)
+        self.applied.append(obj["status"])
+
+    async def create(self, obj, *, field_manager):
+        assert field_manager == "penstock-planner"
+        if self.failures:
+            raise self.failures.pop(0)
+        self.created.append(obj)
+
+
+class _Writer:
+    """A status writer with a live object that follows what is written, or lags behind."""
+
+    def __init__(self):
+        self.server = _Server()
+        self.live = _live()
+        self.at_s = 1.8e9
+        self.writer = StatusWriter(self.server, lambda _key: self.live, now_s=lambda: self.at_s)
+        self.task = None
+
+    async def say(self, report, *, follows=True):
+        before = len(self.server.applied)
+        self.writer.say(KEY, report)
+        await self.settle()
+        if follows and self.server.applied:
+            self.live = {**self.live, "status": self.server.applied[-1]}
+        return len(self.server.applied) - before
+
+    async def settle(self):
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async def __aenter__(self):
+        self.task = asyncio.create_task(self.writer.run())
+        await self.settle()
+        return self
+
+    async def __aexit__(self, *_):
+        self.task.cancel()
+        await asyncio.wait({self.task})
+
+
+@pytest.fixture(name="status")
+async def _status():
+    async with _Writer() as made:
+        yield made
+
+
+# ---------------------------------------------------------------- status
+
+
+async def test_a_report_is_written_whole_and_only_once(status):
+    """Section and condition; then silence, however often it is said."""
+    assert await status.say(CALM) == 1
+    (written,) = status.server.applied
+    assert written["planner"] == {
+        "lastDecision": "decode 2 -> 3: KV 0.93 > 0.90",
+        "decisionId": "d000012",
+        "gpus": 3,
+        "budget": 8,
+    }
+    assert written["conditions"] == [
+        {
+            "type": "PlannerActive",
+            "status": "True",
+            "reason": "Observing",
+            "message": "decides every 30 s",
+            "observedGeneration": 3,
+            "lastTransitionTime": "2027-01-15T08:00:00Z",
+        }
+    ]
+    assert [await status.say(CALM) for _ in range(5)] == [0] * 5
+
+
+async def test_what_the_last_planner_wrote_is_not_written_again(status):
+    """A restart writes nothing."""
+    status.live = _live(CALM)
+    assert await status.say(CALM) == 0
+
+
+async def test_a_write_that_the_watch_does_not_show_yet_is_believed(status):
+    """And after half a minute it is no longer: somebody has overwritten it."""
+    assert await status.say(CALM, follows=False) == 1
+    assert await status.say(CALM, follows=False) == 0
+    status.at_s += 31
+    assert await status.say(CALM, follows=False) == 1
+
+
+async def test_back_and_forth_is_written_although_the_watch_lags(status):
+    """A, B, A: the live object still shows the first A."""
+    status.live = _live(CALM)
+    busy = replace(CALM, standing=Standing.ADJUSTING)
+    assert await status.say(busy, follows=False) == 1
+    assert await status.say(CALM, follows=False) == 1
+    assert [s["conditions"][0]["reason"] for s in status.server.applied] == ["Adjusting", "Observing"]
+
+
+async def test_the_transition_time_is_that_of_the_status_not_of_the_reason(status):
+    """Observing and Adjusting are both True."""
+    status.live = _live(CALM)
+    await status.say(replace(CALM, standing=Standing.ADJUSTING))
+    await status.say(replace(CALM, standing=Standing.METRICS_MISSING))
+    first, second = (s["conditions"][0] for s in status.server.applied)
+    assert (first["status"], first["lastTransitionTime"]) == ("True", "2026-01-01T00:00:00Z")
+    assert (second["status"], second["lastTransitionTime"]) == ("False", "2027-01-15T08:00:00Z")
+
+
+async def test_what_could_not_be_written_is_tried_again(status, monkeypatch):
+    """The newest report, not the one that failed."""
+    monkeypatch.setattr(status_module, "RETRY_S", 0.0)
+    status.server.failures = [UnavailableError("busy"), UnavailableError("busy")]
+    assert await status.say(CALM) == 1
+
+
+async def test_a_graph_that_is_gone_is_not_written(status):
+    """Neither now nor again and again."""
+    status.server.failures = [NotFoundError("gone")]
+    assert await status.say(CALM) == 0
+    status.live = None
+    assert await status.say(replace(CALM, gpus=4)) == 0
+
+
+def test_without_a_ceiling_there_is_no_budget():
+    """Left out, not null or infinite."""
+    assert "budget" not in replace(CALM, budget=None).planner
+    assert is_said(replace(CALM, budget=None), _live(replace(CALM, budget=None))["status"])
+
+
+def test_a_new_planner_keeps_what_was_said_about_decisions():
+    """The last decision stays the last decision."""
+    report = last_report(_live(CALM), Standing.DISABLED, "spec.planner.enabled is false")
+    assert (report.decision_id, report.gpus, report.budget) == ("d000012", 3, 8)
+    assert report.condition["status"] == "False"
+
+
+async def _said(world, seconds):
+    """Return the distinct (reason, lastDecision) of a run, in order."""
+    said = []
+    listener = StatusListener(
+        Report(Standing.OBSERVING, "", 1), interval_s=30, no_operation=False, say=said.append
+    )
+    world.watcher.tick, world.watcher.decided = listener.tick, listener.decided
+    await world.run_until(seconds)
+    distinct = []
+    for report in said:
+        shown = (report.standing.value, report.decision_id, report.gpus)
+        if not distinct or distinct[-1] != shown:
+            distinct.append(shown)
+    return distinct
+
+
+async def test_a_run_reports_only_its_changes(world):
+    """Observing, a decision, adjusting, observing again: four reports in a minute of sixty ticks."""
+    world.load.kv = lambda now, _workers: 0.95 if now <= 1030 else 0.7
+    assert await _said(world, 60) == [
+        ("Observing", "", 2),
+        ("Observing", "d000001", 2),
+        ("Adjusting", "d000001", 3),
+        ("Observing", "d000001", 3),
+    ]
+
+
+async def test_metrics_that_nobody_knows_are_reported_after_a_while(world):
+    """Not for a hiccup of a few seconds; and it ends with the first known pull."""
+    world.load.kv = lambda now, _workers: None if 1005 < now <= 1008 or 1012 <= now < 1030 else 0.7
+    assert [reason for reason, *_ in await _said(world, 40)] == ["Observing", "MetricsMissing", "Observing"]
+
+
+async def test_a_backend_that_cannot_be_read_makes_the_planner_blind(world):
+    """GPUs stay as last seen."""
+    observe = world.backend.observe
+
+    async def failing():
+        world.backend.fails = 1005 <= world.time.at_s < 1010
+        return await observe()
+
+    world.backend.observe = failing
+    assert await _said(world, 20) == [("Observing", "", 2), ("Blind", "", 2), ("Observing", "", 2)]
+
+
+# ---------------------------------------------------------------- events
+
+
+async def _written(server, *notes, regarding=None):
+    writer = EventWriter(server, instance="planner-0", now_s=lambda: 1.8e9)
+    for note in notes:
+        writer.post(regarding or _live(), note)
+    task = asyncio.create_task(writer.run())
+    await writer.written()
+    task.cancel()
+    await asyncio.wait({task})
+    return writer
+
+
+async def test_an_event_names_the_graph_the_planner_and_the_reason():
+    """As events.k8s.io/v1 wants it."""
+    server = _Server()
+    await _written(server, Note("ScaledUp", "decode 2 -> 3"), Note("ScalingFailed", "x", is_warning=True))
+    first, second = server.created
+    assert first["regarding"]["uid"] == "u1"
+    assert (first["reportingController"], first["reportingInstance"]) == ("penstock-planner", "planner-0")
+    assert (first["reason"], first["note"], first["type"]) == ("ScaledUp", "decode 2 -> 3", "Normal")
+    assert first["eventTime"] == "2027-01-15T08:00:00.000000Z"
+    assert second["type"] == "Warning"
+    assert first["metadata"]["name"] != second["metadata"]["name"]
+
+
+async def test_events_that_cannot_be_written_are_counted_and_stop_nothing():
+    """The next one is written."""
+    server = _Server()
+    server.failures = [UnavailableError("busy")]
+    writer = await _written(server, Note("A", "a"), Note("B", "b"))
+    assert (writer.dropped, [e["reason"] for e in server.created]) == (1, ["B"])
+
+
+async def test_more_events_than_can_wait_are_dropped(monkeypatch):
+    """Memory is bounded."""
+    monkeypatch.setattr(events_module, "MAX_WAITING", 2)
+    writer = await _written(_Server(), *[Note("A", str(i)) for i in range(5)])
+    assert writer.dropped == 3
+
+
+async def test_every_change_is_an_event_with_its_sentence_and_id(world):
+    """Scaled up, withdrawn with a warning; holding is none."""
+    notes = []
+    listener = EventListener(notes.append)
+    world.watcher.tick, world.watcher.decided = listener.tick, listener.decided
+    world.backend.never_ready, world.backend.gives_up_s = frozenset({D}), 5.0
+    world.load.kv = lambda now, _workers: 0.95 if now <= 1030 else 0.7
+    await world.run_until(100)
+    assert [(n.reason, n.is_warning) for n in notes] == [("ScaledUp", False), ("ScaleUpWithdrawn", True)]
+    assert notes[0].text == "decode 1 -> 2: KV 0.95 > 0.90 (d000001)"
+    assert notes[1].text.endswith("no CUDA device (d000002)")
+
+
+def test_a_long_sentence_is_cut_before_its_id(world):
+    """The API server takes 1024 bytes; the id must survive, and no character be torn."""
+    text = events_module._with_id("é" * 2000, "d000001")
+    assert text.endswith("é (d000001)")
+    assert len(text.encode()) <= MAX_NOTE
