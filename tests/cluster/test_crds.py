@@ -6,6 +6,7 @@ import os
 import random
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,10 @@ SAME_WORDS = {
     "replicas above maxReplicas",
     "minReplicas above maxReplicas",
     "GPUs that do not divide over nodes",
+    "cache claim without a mount",
+    "node pool name with capitals",
+    "service name with capitals",
+    "graph name with a dot",
     "floors above the budget",
     "minGpuBudget rounded up to whole replicas",
     "starting replicas above the budget",
@@ -487,7 +492,12 @@ async def test_kubectl_scale_sets_an_adapter(client, namespace, kubectl):
 
 def test_kubectl_explains_every_part(kubectl):
     """Descriptions come from the models."""
-    said = kubectl("explain", "gd.spec.planner")[1]
+    # The server publishes a new kind's description a moment after it serves the kind.
+    until_s = time.monotonic() + 30
+    code, said = kubectl("explain", "gd.spec.planner")
+    while code and time.monotonic() < until_s:
+        time.sleep(0.2)
+        code, said = kubectl("explain", "gd.spec.planner")
     assert "Most GPUs of prefill plus decode; null: no ceiling" in " ".join(said.split())
     assert "enum: load, sla" in said
     assert "Replicas asked for" in kubectl("explain", "gsa.spec")[1]
