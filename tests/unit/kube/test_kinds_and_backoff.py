@@ -1,0 +1,77 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_core.errors import InvalidObjectError
+from penstock_kube.backoff import Backoff
+from penstock_kube.client import selector_of
+from penstock_kube.kinds import CRD, DEPLOYMENT, KINDS, NODE, POD, SCALING_ADAPTER, kind_of
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "path"),
+    [
+        (POD, (), "/api/v1/pods"),
+        (POD, ("ns",), "/api/v1/namespaces/ns/pods"),
+        (POD, ("ns", "a"), "/api/v1/namespaces/ns/pods/a"),
+        (DEPLOYMENT, ("ns", "a"), "/apis/apps/v1/namespaces/ns/deployments/a"),
+        (NODE, ("ns", "a"), "/api/v1/nodes/a"),
+        (CRD, (), "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"),
+    ],
+)
+def test_paths(kind, arguments, path):
+    """Core and named groups; kinds without namespaces ignore one."""
+    assert kind.path(*arguments) == path
+
+
+def test_a_subresource_follows_the_name():
+    """Scale of a ScalingAdapter."""
+    path = SCALING_ADAPTER.path("ns", "a", subresource="scale")
+    assert path == "/apis/penstock.dev/v1alpha1/namespaces/ns/scalingadapters/a/scale"
+
+
+def test_every_kind_is_found_by_its_name():
+    """The table's keys are the kinds' own names."""
+    assert all(kind.kind == name for name, kind in KINDS.items())
+    assert kind_of({"apiVersion": "v1", "kind": "Pod"}) is POD
+
+
+def test_an_objects_own_version_counts():
+    """A manifest of another version of a known kind goes to that version's path."""
+    assert kind_of({"apiVersion": "v1", "kind": "Event"}).path("ns") == "/api/v1/namespaces/ns/events"
+
+
+@pytest.mark.parametrize(
+    "obj", [{}, {"kind": "Pod"}, {"apiVersion": "v1"}, {"apiVersion": "v1", "kind": "Teapot"}]
+)
+def test_an_object_of_no_kind_is_refused(obj):
+    """The message names what was given."""
+    with pytest.raises(InvalidObjectError, match="not a kind that Penstock handles"):
+        kind_of(obj)
+
+
+@pytest.mark.parametrize(
+    ("labels", "selector"), [(None, ""), ({}, ""), ({"b": "2", "a/x": "1"}, "a/x=1,b=2")]
+)
+def test_selectors(labels, selector):
+    """Labels in a fixed order, so that equal selectors are equal strings."""
+    assert selector_of(labels) == selector
+
+
+@given(st.integers(), st.integers(1, 20))
+def test_pauses_double_up_to_the_limit(seed, count):
+    """Each lies in the upper half of a range that doubles from 0.2 to 10 s."""
+    backoff = Backoff(random.Random(seed), first_s=0.2, limit_s=10.0)
+    for number in range(count):
+        top_s = min(0.2 * 2**number, 10.0)
+        assert top_s / 2 <= backoff.pause_s() <= top_s
+    backoff.reset()
+    assert backoff.pause_s() <= 0.2
+
+
+def test_equal_seeds_pause_alike():
+    """The generator is an argument, so a run can be repeated."""
+    first, second = (Backoff(random.Random(7), first_s=1, limit_s=9) for _ in range(2))
+    assert [first.pause_s() for _ in range(5)] == [second.pause_s() for _ in range(5)]

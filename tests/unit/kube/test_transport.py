@@ -1,0 +1,189 @@
+"""Retries, credentials and bounds of single calls, against a scripted server."""
+
+import random
+
+import pytest
+
+from penstock_core.errors import (
+    ClusterError,
+    ConfigError,
+    ConflictError,
+    ForbiddenError,
+    InvalidObjectError,
+    UnavailableError,
+)
+from penstock_kube.client import KubeClient
+from penstock_kube.kinds import CONFIG_MAP, SCALING_ADAPTER
+
+OBJECT = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}
+ME = "penstock-test"
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+async def test_reads_and_applies_are_tried_again(api, client, no_pause, status):
+    """A busy or failing server is asked again, the third answer counts."""
+    api.script = [(status, api.status(status))] * 2 + [(200, OBJECT)]
+    assert await client.get(CONFIG_MAP, "a") == OBJECT
+    api.script = [(status, api.status(status)), (200, OBJECT)]
+    assert await client.apply(OBJECT, field_manager=ME) == OBJECT
+    assert [each.method for each in api.asked] == ["GET"] * 3 + ["PATCH"] * 2
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 410, 422])
+async def test_refusals_are_not_tried_again(api, client, no_pause, status):
+    """What the server refused it would refuse again; only 401 is worth one more try, with fresh credentials."""
+    api.script = [(status, api.status(status))] * 5
+    with pytest.raises(ClusterError, match=f"{status}: no"):
+        await client.get(CONFIG_MAP, "a")
+    assert len(api.asked) == (2 if status == 401 else 1)
+    assert no_pause == []
+
+
+async def test_the_servers_pause_is_kept(api, client, no_pause):
+    """Retry-After of 3 s beats the own, shorter pause."""
+    api.script = [(429, api.status(429), [(b"retry-after", b"3")]), (200, OBJECT)]
+    await client.get(CONFIG_MAP, "a")
+    assert no_pause == [3.0]
+
+
+async def test_a_pause_beyond_the_budget_ends_the_tries(api, client, no_pause):
+    """A server that wants an hour of peace gets it: the error carries the time."""
+    api.script = [(503, api.status(503), [(b"retry-after", b"3600")])]
+    with pytest.raises(UnavailableError) as caught:
+        await client.get(CONFIG_MAP, "a")
+    assert caught.value.retry_after_s == 3600
+    assert no_pause == []
+
+
+async def test_what_may_have_happened_is_not_repeated(api, client, no_pause):
+    """A create and a JSON patch are sent once when the answer is lost; after a 429 nothing had happened."""
+    steps = [{"op": "add", "path": "/data/a", "value": "1"}]
+    for call in (
+        lambda: client.create(OBJECT, field_manager=ME),
+        lambda: client.patch(CONFIG_MAP, "a", steps, namespace=None, field_manager=ME),
+    ):
+        api.asked.clear()
+        api.script = [(500, api.status(500))]
+        with pytest.raises(UnavailableError):
+            await call()
+        assert len(api.asked) == 1
+        api.script = [(429, api.status(429)), (200, OBJECT)]
+        assert await call() == OBJECT
+
+
+async def test_a_connection_that_breaks_is_tried_again_where_that_is_harmless(api, client, no_pause):
+    """The server closes without an answer: a read is repeated, a create is not."""
+
+    async def drop(responder):
+        responder.abort()
+
+    api.script = [drop, (200, OBJECT)]
+    assert await client.get(CONFIG_MAP, "a") == OBJECT
+    api.script = [drop]
+    with pytest.raises(UnavailableError, match="does not answer"):
+        await client.create(OBJECT, field_manager=ME)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b""])
+async def test_an_answer_that_is_no_object_is_an_error(api, client, body):
+    """Some proxy answered in the server's place."""
+    api.script = [(200, body)]
+    with pytest.raises(ClusterError, match=r"JSON|object"):
+        await client.get(CONFIG_MAP, "a")
+
+
+async def test_what_is_sent(api, client):
+    """Paths, parameters, content types and bodies of the writes."""
+    api.script = [(200, OBJECT)] * 5
+    await client.apply(OBJECT, field_manager=ME, subresource="status", dry_run=True)
+    await client.create(OBJECT, field_manager=ME)
+    await client.patch(
+        SCALING_ADAPTER, "a", {"spec": {}}, namespace="x", subresource="scale", field_manager=ME
+    )
+    await client.patch(CONFIG_MAP, "a", [], namespace=None, field_manager=ME)
+    await client.delete(CONFIG_MAP, "a", namespace="x", uid="u", grace_s=3)
+    applied, created, merged, patched, deleted = api.asked
+    assert applied.path == "/api/v1/namespaces/first/configmaps/a/status"
+    assert applied.query == {"fieldManager": ME, "force": "true", "dryRun": "All"}
+    assert applied.headers["content-type"] == "application/apply-patch+yaml"
+    assert applied.headers["authorization"] == "Bearer t"
+    assert (created.method, created.path) == ("POST", "/api/v1/namespaces/first/configmaps")
+    assert merged.path.endswith("/namespaces/x/scalingadapters/a/scale")
+    assert merged.headers["content-type"] == "application/merge-patch+json"
+    assert patched.headers["content-type"] == "application/json-patch+json"
+    assert b'"preconditions":{"uid":"u"}' in deleted.body
+    assert b'"gracePeriodSeconds":3' in deleted.body
+    assert b'"propagationPolicy":"Background"' in deleted.body
+
+
+async def test_an_expired_page_starts_the_list_again(api, client):
+    """410 for a next page: all pages are read again and nothing is there twice."""
+    page = {"items": [{"metadata": {"name": "a"}}], "metadata": {"continue": "c", "resourceVersion": "1"}}
+    last = {"items": [{"metadata": {"name": "b"}}], "metadata": {"resourceVersion": "2"}}
+    api.script = [(200, page), (410, api.status(410)), (200, page), (200, last)]
+    listing = await client.list(CONFIG_MAP, namespace=None)
+    assert [each["metadata"]["name"] for each in listing.items] == ["a", "b"]
+    assert listing.resource_version == "2"
+    assert [each.query.get("continue") for each in api.asked] == [None, "c", None, "c"]
+
+
+async def test_the_servers_warnings_are_logged_once(api, client, caplog):
+    """A misspelt field is warned of by the server; the log says it, but not with every apply."""
+    warning = [(b"warning", b'299 - "unknown field spec.replicsa"')]
+    api.script = [(200, OBJECT, warning)] * 3
+    for _ in range(3):
+        await client.apply(OBJECT, field_manager=ME)
+    assert caplog.text.count("the API server warns") == 1
+
+
+@pytest.mark.parametrize(("context", "namespace"), [(None, "first"), ("two", "second"), ("bare", "default")])
+async def test_the_namespace_is_the_chosen_contexts(write_kubeconfig, context, namespace):
+    """Not the current context's when another one is asked for."""
+    client = await KubeClient.connect(kubeconfig=write_kubeconfig(), context=context)
+    assert client.namespace == namespace
+    await client.close()
+
+
+async def test_no_credentials_say_what_to_do(tmp_path, monkeypatch, write_kubeconfig):
+    """Missing file, unknown context, malformed file, nothing at all: each a configuration error with a remedy."""
+    with pytest.raises(ConfigError, match="no such file"):
+        await KubeClient.connect(kubeconfig=tmp_path / "absent")
+    with pytest.raises(ConfigError, match="No such context"):
+        await KubeClient.connect(kubeconfig=write_kubeconfig(), context="absent")
+    for content in ("", "[]", "a: [", "clusters: 3"):
+        path = tmp_path / "broken"
+        path.write_text(content)
+        with pytest.raises(ConfigError, match="--kubeconfig or KUBECONFIG"):
+            await KubeClient.connect(kubeconfig=path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match="service account"):
+        await KubeClient.connect()
+
+
+async def test_a_token_file_beside_the_kubeconfig(api, write_kubeconfig):
+    """A relative tokenFile is looked for beside the kubeconfig; a missing one is an error at the start."""
+    path = write_kubeconfig(f"http://127.0.0.1:{api.server.port}", {"tokenFile": "token"})
+    with pytest.raises(ConfigError, match="token not readable"):
+        await KubeClient.connect(kubeconfig=path)
+    path.with_name("token").write_text("secret\n")
+    client = await KubeClient.connect(kubeconfig=path, rng=random.Random(1))
+    api.script = [(401, api.status(401)), (200, {})]
+    await client.raw_get("/version")
+    path.with_name("token").unlink()
+    api.script = [(200, {})]
+    await client.raw_get("/version")
+    assert {each.headers["authorization"] for each in api.asked} == {"Bearer secret"}
+    await client.close()
+
+
+async def test_errors_name_the_call(api, client):
+    """Method and path stand in the message."""
+    api.script = [(409, api.status(409, "the object has been modified"))]
+    with pytest.raises(ConflictError, match=r"^DELETE /api/v1/namespaces/x/configmaps/a: 409: the object"):
+        await client.delete(CONFIG_MAP, "a", namespace="x")
+    api.script = [(422, api.status(422))]
+    with pytest.raises(InvalidObjectError, match=r"^PATCH"):
+        await client.apply(OBJECT, field_manager=ME)
+    api.script = [(403, api.status(403))]
+    with pytest.raises(ForbiddenError, match=r"^GET"):
+        await client.get(CONFIG_MAP, "a")
