@@ -11,6 +11,7 @@ import asyncio
 import os
 import ssl
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,6 +61,7 @@ class Credentials:
             bypass_factory=True,
             kubeconfig=str(kubeconfig) if kubeconfig is not None else None,
             context=context,
+            serviceaccount=str(SERVICE_ACCOUNT),
         )
         self = cls(api)
         await self._read()
@@ -73,11 +75,12 @@ class Credentials:
     @property
     def namespace(self) -> str:
         """Namespace of the service account or the context; ``default`` otherwise."""
-        # Not kr8s' own: that is the current context's, even when another one is chosen.
-        of_context = self._context().get("namespace")
-        if of_context:
-            return str(of_context)
-        return str(self._auth.namespace).strip() if self._in_pod() else "default"
+        # Not kr8s' own: that is the current context's even when another one is chosen, and never the pod's.
+        if not self._in_pod():
+            return str(self._context().get("namespace") or "default")
+        with suppress(OSError, UnicodeDecodeError):
+            return (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip() or "default"
+        return "default"
 
     @property
     def proxy(self) -> str | None:

@@ -180,6 +180,31 @@ async def test_a_client_certificate_lets_in_and_leaves_no_key_behind(api_server,
         await certified.close()
 
 
+async def test_a_pod_uses_its_service_account(api_server, namespace, tmp_path, monkeypatch):
+    """Without a kubeconfig the mounted token, certificate and namespace count; a rotated token is picked up."""
+    tokens = [
+        api_server.kubectl("create", "token", "default", "--namespace", namespace).strip() for _ in range(2)
+    ]
+    (tmp_path / "token").write_text("expired")
+    (tmp_path / "namespace").write_text(namespace)
+    (tmp_path / "ca.crt").write_bytes((api_server.folder / "ca.crt").read_bytes())
+    monkeypatch.setattr(credentials_module, "SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api_server.port))
+    client = await KubeClient.connect(rng=random.Random(1))
+    try:
+        assert (client.namespace, client.server) == (namespace, api_server.url)
+        (tmp_path / "token").write_text(tokens[0])
+        assert (await client.raw_get("/version"))["major"] == "1"
+        (tmp_path / "token").write_text(tokens[1])
+        monkeypatch.setattr(credentials_module, "TOKEN_AGE_S", 0.0)
+        assert (await client.raw_get("/version"))["major"] == "1"
+        assert client._transport.credentials.token() == tokens[1]
+    finally:
+        await client.close()
+
+
 async def test_a_refused_token_is_read_again_from_its_file(api_server, namespace):
     """401: the token file is read again and the call repeated; with a still wrong one it is an error with a reason."""
     good = api_server.kubectl("create", "token", "default", "--namespace", namespace).strip()
