@@ -1,0 +1,190 @@
+"""Measures the operator with many graphs on a real API server.
+
+    python bench/operator_cluster.py [--graphs 1000] [--changes 100] [--rest 30] [--json]
+
+Starts etcd and kube-apiserver from KUBEBUILDER_ASSETS and one operator process, cluster-wide. Reported: seconds
+until every graph has all its children and a status; seconds from a graph's change to its changed Deployment,
+one graph at a time; the process's memory; its processor time and its writes while nothing changes. Named
+otherwise than the command, because a file `operator.py` would shadow the standard library's module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "cluster"))
+
+from apiserver import ControlPlane, free_port, missing_assets  # noqa: E402
+
+from penstock_kube.client import KubeClient  # noqa: E402
+from penstock_kube.informer import Informer  # noqa: E402
+from penstock_kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT  # noqa: E402
+from penstock_wire.loop import run  # noqa: E402
+
+PER_NAMESPACE = 100
+GOALS = {"first_s": 120.0, "change_p99_s": 1.0, "rss_mb": 400.0, "cpu_fraction": 0.05, "writes": 0}
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def graph(namespace: str, name: str) -> dict[str, Any]:
+    """Return a disaggregated graph with a budget."""
+    return {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "GraphDeployment",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "model": {"name": "meta-llama/Llama-3.1-8B-Instruct"},
+            "runtime": "simulated",
+            "services": {
+                "frontend": {"role": "router"},
+                "prefill": {"role": "prefill", "scaling": {"minReplicas": 1, "maxReplicas": 8}},
+                "decode": {"role": "decode", "scaling": {"minReplicas": 1, "maxReplicas": 8}},
+            },
+            "planner": {"maxGpuBudget": 8},
+        },
+    }
+
+
+@contextmanager
+def operator(plane: ControlPlane) -> Iterator[int]:
+    """Run the operator; give its process id."""
+    command = [sys.executable, "-m", "penstock_cli", "--log-level", "warning", "operator", "run"]
+    command += ["--all-namespaces", "--kubeconfig", str(plane.kubeconfig), "--no-leader-election"]
+    process = subprocess.Popen([*command, "--host", "127.0.0.1", "--metrics-port", str(free_port())])
+    try:
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor seconds that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def memory_mb(pid: int, what: str = "VmRSS") -> float:
+    """Return a process's resident memory, MB; ``VmHWM`` is its peak."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return next(int(each.split()[1]) / 1000 for each in lines if each.startswith(what))
+
+
+async def create_graphs(plane: ControlPlane, client: KubeClient, number: int) -> list[tuple[str, str]]:
+    """Create the graphs; return their namespaces and names."""
+    spaces = [f"bench-{index}" for index in range((number + PER_NAMESPACE - 1) // PER_NAMESPACE)]
+    for name in spaces:
+        plane.kubectl("create", "namespace", name)
+    keys = [(spaces[index // PER_NAMESPACE], f"g{index}") for index in range(number)]
+    slots = asyncio.Semaphore(16)
+
+    async def create(key: tuple[str, str]) -> None:
+        async with slots:
+            await client.create(graph(*key), field_manager="bench")
+
+    await asyncio.gather(*map(create, keys))
+    return keys
+
+
+async def all_reconciled(client: KubeClient, number: int, timeout_s: float) -> None:
+    """Wait until every graph has a status, which is written after its children."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            found = await client.list(GRAPH_DEPLOYMENT, namespace=None)
+            done = sum("observedGeneration" in each.get("status", {}) for each in found.items)
+            if done == number:
+                break
+            await asyncio.sleep(2)
+    found = await client.list(DEPLOYMENT, namespace=None)
+    assert len(found.items) == 3 * number, f"{len(found.items)} Deployments for {number} graphs"
+
+
+async def change_latencies(client: KubeClient, keys: list[tuple[str, str]], changes: int) -> list[float]:
+    """Change one graph after the other; return the seconds until its Deployment follows, sorted."""
+    waiting: dict[tuple[str, str], tuple[str, asyncio.Future[float]]] = {}
+
+    def changed(_what: str, obj: dict[str, Any]) -> None:
+        key = (obj["metadata"]["namespace"], obj["metadata"]["name"])
+        value, future = waiting.get(key, ("", None))
+        env = obj["spec"]["template"]["spec"]["containers"][0].get("env", [])
+        if future is not None and not future.done() and {"name": "CHANGE", "value": value} in env:
+            future.set_result(time.monotonic())
+
+    informer = Informer(client, DEPLOYMENT, namespace=None, on_change=changed)
+    task = asyncio.create_task(informer.run())
+    await informer.synced.wait()
+    took = []
+    for number, (namespace, name) in enumerate(random.Random(7).choices(keys, k=changes)):
+        future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        waiting[namespace, f"{name}-decode"] = (str(number), future)
+        patch = {"spec": {"env": [{"name": "CHANGE", "value": str(number)}]}}
+        started_s = time.monotonic()
+        await client.patch(GRAPH_DEPLOYMENT, name, patch, namespace=namespace, field_manager="bench")
+        async with asyncio.timeout(30):
+            took.append(await future - started_s)
+    task.cancel()
+    return sorted(took)
+
+
+async def measure(plane: ControlPlane, arguments: argparse.Namespace) -> dict[str, float]:
+    """Return the figures."""
+    client = await KubeClient.connect(kubeconfig=plane.kubeconfig)
+    for file in sorted((ROOT / "crds").glob("*.yaml")):
+        plane.kubectl("apply", "--server-side", "-f", str(file))
+        plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(file))
+    keys = await create_graphs(plane, client, arguments.graphs)
+    started_s = time.monotonic()
+    with operator(plane) as pid:
+        await all_reconciled(client, arguments.graphs, timeout_s=1200)
+        figures = {"graphs": arguments.graphs, "first_s": time.monotonic() - started_s}
+        figures["first_cpu_s"] = cpu_s(pid)
+        took = await change_latencies(client, keys, arguments.changes)
+        figures["change_p50_s"] = took[len(took) // 2]
+        figures["change_p99_s"] = took[min(len(took) - 1, int(len(took) * 0.99))]
+        await asyncio.sleep(15)  # what the changes set off has ended
+        mark, before_s = plane.audit_mark(), cpu_s(pid)
+        await asyncio.sleep(arguments.rest)
+        figures["cpu_fraction"] = (cpu_s(pid) - before_s) / arguments.rest
+        figures["writes"] = len(plane.audit_writes(after=mark))
+        figures["rss_mb"] = memory_mb(pid)
+        figures["peak_mb"] = memory_mb(pid, "VmHWM")
+    await client.close()
+    return figures
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--graphs", type=int, default=1000, help="graphs")
+    parser.add_argument("--changes", type=int, default=100, help="changed graphs, one after the other")
+    parser.add_argument("--rest", type=float, default=30.0, help="seconds at rest")
+    parser.add_argument("--json", action="store_true", help="figures as JSON")
+    arguments = parser.parse_args()
+    reason = missing_assets()
+    if reason is not None:
+        sys.exit(reason)
+    with ControlPlane() as plane:
+        figures = run(lambda _: measure(plane, arguments))
+    if arguments.json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        goal = GOALS.get(name)
+        verdict = "" if goal is None else f"   goal {goal:g}: {'met' if value <= goal else 'missed'}"
+        print(f"{name:14} {value:10.3f}{verdict}")
+
+
+if __name__ == "__main__":
+    main()
