@@ -26,6 +26,9 @@ SCHEMA: Final = 1
 
 FILE_NAME: Final = "ledger.jsonl"
 
+OLDER_NAME: Final = "ledger-1.jsonl"
+"""Where the last file lies after a rotation; the one before it is dropped."""
+
 _CHUNK_BYTES = 1 << 20
 
 Record = dict[str, Any]
@@ -97,9 +100,15 @@ class Ledger:
     costs decisions, never the process. The file is locked while open.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Name the file; nothing is touched yet."""
+    def __init__(self, path: Path, *, rotate_bytes: int | None = None) -> None:
+        """Name the file; nothing is touched yet.
+
+        Args:
+            path: Of the file.
+            rotate_bytes: Length from which it asks to be rotated; None: never.
+        """
         self.path = path
+        self._rotate_bytes = rotate_bytes
         self.errors = 0
         self._header: bytes | None = None
         self._descriptor: int | None = None
@@ -177,6 +186,31 @@ class Ledger:
             # Counting lines reads the whole file, so only a message pays for it.
             lines = sum(1 for _ in _lines_backward(descriptor, self._end))
             return _parse(line, self.path, lines - from_last)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the file should be rotated at the next chance."""
+        return self._rotate_bytes is not None and self._end >= self._rotate_bytes
+
+    def rotate(self, header: Mapping[str, Any]) -> None:
+        """Go on in a new file that begins with ``header``; the old one is kept as `OLDER_NAME`.
+
+        There is a whole ledger at every instant. A failure is logged and leaves everything as it is.
+        """
+        fresh, older = self.path.with_name(f"{self.path.name}.new"), self.path.with_name(OLDER_NAME)
+        try:
+            with fresh.open("wb") as file:
+                file.write(_line(header))
+                file.flush()
+                os.fsync(file.fileno())
+            older.unlink(missing_ok=True)
+            older.hardlink_to(self.path)
+            self.close()
+            self._end = 0
+            fresh.replace(self.path)
+        except OSError as exc:
+            self.errors += 1
+            log.warning("ledger not rotated", path=str(self.path), error=exc.strerror)
 
     def set_aside(self) -> Path:
         """Rename a ledger that cannot be read, so that a new one can begin; return its new name."""

@@ -20,7 +20,7 @@ from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Observation, Window, kv_role, summarise
 from penstock_planner.decide.pipeline import decide
-from penstock_planner.ledger import Ledger
+from penstock_planner.ledger import Ledger, Record
 from penstock_planner.records import Deciding
 from penstock_planner.resume import resume
 from penstock_planner.sources.base import Query, Readings, Source
@@ -121,17 +121,7 @@ class PlannerLoop:
         resumed = resume(standing, self._ledger, now_s)
         newest = max(standing.state.sequence, self._first_sequence)
         standing.state = replace(standing.state, sequence=newest)
-        self._ledger.begin(
-            records.header(
-                standing.place(standing.grid.start_s),
-                at_s=now_s,
-                wall_s=self._time.wall_s(),
-                resumed=resumed,
-                config=self._config,
-                state=standing.state,
-                **self._about,
-            )
-        )
+        self._ledger.begin(self._header(now_s, resumed=resumed))
         log.info("planner started", resumed=resumed, decisions=standing.state.sequence)
         if standing.pending or standing.is_decidable():
             self._due_s = now_s
@@ -141,6 +131,18 @@ class PlannerLoop:
             self._due_s = grid.start_s + grid.slot_after(0, now_s) * grid.pull_s
         else:
             self._plan_next()
+
+    def _header(self, now_s: float, *, resumed: bool) -> Record:
+        standing = self._standing
+        return records.header(
+            standing.place(standing.grid.start_s),
+            at_s=now_s,
+            wall_s=self._time.wall_s(),
+            resumed=resumed,
+            config=self._config,
+            state=standing.state,
+            **self._about,
+        )
 
     async def _observe(self) -> TargetState | None:
         try:
@@ -175,6 +177,9 @@ class PlannerLoop:
             standing.blocked_s = end_s
             standing.overdue = False
         standing.begin(next_start_s)
+        if self._ledger.is_long and standing.blocked_s is None:
+            # Nothing is under way: the header alone says where the planner stands.
+            self._ledger.rotate(self._header(end_s, resumed=False))
 
     def _announce(self, decision: Decision) -> None:
         self._audience.decided(decision, self._view(Phase.OBSERVING))

@@ -47,6 +47,9 @@ SPREAD_S: Final = 2.0
 """Real seconds over which the loops' starts are spread, so that their pulls and decisions do not come at once.
 Chosen: two pulls; a graph keeps its place after a restart, because it is drawn from its name."""
 
+LEDGER_BYTES: Final = 8 << 20
+"""Chosen: four hours at the default intervals, and as much again in the file before; 200 graphs fit into 4 GB."""
+
 CLOSE_GRACE_S: Final = 1.0
 """Real seconds for the last scrape of the planner's own metrics."""
 
@@ -188,7 +191,7 @@ class Reign:
         view = self._watch.of(job.key)
         sources = self._sources(job, view)
         dashboard = Dashboard(folder, job.plan.config) if self._service.log_dir is not None else None
-        ledger = Ledger(folder / FILE_NAME)
+        ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
         listener = self._metrics.of(*job.key)
         try:
             await self._spread(job.key, stop)

@@ -203,3 +203,49 @@ def test_an_unreadable_ledger_is_set_aside_under_a_new_name(ledger):
         ledger.append({"type": "pull"})
         assert ledger.set_aside().name == f"ledger.jsonl.unreadable-{number}"
     assert not ledger.path.exists()
+
+
+# ---------------------------------------------------------------- rotation
+
+
+async def test_a_long_ledger_goes_on_in_a_new_file_as_if_it_had_not(new_world):
+    """Same decisions, ids and states; both files can be replayed, and the new one resumed."""
+    from penstock_planner.replay import replay
+
+    def build():
+        world = new_world()
+        world.load.kv = lambda now, _workers: 0.95 if now < 1060 else 0.1
+        return world
+
+    plain, rotating = build(), build()
+    await plain.run_until(200)
+    await plain.run_until(300)
+    for end_s in (200, 300):
+        planner = rotating.planner()
+        rotating.ledger._rotate_bytes = 20_000
+        await rotating.run_until(end_s, planner)
+    assert [d.id for d in rotating.watcher.decisions] == [d.id for d in plain.watcher.decisions]
+    assert rotating.backend.calls == plain.backend.calls
+    assert (rotating.folder / "ledger-1.jsonl").stat().st_size < 60_000
+    for name in ("ledger.jsonl", "ledger-1.jsonl"):
+        ledger = read_ledger(rotating.folder / name)
+        assert ledger.records[0]["type"] == "header"
+        assert replay(ledger).differences == ()
+
+
+def test_a_ledger_that_cannot_be_rotated_goes_on_as_it_is(tmp_path, monkeypatch):
+    """Disk full, or no hard links on this file system."""
+    from pathlib import Path
+
+    def refuse(*_args):
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    ledger = Ledger(tmp_path / "ledger.jsonl", rotate_bytes=1)
+    ledger.append({"type": "header", "schema": SCHEMA, "at_s": 1.0})
+    assert ledger.is_long
+    ledger.rotate({"type": "header", "schema": SCHEMA, "at_s": 2.0})
+    ledger.append({"type": "pull", "at_s": 3.0})
+    assert [r["at_s"] for r in read_ledger(tmp_path).records] == [1.0, 3.0]
+    assert ledger.errors == 1
+    ledger.close()
