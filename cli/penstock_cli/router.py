@@ -132,6 +132,7 @@ def serve(
         config=config,
         lease_s=_lease_s(kv_lease, spec),
         context_tokens=spec.model.context_tokens if spec is not None else None,
+        kv_block_tokens=spec.engine.block_tokens if spec is not None else None,
         host=host,
         port=port,
         speed=speed,

@@ -17,6 +17,7 @@ from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.dualmap import DualMapSettings
 from penstock_router.policy.placement import Handed, Placement, PlacementSettings
 from penstock_router.policy.placer import Placer
+from penstock_router.policy.prefix_index import PrefixIndex
 from penstock_router.policy.registry import PLACERS
 from penstock_router.policy.sticky import StickySessions
 
@@ -129,6 +130,10 @@ class PlacedGate:
             self._placement.rebalance(now_s)
         self._placement.presume(now_s)
         self.pump()
+
+    def index_of(self, name: str) -> PrefixIndex | None:
+        """Return what is known of a worker's cache; None while it takes no requests."""
+        return self._placement.index_of(name)
 
     def problems(self) -> list[str]:
         """Return why a request would not be served now; empty when it would."""

@@ -17,8 +17,9 @@ from penstock_router.discovery.statefile import StatefileDiscovery
 from penstock_router.discovery.watch import FleetWatch
 from penstock_router.fleet import Fleet
 from penstock_router.gate import Entrance, Gate, Picker, Stages, Stay
+from penstock_router.kv_listener import UNIT_TOKENS, KvListener
 from penstock_router.metrics import MetricsPage, RouterCollector, RouterMetrics
-from penstock_router.placed_gate import make_placed_gate
+from penstock_router.placed_gate import PlacedGate, make_placed_gate
 from penstock_router.policy.prefill_queue import PrefillQueue
 from penstock_router.policy.registry import POLICIES, make_policy, second_stage_policy
 from penstock_router.policy.retry_budget import RetryBudget
@@ -28,8 +29,10 @@ from penstock_router.proxy.app import RouterApp
 from penstock_router.proxy.auth import KeyCheck
 from penstock_router.proxy.dispatch import Dispatcher
 from penstock_router.proxy.lease_guard import LeaseGuard
+from penstock_router.proxy.prefix import ExactKeys
 from penstock_router.proxy.upstream import Exchanger
 from penstock_router.settings import RouterSettings
+from penstock_router.tokenizer import load_tokenizer
 from penstock_wire.client import ConnectionPool
 from penstock_wire.server import HttpServer
 
@@ -65,6 +68,8 @@ class RouterServer:
             clock=self._clock,
             discovery_problem=self._discovery_problem,
         )
+        self._exact = self._make_exact()
+        self._kv_events = self._make_listener()
         self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None
         self._http = HttpServer(self._make_app().handle, limits=settings.server_limits())
         self._ticker: asyncio.Task[None] | None = None
@@ -88,6 +93,8 @@ class RouterServer:
             else:
                 self.fleet.apply(self._settings.workers)
                 self._watch.sync()
+            if self._kv_events is not None:
+                self._kv_events.start()
             await self._http.start(self._settings.host, self._settings.port)
         except BaseException:
             await self._stop_background()
@@ -125,6 +132,8 @@ class RouterServer:
             self._ticker = None
         if self._discovery is not None:
             await self._discovery.close()
+        if self._kv_events is not None:
+            await self._kv_events.close()
         await self._watch.close()
         await self._probe_pool.close()
         await self._pool.close()
@@ -167,6 +176,25 @@ class RouterServer:
         )
         return Gate(self.fleet, picker, queue, then=then, now_s=self._clock.now_s)
 
+    def _make_exact(self) -> ExactKeys | None:
+        settings, config = self._settings, self._settings.config
+        if config.tokenizer is None and config.kv_events_port is None:
+            return None
+        unit = None if config.kv_events_port is None else settings.kv_block_tokens or UNIT_TOKENS
+        return ExactKeys(None if config.tokenizer is None else load_tokenizer(config.tokenizer), unit)
+
+    def _make_listener(self) -> KvListener | None:
+        settings, port = self._settings, self._settings.config.kv_events_port
+        if port is None or not isinstance(self.gate, PlacedGate):
+            return None
+        return KvListener(
+            self.fleet,
+            settings.first_role,
+            self.gate.index_of,
+            port=port,
+            unit_tokens=settings.kv_block_tokens or UNIT_TOKENS,
+        )
+
     def _make_app(self) -> RouterApp:
         settings, config, clock = self._settings, self._settings.config, self._clock
         estimator = TokenEstimator()
@@ -196,6 +224,7 @@ class RouterServer:
             clock=clock,
             is_alone=self._alone(),
             retry_after_s=config.admission.retry_after_seconds,
+            exact=self._exact,
         )
         collector = RouterCollector(
             self.metrics,

@@ -37,6 +37,7 @@ class RouterSettings:
         config: The graph's router section.
         lease_s: First KV lease of the prefill workers, modelled seconds.
         context_tokens: Longest prompt plus output, shown by ``/v1/models``; None: not known.
+        kv_block_tokens: Tokens of a worker's KV block, for its events; None: vLLM's default.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
         speed: Modelled seconds per real one.
@@ -53,6 +54,7 @@ class RouterSettings:
     config: RouterConfig = field(default_factory=RouterConfig)
     lease_s: float = 30.0
     context_tokens: int | None = None
+    kv_block_tokens: int | None = None
     host: str = "127.0.0.1"
     port: int = 0
     speed: float = 1.0

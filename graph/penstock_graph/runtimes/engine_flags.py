@@ -45,6 +45,15 @@ def parallel_flags(service: ServiceSpec) -> list[str]:
     return flags
 
 
+def kv_event_flags(spec: GraphSpec) -> list[str]:
+    """Return the publishing of KV events, where the router follows them."""
+    port = spec.router.kv_events_port
+    if port is None:
+        return []
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{port}"}
+    return ["--kv-events-config", json.dumps(config)]
+
+
 def kv_transfer_flags(spec: GraphSpec, role: Role, *, kv_role: str | None = None) -> list[str]:
     """Return the NIXL connector's configuration for prefill and decode workers, else nothing.
 

@@ -6,11 +6,12 @@ of each other are added by whoever starts them.
 
 from __future__ import annotations
 
-from penstock_graph.models.enums import Role
+from penstock_graph.models.enums import Environment, Role
 from penstock_graph.models.graph import GraphSpec
 from penstock_graph.models.service import ServiceSpec
 from penstock_graph.runtimes.engine_flags import (
     batch_flags,
+    kv_event_flags,
     kv_transfer_flags,
     parallel_flags,
     stream_flags,
@@ -26,6 +27,9 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
     argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
     argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
     argv += kv_transfer_flags(spec, service.role)
+    if context.environment is Environment.KUBERNETES and service.role is not Role.DECODE:
+        # On one host, workers would compete for the port.
+        argv += kv_event_flags(spec)
     if service.role is Role.AGGREGATED:
         return WorkerCommand(argv=tuple(argv), ports=(PORT,))
     env = {

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from penstock_graph.models import QueueOrder
 from penstock_router.policy.instance import Instance, Placed
 from penstock_router.policy.placer import Arrival, Placer, View
+from penstock_router.policy.prefix_index import PrefixIndex
 from penstock_router.policy.rebalance import Aim, decode_delay_s, plan_moves
 
 T = TypeVar("T")
@@ -268,6 +269,11 @@ class Placement(Generic[T]):
         return count
 
     # ------------------------------------------------------------------ to look at
+
+    def index_of(self, name: str) -> PrefixIndex | None:
+        """Return what is known of an instance's cache, to be corrected by its own events; None: it takes nothing."""
+        instance = self._instances.get(name)
+        return None if instance is None else instance.index
 
     def oldest_s(self, now_s: float) -> float:
         """Return how long the longest wait has lasted, modelled seconds; 0 when nothing waits."""

@@ -8,7 +8,7 @@ import re
 import time
 
 from penstock_router.proxy.completion import CompletionRequest
-from penstock_router.proxy.prefix import prefix_keys
+from penstock_router.proxy.prefix import ExactKeys, Keyed, read_prompt
 from penstock_wire.server import Responder
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
@@ -45,7 +45,7 @@ class Call:
         timeouts: Time-outs among the failures so far.
         avoid: Workers that have failed it.
         session: Value of the header that ties requests together; empty without one.
-        chain: Prefix keys of the prompt; None until a policy asks for them.
+        keyed: Prefix keys of the prompt; None until a policy asks for them.
         prefill_worker: Name of the last prefill worker.
         worker: Name of the last worker of the answering stage.
         error: Reason of the failure, or None.
@@ -55,9 +55,9 @@ class Call:
         "arrived_real_s",
         "avoid",
         "cached_tokens",
-        "chain",
         "error",
         "headers",
+        "keyed",
         "output_tokens",
         "prefill_worker",
         "prompt_counted",
@@ -98,17 +98,19 @@ class Call:
         self.retries = 0
         self.timeouts = 0
         self.avoid: frozenset[str] = frozenset()
-        self.chain: tuple[int, ...] | None = None
+        self.keyed: Keyed | None = None
         self.prefill_worker: str | None = None
         self.worker: str | None = None
         self.session = session
         self.error: str | None = None
 
-    def prefix_keys(self) -> tuple[int, ...]:
+    def prefix(self, exact: ExactKeys | None) -> Keyed:
         """Return the prefix keys of the prompt, computed once."""
-        if self.chain is None:
-            self.chain = prefix_keys(self.request)
-        return self.chain
+        if self.keyed is None:
+            self.keyed = read_prompt(self.request, exact)
+            if self.keyed.tokens is not None and not self.prompt_counted:
+                self.prompt_tokens = self.keyed.tokens
+        return self.keyed
 
     def age_real_s(self) -> float:
         """Return real seconds since arrival."""

@@ -33,7 +33,7 @@ from penstock_router.proxy.handover import (
 )
 from penstock_router.proxy.lease_guard import Lease, LeaseGuard
 from penstock_router.proxy.opening import read_opening
-from penstock_router.proxy.prefix import block_tokens, head_parts
+from penstock_router.proxy.prefix import ExactKeys
 from penstock_router.proxy.stream_meter import Correction, StreamMeter
 from penstock_router.proxy.upstream import Exchanger, read_whole
 from penstock_wire.client import StreamingResponse
@@ -78,6 +78,7 @@ class Dispatcher:
         clock: ModelClock,
         is_alone: Callable[[str], bool],
         retry_after_s: int,
+        exact: ExactKeys | None = None,
     ) -> None:
         """Tie the parts.
 
@@ -93,6 +94,7 @@ class Dispatcher:
             clock: Modelled time.
             is_alone: Whether no other worker can stand in for the one named.
             retry_after_s: Retry-After of refusals, seconds.
+            exact: Makes prefix keys of tokens; None: of bytes.
         """
         self._exchanger = exchanger
         self._gate = gate
@@ -104,6 +106,7 @@ class Dispatcher:
         self._estimator = estimator
         self._clock = clock
         self._is_alone = is_alone
+        self._exact = exact
         self._retry_after = (b"retry-after", str(retry_after_s).encode())
 
     async def serve(self, call: Call) -> None:
@@ -162,13 +165,13 @@ class Dispatcher:
     def _arrival(self, call: Call) -> Arrival:
         if not self._gate.reads_prompts:
             return Arrival((), call.prompt_tokens, call.avoid)
-        per_block = block_tokens(call.request, self._estimator.bytes_per_token)
+        keyed = call.prefix(self._exact)
         return Arrival(
-            call.prefix_keys(),
+            keyed.chain,
             call.prompt_tokens,
             call.avoid,
-            per_block,
-            head_parts(call.request),
+            keyed.block_tokens(self._estimator.bytes_per_token),
+            keyed.head_parts,
             call.session,
             # A prefill's own answer tells; a stream's first token does.
             is_silent=self._decode is None and not call.request.stream,

@@ -312,3 +312,18 @@ def test_secrets_are_masked_by_name():
     assert masked_argv(argv) == (
         "vllm", "--api-key", "***", "--hf-token=***", "--max-num-batched-tokens", "8", "--api-key", "--x",
     )  # fmt: skip
+
+
+def test_vllm_publishes_kv_events_in_a_cluster_where_the_router_follows_them(build, context):
+    """Prefill workers only, on the port that the graph names; never on one host, where workers would compete."""
+    cluster = dataclasses.replace(context, environment=Environment.KUBERNETES, discovery="kubernetes")
+    graph = build(runtime="vllm", router={"kvEventsPort": 5557})
+    specs = by_service(graph, cluster)
+
+    assert json.loads(after(specs["prefill"].argv, "--kv-events-config")) == {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "tcp://*:5557",
+    }
+    assert "--kv-events-config" not in specs["decode"].argv
+    assert "--kv-events-config" not in by_service(graph, context)["prefill"].argv

@@ -14,7 +14,7 @@ from penstock_router.gate import QueueTimeout, Stages
 from penstock_router.placed_gate import make_placed_gate
 from penstock_router.policy.arrival import Arrival
 from penstock_router.proxy.completion import parse_completion
-from penstock_router.proxy.prefix import prefix_keys
+from penstock_router.proxy.prefix import read_prompt
 
 PLACING = ("prefix-cost", "dualmap", "cache-affinity", "min-ttft", "preble", "kv-cost")
 MTIMES = iter(range(1_000, 10_000))
@@ -252,7 +252,7 @@ async def test_a_decode_bound_workers_queue_is_relieved_by_time_alone():
 def keys(path="/v1/completions", **body):
     """Return the prefix keys of a request."""
     raw = orjson.dumps({"model": "m", **body})
-    return prefix_keys(parse_completion(path, b"application/json", raw, model="m"))
+    return read_prompt(parse_completion(path, b"application/json", raw, model="m")).chain
 
 
 def chat(*texts, **body):

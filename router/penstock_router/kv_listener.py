@@ -1,0 +1,182 @@
+"""Follows the KV events that workers publish over ZMQ, as vLLM does; needs the extra ``penstock[kv-events]``.
+
+One subscription per worker of the first stage, renewed with each new process. Messages are three frames: topic, batch
+number, and msgpack of ``[time, events, ...]``. What is no such message is counted and passed over: a worker that
+talks nonsense costs hits, never a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from penstock_core.errors import ConfigError
+from penstock_core.logs import get_logger
+from penstock_graph.models import Role
+from penstock_router.fleet import Fleet
+from penstock_router.policy.kv_events import KvEvents
+from penstock_router.policy.prefix_index import PrefixIndex
+
+log = get_logger(__name__)
+
+UNIT_TOKENS = 16
+"""Tokens of an engine block where the graph says nothing. Source: vLLM's default."""
+_NUMBER_BYTES = 8
+_FRAMES = 3
+
+
+class _Socket(Protocol):
+    async def recv_multipart(self) -> Sequence[bytes]:
+        """Return the next message."""
+
+    def close(self, linger: int) -> None:
+        """Close without waiting."""
+
+
+class KvListener:
+    """All subscriptions of one router.
+
+    Attributes:
+        batches: Applied so far.
+        malformed: Messages and events that were none.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        role: Role,
+        index_of: Callable[[str], PrefixIndex | None],
+        *,
+        port: int,
+        unit_tokens: int = UNIT_TOKENS,
+    ) -> None:
+        """Prepare; nothing is connected before `start`.
+
+        Args:
+            fleet: The workers.
+            role: Whose caches decide.
+            index_of: A worker's prefix index; None while it takes no requests.
+            port: On which every worker publishes.
+            unit_tokens: Tokens of an engine block.
+
+        Raises:
+            ConfigError: a library is not installed.
+        """
+        try:
+            import msgspec  # noqa: PLC0415 - an extra
+            import zmq.asyncio  # noqa: PLC0415 - only needed with events
+        except ImportError as exc:
+            raise ConfigError(
+                f"router.kvEventsPort: needs the package {exc.name}; pip install 'penstock[kv-events]'"
+            ) from exc
+        self._decode: Callable[[bytes], Any] = msgspec.msgpack.decode
+        self._decode_error: type[Exception] = msgspec.DecodeError
+        self._zmq = zmq
+        self._context: Any = None
+        self._fleet = fleet
+        self._role = role
+        self._index_of = index_of
+        self._port = port
+        self._unit_tokens = unit_tokens
+        self._tasks: dict[str, tuple[tuple[str, str], asyncio.Task[None]]] = {}
+        # The context may end only after the last socket, so those of cancelled tasks are waited for, too.
+        self._running: set[asyncio.Task[None]] = set()
+        self.batches = 0
+        self.malformed = 0
+
+    def start(self) -> None:
+        """Follow the fleet from now on."""
+        self._context = self._zmq.asyncio.Context()
+        self._fleet.on_change(self._fleet_changed)
+        self._fleet_changed()
+
+    async def close(self) -> None:
+        """End all subscriptions."""
+        context, self._context = self._context, None
+        self._tasks = {}
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        if context is not None:
+            context.destroy(linger=0)
+
+    def _fleet_changed(self) -> None:
+        if self._context is None:
+            return
+        wanted = {
+            each.name: (each.spec.url, each.spec.incarnation)
+            for each in self._fleet
+            if each.spec.role is self._role
+        }
+        for name in [name for name, (process, _) in self._tasks.items() if wanted.get(name) != process]:
+            self._tasks.pop(name)[1].cancel()
+        for name, process in wanted.items():
+            if name not in self._tasks:
+                task = asyncio.create_task(self._follow(name, process[0]), name=f"kv events {name}")
+                self._tasks[name] = (process, task)
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+
+    async def _follow(self, name: str, url: str) -> None:
+        if self._context is None:
+            return
+        socket = self._context.socket(self._zmq.SUB)
+        try:
+            socket.setsockopt(self._zmq.SUBSCRIBE, b"")
+            socket.connect(f"tcp://{urlsplit(url).hostname}:{self._port}")
+            log.debug("kv events followed", worker=name)
+            await self._read(name, socket)
+        finally:
+            socket.close(linger=0)
+
+    async def _read(self, name: str, socket: _Socket) -> None:
+        events: KvEvents | None = None
+        index: PrefixIndex | None = None
+        while True:
+            frames = await socket.recv_multipart()
+            current = self._index_of(name)
+            if current is None:
+                events = index = None
+                continue
+            if events is None or current is not index:
+                # Whoever joins anew begins with an empty index, and so does what is known of its blocks.
+                index, events = current, KvEvents(current, unit_tokens=self._unit_tokens)
+            self.apply(events, frames)
+
+    def apply(self, events: KvEvents, frames: Sequence[bytes]) -> None:
+        """Apply one message; anything that is none is counted."""
+        if len(frames) != _FRAMES or len(frames[1]) != _NUMBER_BYTES:
+            self.malformed += 1
+            return
+        try:
+            batch = self._decode(frames[2])
+        except self._decode_error:
+            batch = None
+        if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
+            self.malformed += 1
+            return
+        if events.numbered(int.from_bytes(frames[1], "big")):
+            for event in batch[1]:
+                self._apply_one(events, event)
+            self.batches += 1
+
+    def _apply_one(self, events: KvEvents, event: Any) -> None:
+        match event:
+            case ["BlockStored", list(hashes), parent, list(tokens), int(unit), *_] if (
+                unit == self._unit_tokens and _are_names([*hashes, parent])
+            ):
+                events.stored(hashes, parent, tokens)
+            case ["BlockRemoved", list(hashes), *_] if _are_names(hashes):
+                events.removed(hashes)
+            case ["AllBlocksCleared", *_]:
+                events.cleared()
+            case _:
+                self.malformed += 1
+
+
+def _are_names(names: Sequence[Any]) -> bool:
+    """Return whether an engine's names of blocks can be looked up."""
+    return all(name is None or isinstance(name, int | bytes | str) for name in names)

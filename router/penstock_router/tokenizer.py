@@ -1,0 +1,34 @@
+"""Loads a model's tokenizer for exact prefix keys; needs the extra ``penstock[tokenizer]``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from penstock_core.errors import ConfigError
+
+
+def load_tokenizer(path: str) -> Callable[[str], Sequence[int]]:
+    """Return what turns a text into the model's token ids, special tokens included.
+
+    Args:
+        path: Of a ``tokenizer.json``.
+
+    Raises:
+        ConfigError: the library is not installed, or the file is none.
+    """
+    try:
+        from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
+    except ImportError as exc:
+        raise ConfigError(
+            "router.tokenizer: needs the package tokenizers; pip install 'penstock[tokenizer]'"
+        ) from exc
+    try:
+        tokenizer = Tokenizer.from_file(path)
+    except Exception as exc:  # the library raises bare Exception
+        raise ConfigError(f"router.tokenizer: {path}: {exc}") from exc
+
+    def tokenize(text: str) -> Sequence[int]:
+        ids: list[int] = tokenizer.encode(text).ids
+        return ids
+
+    return tokenize

@@ -1,0 +1,186 @@
+"""Workers' KV events over real ZMQ sockets, and the exact keys that they correct."""
+
+import asyncio
+
+import pytest
+
+from penstock_core.errors import ConfigError
+from penstock_graph.models import BreakerConfig, Role
+from penstock_router.discovery.spec import WorkerSpec
+from penstock_router.fleet import Fleet
+from penstock_router.kv_listener import KvListener
+from penstock_router.policy.keys import Prefix, exact_keys, token_keys
+from penstock_router.policy.kv_events import KvEvents
+from penstock_router.policy.prefix_index import PrefixIndex
+from penstock_router.proxy.completion import parse_completion
+from penstock_router.proxy.prefix import ExactKeys, read_prompt
+from penstock_router.tokenizer import load_tokenizer
+
+msgspec = pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
+zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
+
+TOKENS = list(range(1000, 1000 + 1024))
+HASHES = [bytes([number]) * 32 for number in range(64)]
+STORED = ["BlockStored", HASHES, None, TOKENS, 16, None, "GPU", None]
+
+
+def frames(number, *events):
+    """Return a batch as vLLM publishes it."""
+    payload = msgspec.msgpack.encode([1.5, list(events), None])
+    return [b"kv-events", number.to_bytes(8, "big"), payload]
+
+
+class Publisher:
+    """A worker's side."""
+
+    def __init__(self):
+        self.socket = zmq.Context.instance().socket(zmq.PUB)
+        self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+
+    def close(self):
+        """Stop publishing."""
+        self.socket.close(linger=0)
+
+
+def listener(index, *, port=1, workers=("a",)):
+    """Return a listener whose worker "a" has this index."""
+    fleet = Fleet(BreakerConfig())
+    fleet.apply([WorkerSpec(name, Role.PREFILL, "http://127.0.0.1:1", supervised=True) for name in workers])
+    found = KvListener(fleet, Role.PREFILL, lambda name: index if name == "a" else None, port=port)
+    return fleet, found
+
+
+async def test_what_a_worker_says_it_holds_is_held():
+    """Stored blocks count as hits for the same tokens; removed ones no more."""
+    index, publisher = PrefixIndex(100), Publisher()
+    fleet, events = listener(index, port=publisher.port)
+    events.start()
+    prefix = Prefix(token_keys(TOKENS, unit_tokens=16))
+    number = 0
+    async with asyncio.timeout(10):
+        # A subscription takes a moment; batches sent before are lost, as they may be in life.
+        while events.batches == 0:
+            publisher.socket.send_multipart(frames(number, ["AllBlocksCleared"], STORED))
+            number += 1
+            await asyncio.sleep(0.01)
+        assert index.held(prefix) == 2
+        publisher.socket.send_multipart(frames(number, ["BlockRemoved", HASHES[32:], "GPU"]))
+        batches = events.batches
+        while events.batches == batches:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+
+    assert index.held(prefix) == 1
+    fleet.apply([])
+    await events.close()
+    publisher.close()
+    assert events.malformed == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [],
+        [b"topic", b"short", b""],
+        [b"topic", bytes(8), b"\xc1 no msgpack"],
+        [b"topic", bytes(8), b"\x01"],
+        frames(0, ["BlockStored"]),
+        frames(0, ["BlockStored", [[1]], None, TOKENS, 16]),
+        frames(0, ["BlockStored", HASHES, None, TOKENS, 32]),
+        frames(0, ["BlockRemoved", None]),
+        frames(0, {"type": "map"}),
+        frames(0, None),
+    ],
+)
+def test_messages_that_are_none_are_counted(message):
+    """Nothing raises, nothing is learnt."""
+    index = PrefixIndex(100)
+    _, events = listener(index)
+
+    events.apply(KvEvents(index, unit_tokens=16), message)
+
+    assert events.malformed == 1
+    assert index.count == 0
+
+
+@pytest.mark.parametrize("tokens", [["x"] * 1024, [-1] * 1024, [1 << 40] * 1024, TOKENS[:5]])
+def test_tokens_that_are_none_teach_nothing(tokens):
+    """Ids out of range, or fewer than the blocks need."""
+    index = PrefixIndex(100)
+    _, events = listener(index)
+
+    events.apply(KvEvents(index, unit_tokens=16), frames(0, ["BlockStored", HASHES, None, tokens, 16]))
+
+    assert index.count == 0
+
+
+def test_a_lost_batch_forgets_what_may_be_gone():
+    """Numbers jump: removals may be among what was lost."""
+    index = PrefixIndex(100)
+    _, events = listener(index)
+    of_worker = KvEvents(index, unit_tokens=16)
+    events.apply(of_worker, frames(0, STORED))
+    assert index.count == 2
+
+    events.apply(of_worker, frames(5, ["BlockStored", [b"x"], None, TOKENS[:16], 16]))
+
+    assert (index.count, of_worker.gaps) == (0, 1)
+
+
+# ---------------------------------------------------------------------- exact keys
+
+
+def request(**body):
+    """Return a parsed request."""
+    import orjson
+
+    raw = orjson.dumps({"model": "m", **body})
+    return parse_completion("/v1/completions", b"application/json", raw, model="m")
+
+
+def words(text):
+    """A tokenizer of words."""
+    return [len(word) for word in text.split()]
+
+
+def test_with_a_tokenizer_texts_and_ids_share_keys():
+    """The same tokens, however they come; and they are counted."""
+    text = " ".join(["abc"] * 600)
+    exact = ExactKeys(words)
+    by_text = read_prompt(request(prompt=text), exact)
+
+    assert by_text.tokens == 600
+    assert by_text.chain == read_prompt(request(prompt=[3] * 600), exact).chain
+    assert by_text.block_tokens(4.0) == 512
+    assert by_text.chain == exact_keys(text, words)[1]
+
+
+def test_chats_are_not_counted_without_their_template():
+    """Their keys agree among themselves; the worker's template adds tokens that the router does not know."""
+    raw = b'{"model": "m", "messages": [{"role": "user", "content": "a b c"}]}'
+    chat = parse_completion("/v1/chat/completions", b"application/json", raw, model="m")
+
+    keyed = read_prompt(chat, ExactKeys(words))
+
+    assert keyed.tokens is None
+    assert len(keyed.chain) == 1
+
+
+def test_a_tokenizer_file_that_is_none_is_refused(tmp_path):
+    """At start, with its path."""
+    pytest.importorskip("tokenizers", reason="the extra tokenizer is not installed")
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+
+    with pytest.raises(ConfigError, match=r"router\.tokenizer: .*tokenizer\.json"):
+        load_tokenizer(str(path))
+
+
+def test_a_real_tokenizer_is_loaded(tmp_path):
+    """A file that the library wrote."""
+    tokenizers = pytest.importorskip("tokenizers", reason="the extra tokenizer is not installed")
+    model = tokenizers.models.WordLevel({"[UNK]": 0, "hello": 1, "world": 2}, unk_token="[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    assert list(load_tokenizer(str(tmp_path / "tokenizer.json"))("hello big world")) == [1, 0, 2]
