@@ -53,6 +53,7 @@ class KubeClient:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._may_write: Callable[[], bool] | None = None
+        self._is_urgent = False
         self.namespace = transport.credentials.namespace
 
     @classmethod
@@ -93,6 +94,12 @@ class KubeClient:
         """
         view = copy.copy(self)
         view._may_write = may_write  # noqa: SLF001 - of the same class
+        return view
+
+    def urgent(self) -> KubeClient:
+        """Return a view of this client whose calls do not wait for others to end; for what must be in time."""
+        view = copy.copy(self)
+        view._is_urgent = True  # noqa: SLF001 - of the same class
         return view
 
     async def get(self, kind: Kind, name: str, *, namespace: str | None = None) -> dict[str, Any]:
@@ -366,7 +373,7 @@ class KubeClient:
         return await self._send(Call(method, path, params or {}))
 
     async def _send(self, call: Call) -> dict[str, Any]:
-        body = await self._transport.send(call)
+        body = await self._transport.send(call, is_urgent=self._is_urgent)
         try:
             answer = orjson.loads(body)
         except orjson.JSONDecodeError as exc:

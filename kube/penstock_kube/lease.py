@@ -56,7 +56,8 @@ class Election:
             identity: Of this process, unique among candidates and across restarts.
             duration_s: Term; the Lease stores whole seconds, so at least 1.
         """
-        self._client = client
+        # A renewal behind a hundred slow writes would come too late.
+        self._client = client.urgent()
         self._name = name
         self._namespace = namespace
         self._identity = identity

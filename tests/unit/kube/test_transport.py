@@ -1,5 +1,6 @@
 """Retries, credentials and bounds of single calls, against a scripted server."""
 
+import asyncio
 import random
 
 import pytest
@@ -14,6 +15,7 @@ from penstock_core.errors import (
 )
 from penstock_kube.client import KubeClient
 from penstock_kube.kinds import CONFIG_MAP, SCALING_ADAPTER
+from penstock_kube.transport import MAX_CALLS
 
 OBJECT = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}
 ME = "penstock-test"
@@ -90,6 +92,27 @@ async def test_an_answer_that_is_no_object_is_an_error(api, client, body):
     api.script = [(200, body)]
     with pytest.raises(ClusterError, match=r"JSON|object"):
         await client.get(CONFIG_MAP, "a")
+
+
+async def test_an_urgent_call_does_not_wait_for_slow_ones(api, client):
+    """With as many calls hanging as may be under way, another one waits and an urgent one is answered."""
+    release = asyncio.Event()
+
+    async def slow(responder):
+        await release.wait()
+        responder.send(200, b"{}")
+
+    api.script = [slow] * MAX_CALLS + [(200, OBJECT), (200, {})]
+    hanging = [asyncio.create_task(client.raw_get(f"/{number}")) for number in range(MAX_CALLS)]
+    while len(api.asked) < MAX_CALLS:  # noqa: ASYNC110 - sockets decide when
+        await asyncio.sleep(0.002)
+    waiting = asyncio.create_task(client.raw_get("/waiting"))
+    async with asyncio.timeout(5):
+        assert await client.urgent().get(CONFIG_MAP, "a") == OBJECT
+    assert not waiting.done()
+    release.set()
+    await asyncio.gather(*hanging, waiting)
+    assert api.asked[-1].path == "/waiting"
 
 
 async def test_what_is_sent(api, client):
