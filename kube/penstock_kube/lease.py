@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from penstock_core.errors import ClusterError, ConflictError, NotFoundError
+from penstock_core.errors import ClusterError, ConfigError, ConflictError, NotFoundError
 from penstock_core.logs import get_logger
 from penstock_kube.client import KubeClient
 from penstock_kube.kinds import LEASE
@@ -137,7 +137,7 @@ class Election:
                 is_ours = await self._take()
         except ConflictError:
             return False  # somebody else was first; the next look shows who
-        except (ClusterError, TimeoutError) as exc:
+        except (ClusterError, ConfigError, TimeoutError) as exc:  # a credential plugin may fail for a while
             problem = str(exc) or f"no answer within {limit_s:.1f} s"
             if problem != self.problem:
                 log.warning("lease not usable", lease=self._name, problem=problem)
@@ -200,7 +200,7 @@ class Election:
 
     async def _release(self) -> None:
         """Give the lease back if it is still ours, so that the next leader need not wait."""
-        with suppress(ClusterError, TimeoutError):
+        with suppress(ClusterError, ConfigError, TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 lease = await self._client.get(LEASE, self._name, namespace=self._namespace)
                 if (lease.get("spec") or {}).get("holderIdentity") == self._identity:

@@ -40,6 +40,10 @@ MAX_CALLS: Final = 8
 """Calls under way at once. httpcore looks at every connection at each request, so with 32 a call takes 2.5 times
 the processor time of one with 8 (4.9 and 1.9 ms on two slow cores), and the server would only queue them."""
 
+MAX_WATCHES: Final = 64
+"""Chosen: more than any process has. httpcore counts busy connections too against those it may keep, so without
+this a process with more watches than `MAX_CALLS` would make a new connection for every call."""
+
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
@@ -263,7 +267,8 @@ class _Again(Exception):  # noqa: N818 - control flow within this module
 async def _connect(credentials: Credentials) -> _Connections:
     tls = await credentials.tls()
     # Watches live long and come and go seldom; calls are bounded by the transport's own slots.
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=MAX_CALLS, keepalive_expiry=60.0)
+    kept = MAX_CALLS + MAX_WATCHES
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=kept, keepalive_expiry=60.0)
     options: dict[str, Any] = {"verify": tls, "limits": limits, "http2": False}
     try:
         if credentials.proxy is not None:
