@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import random
+import sys
 from pathlib import Path
 
 import pytest
+from apiserver import free_port
 
 from penstock_core.errors import ClusterError, ConflictError, NotFoundError
 from penstock_graph.models import Role
@@ -24,6 +27,7 @@ from penstock_planner.cluster.watch import Watch
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay
 from penstock_planner.targets.kubernetes import KubernetesTarget
+from penstock_wire.client import ConnectionPool
 from penstock_wire.server import HttpServer
 
 pytestmark = pytest.mark.cluster
@@ -434,6 +438,71 @@ async def test_only_the_named_graph_is_planned(world):
     assert lease["spec"]["holderIdentity"]
     with pytest.raises(NotFoundError):
         await world.client.get(LEASE, "penstock-planner", namespace=world.namespace)
+
+
+RIGHTS = [
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+    {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
+    {"apiGroups": ["penstock.dev"], "resources": ["graphdeployments"], "verbs": ["list", "watch"]},
+    {
+        "apiGroups": ["penstock.dev"],
+        "resources": ["scalingadapters"],
+        "verbs": ["get", "list", "patch", "watch"],
+    },
+    {
+        "apiGroups": ["penstock.dev"],
+        "resources": ["graphdeployments/status", "scalingadapters/scale"],
+        "verbs": ["patch"],
+    },
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create", "get", "patch"]},
+]
+
+
+async def test_the_command_plans_with_few_rights_and_ends_on_sigterm(world, api_server):
+    """As a ServiceAccount that may do nothing else: scaled, told, healthy, exit 0."""
+    about = {"name": "planner", "namespace": world.namespace}
+    rbac = "rbac.authorization.k8s.io"
+    objects = [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about},
+        {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": about, "rules": RIGHTS},
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "RoleBinding",
+            "metadata": about,
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "planner"},
+            "subjects": [{"kind": "ServiceAccount", **about}],
+        },
+    ]
+    manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    api_server.kubectl("apply", "--server-side", "-f", "-", stdin=manifest)
+    kubeconfig = api_server.service_account_kubeconfig(world.namespace, "planner")
+    port = free_port()
+    world.kv = 0.95
+    await world.make_graph(maxGpuBudget=3)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from penstock_cli.main import main; main()"),
+        *("planner", "run", "--environment", "kubernetes", "--namespace", world.namespace),
+        *("--kubeconfig", str(kubeconfig), "--log-dir", str(world.folder), "--metrics-port", str(port)),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    pool = ConnectionPool()
+    try:
+        await _until(lambda: _is(world.wish("decode"), 2), "decode is 2")
+
+        async def is_told():
+            return "decode 1 -> 2" in (await world.status()).get("planner", {}).get("lastDecision", "")
+
+        await _until(is_told, "the status tells the decision")
+        assert (await pool.request("GET", f"http://127.0.0.1:{port}/healthz")).status == 200
+        page = (await pool.request("GET", f"http://127.0.0.1:{port}/metrics")).body.decode()
+    finally:
+        await pool.close()
+        process.terminate()
+        _, log = await asyncio.wait_for(process.communicate(), WAIT_S)
+    assert f'action="up",graph="llama",namespace="{world.namespace}",reason="above_threshold"' in page
+    assert process.returncode == 0, log.decode()
+    assert "Forbidden" not in log.decode()
+    assert [reason for reason, *_ in (await world.events()).values()] == ["ScaledUp"]
 
 
 async def test_a_stale_look_conflicts_and_a_status_write_does_not(world, client):
