@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
@@ -70,13 +71,11 @@ def run(*, dry_run: bool, **given: Any) -> None:
     if dry_run:
         click.echo(orjson.dumps(settings.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
         return
-    try:
-        import kopf  # noqa: F401, PLC0415 - an extra; only asked whether it is there
-        import kr8s  # noqa: F401, PLC0415
-    except ImportError as exc:
+    missing = [name for name in ("kopf", "kr8s") if find_spec(name) is None]
+    if missing:
         raise ConfigError(
-            f"{exc.name}: not installed; the operator needs `pip install 'penstock[kubernetes]'`"
-        ) from exc
+            f"{', '.join(missing)}: not installed; the operator needs `pip install 'penstock[kubernetes]'`"
+        )
     from penstock_operator.service import Service  # noqa: PLC0415 - imports kr8s
 
     loop.run(Service(settings).run)
