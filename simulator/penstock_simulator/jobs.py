@@ -27,6 +27,7 @@ class Job:
         index: Position in the workload, from 0.
         request: As the workload has it.
         chain: One chained 64-bit key per begun block of 512 prompt tokens.
+        head_parts: Keys that stand for the first block together.
         attempt: Raised when it starts over; names the engines' requests.
         retries: How often it started over because a worker died.
         router: Which router has it.
@@ -51,6 +52,7 @@ class Job:
         "fate",
         "first_token_s",
         "handed_s",
+        "head_parts",
         "incarnation",
         "index",
         "keys",
@@ -62,10 +64,13 @@ class Job:
         "worker",
     )
 
-    def __init__(self, index: int, request: TraceRequest, chain: tuple[int, ...]) -> None:
+    def __init__(
+        self, index: int, request: TraceRequest, chain: tuple[int, ...], *, head_parts: int = 1
+    ) -> None:
         self.index = index
         self.request = request
         self.chain = chain
+        self.head_parts = head_parts
         self.keys: list[int] | None = None
         self.attempt = 0
         self.retries = 0
@@ -89,9 +94,14 @@ class Job:
 
 
 class PrefixChains:
-    """Turns a workload's block ids into keys, the same for equal prefixes; one per world."""
+    """Turns a workload's block ids into keys, the same for equal prefixes; one per world.
+
+    Attributes:
+        head_parts: Keys that stand for a prompt's first block together, >= 1.
+    """
 
     __slots__ = ("_index", "_root")
+    head_parts = 1
 
     def __init__(self, seed: int) -> None:
         """Start an empty table; another seed gives other keys, and so other places on hash rings."""

@@ -178,7 +178,7 @@ class PlacedRouting:
 
     def submit(self, job: Job, now_s: float, *, is_retry: bool = False) -> bool:
         """Place a job."""
-        arrival = Arrival(job.chain, job.request.input_tokens)
+        arrival = Arrival(job.chain, job.request.input_tokens, head_parts=job.head_parts)
         return self._placement.submit(job, arrival, now_s, again=is_retry)
 
     def take(self, now_s: float) -> list[tuple[Job, str]]:
@@ -251,7 +251,7 @@ def make_routing(spec: RouterSpec, role: Role, *, slo_s: float, cache_tokens: in
         max_requests=spec.max_waiting,
         max_wait_s=spec.max_wait_s,
         order=spec.queue_order,
-        cache_blocks=max(2, cache_tokens // BLOCK_TOKENS),
+        cache_blocks=spec.cache_blocks or max(2, cache_tokens // BLOCK_TOKENS),
         slo_s=slo_s,
     )
     return PlacedRouting(_placer(spec, slo_s), settings)

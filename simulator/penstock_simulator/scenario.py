@@ -175,6 +175,8 @@ class RouterSpec:
         queue_order: Of each worker's queue in the router.
         slot_requests: Most requests handed to one worker at a time; None: no such bound.
         slot_tokens: Most prompt tokens handed to one worker at a time, a longer prompt alone; None: no bound.
+        cache_blocks: Prefix keys that the router remembers of one worker; None: as many blocks of 512 tokens as it
+            caches.
         news_delay_s: Age of what the router knows of caches and loads beyond what it sent itself, >= 0.
         routers: Routers side by side, requests in turn; each knows of the others' only by news, >= 1.
         max_waiting: Requests that wait in the router; more are rejected. None: no bound.
@@ -187,6 +189,7 @@ class RouterSpec:
     queue_order: QueueOrder = QueueOrder.ARRIVAL
     slot_requests: int | None = None
     slot_tokens: int | None = 8192
+    cache_blocks: int | None = None
     news_delay_s: float = 0.0
     routers: int = 1
     max_waiting: int | None = None
@@ -198,7 +201,7 @@ class RouterSpec:
         is_time = 0 <= self.news_delay_s < math.inf
         _require("news_delay_s", self.news_delay_s, is_fine=is_time, bound="finite, at least 0")
         _require("routers", self.routers, is_fine=self.routers >= 1, bound="at least 1")
-        for name in ("slot_requests", "slot_tokens", "max_waiting", "max_wait_s"):
+        for name in ("slot_requests", "slot_tokens", "cache_blocks", "max_waiting", "max_wait_s"):
             value = getattr(self, name)
             _require(name, value, is_fine=value is None or value > 0, bound="above 0, or none")
 

@@ -43,12 +43,15 @@ class World:
         planner: None without one.
     """
 
-    def __init__(self, scenario: Scenario, requests: Sequence[TraceRequest]) -> None:
+    def __init__(
+        self, scenario: Scenario, requests: Sequence[TraceRequest], *, chains: PrefixChains | None = None
+    ) -> None:
         """Build everything; nothing runs yet.
 
         Args:
             scenario: The world.
             requests: Arrivals never decrease.
+            chains: Makes the prefix keys; None: from the requests' ids and the scenario's seed.
 
         Raises:
             ConfigError: no such profile or policy.
@@ -56,7 +59,7 @@ class World:
         self.scenario = scenario
         self.kernel = Kernel()
         self.gaps = GapHistogram()
-        self._chains = PrefixChains(scenario.seed)
+        self._chains = chains or PrefixChains(scenario.seed)
         self._models = {
             pool.role: EngineModel(pool.role, pool.model)
             for pool in scenario.pools
@@ -64,7 +67,8 @@ class World:
         }
         self.fleet = Fleet(scenario, self._make_server)
         self.jobs = [
-            Job(index, request, self._chains.chain(request)) for index, request in enumerate(requests)
+            Job(index, request, self._chains.chain(request), head_parts=self._chains.head_parts)
+            for index, request in enumerate(requests)
         ]
         self._routers: list[Routing] = [
             make_routing(
