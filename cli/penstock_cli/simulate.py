@@ -137,9 +137,7 @@ def _failure(text: str) -> Failure:
 @click.option(
     "--slo-s",
     type=float,
-    default=5.0,
-    show_default=True,
-    help="TTFT that counts as in time, virtual seconds.",
+    help="TTFT that counts as in time, virtual seconds.  [default: 5, or the manifest's]",
 )
 @click.option(
     "--news-delay-s",
@@ -158,17 +156,13 @@ def _failure(text: str) -> Failure:
 @click.option(
     "--queue-order",
     type=_choice(QueueOrder),
-    default="arrival",
-    show_default=True,
-    help="Of each worker's queue in the router.",
+    help="Of each worker's queue in the router.  [default: arrival, or the manifest's]",
 )
 @click.option("--no-rebalance", is_flag=True, help="Turn off moving queued requests (dualmap).")
 @click.option(
     "--slot-tokens",
     type=click.IntRange(1),
-    default=8192,
-    show_default=True,
-    help="Prompt tokens handed to one worker at a time; a longer prompt goes alone.",
+    help="Prompt tokens handed to one worker at a time; a longer prompt goes alone.  [default: 8192, or the manifest's]",
 )
 @click.option(
     "--max-waiting",
@@ -216,7 +210,7 @@ def simulate(**options: Any) -> None:
     output_dir, as_json, jobs = options.pop("output_dir"), options.pop("as_json"), options.pop("jobs")
     options["resizes"] = tuple(map(_resize, options["resizes"]))
     options["failures"] = tuple(map(_failure, options["failures"]))
-    options["queue_order"] = QueueOrder(options["queue_order"])
+    options["queue_order"] = None if options["queue_order"] is None else QueueOrder(options["queue_order"])
     options["on_long"] = OnLong(options["on_long"])
     options["spread"] = None if options["spread"] is None else Spread(options["spread"])
     plan = make_plan(SimulateOptions(**options))

@@ -13,6 +13,7 @@ from penstock_graph.models import GraphDeployment, QueueOrder, Role
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.options import join
+from penstock_simulator.graph_scenario import graph_pools, graph_router
 from penstock_simulator.observer import Recording
 from penstock_simulator.output import SCHEMA
 from penstock_simulator.routing import policy_names
@@ -34,6 +35,7 @@ from penstock_workload.selection import OnLong
 
 DEFAULT_PROFILE = "a100-llama-8b-bf16-tp1"
 DEFAULT_REPLICAS = 4
+DEFAULT_SLO_S = 5.0
 _SIMPLE = {model.name: model for model in (DUALMAP_7B, DUALMAP_14B)}
 
 
@@ -57,12 +59,12 @@ class SimulateOptions:
     cold_start_s: float
     resizes: tuple[Resize, ...]
     failures: tuple[Failure, ...]
-    slo_s: float
+    slo_s: float | None
     news_delay_s: float
     routers: int
-    queue_order: QueueOrder
+    queue_order: QueueOrder | None
     no_rebalance: bool
-    slot_tokens: int
+    slot_tokens: int | None
     max_waiting: int | None
     max_wait_s: float | None
     limit: int | None
@@ -115,13 +117,13 @@ def make_plan(options: SimulateOptions) -> Plan:
     worlds = {
         name: Scenario(
             pools=pools,
-            router=_router(options, name),
+            router=_router(options, name, graph),
             planner=planner,
             resizes=options.resizes,
             failures=options.failures,
             cold_start_s=options.cold_start_s,
             max_gpus=max_gpus,
-            slo_s=options.slo_s,
+            slo_s=_slo_s(options, graph),
         )
         for name in names
     }
@@ -183,18 +185,26 @@ def _notes(workload: WorkloadSpec, pools: tuple[PoolSpec, ...]) -> tuple[str, ..
     return tuple(notes)
 
 
-def _router(options: SimulateOptions, policy: str) -> RouterSpec:
+def _slo_s(options: SimulateOptions, graph: GraphDeployment | None) -> float:
+    if options.slo_s is not None:
+        return options.slo_s
+    return DEFAULT_SLO_S if graph is None else graph.spec.router.ttft_slo_seconds
+
+
+def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None) -> RouterSpec:
+    base = RouterSpec(policy=policy) if graph is None else graph_router(graph, policy)
     is_simple = options.profile in _SIMPLE
-    return RouterSpec(
-        policy=policy,
-        settings={"rebalance": False} if options.no_rebalance else {},
-        queue_order=options.queue_order,
+    settings = {**base.settings, "rebalance": False} if options.no_rebalance else base.settings
+    return replace(
+        base,
+        settings=settings,
+        queue_order=options.queue_order or base.queue_order,
         slot_requests=1 if is_simple else None,
-        slot_tokens=None if is_simple else options.slot_tokens,
+        slot_tokens=None if is_simple else options.slot_tokens or base.slot_tokens,
         news_delay_s=options.news_delay_s,
         routers=options.routers,
-        max_waiting=options.max_waiting,
-        max_wait_s=options.max_wait_s,
+        max_waiting=options.max_waiting or base.max_waiting,
+        max_wait_s=options.max_wait_s or base.max_wait_s,
     )
 
 
@@ -209,18 +219,26 @@ def _pools(options: SimulateOptions, graph: GraphDeployment | None) -> tuple[Poo
                 f"--profile {simple.name}: it only prefills; give --aggregated N and no manifest"
             )
         return (PoolSpec(Role.AGGREGATED, options.aggregated or 8, simple),)
-    profile = options.profile or (graph.spec.engine.profile if graph is not None else None) or DEFAULT_PROFILE
-    model: Model = ProfiledModel(profile, kv_tokens=options.kv_tokens, block_size=options.block_size)
     if graph is not None:
-        services = list(graph.spec.workers.values())
         return tuple(
-            PoolSpec(service.role, given[service.role] or service.replicas, model, service.gpus)
-            for service in services
+            replace(pool, replicas=given[pool.role] or pool.replicas, model=_model(options, pool.model))
+            for pool in graph_pools(graph)
         )
+    model = _model(options, ProfiledModel(DEFAULT_PROFILE))
     if options.aggregated is not None:
         return (PoolSpec(Role.AGGREGATED, options.aggregated, model),)
     return tuple(
         PoolSpec(role, given[role] or DEFAULT_REPLICAS, model) for role in (Role.PREFILL, Role.DECODE)
+    )
+
+
+def _model(options: SimulateOptions, base: Model) -> Model:
+    assert isinstance(base, ProfiledModel)  # noqa: S101 - the simple server takes no such options
+    return replace(
+        base,
+        profile=options.profile or base.profile,
+        kv_tokens=options.kv_tokens or base.kv_tokens,
+        block_size=options.block_size,
     )
 
 

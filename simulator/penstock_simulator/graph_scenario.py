@@ -1,0 +1,56 @@
+"""What a manifest says about a scenario: its pools, and its router as the live one would be set up."""
+
+from __future__ import annotations
+
+from penstock_engine.core.lease import LeaseTerms
+from penstock_graph.models import GraphDeployment, RouterPolicy
+from penstock_router.policy.placement import CACHE_BLOCKS
+from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec
+
+_BLOCK_TOKENS, _RUNNING_REQUESTS, _BATCH_TOKENS = 16, 256, 8192
+"""The simulated runtime's own defaults where the manifest says nothing; see `penstock engine serve`."""
+
+
+def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
+    """Return the pools of a graph's workers, with the engine that the live ones run."""
+    engine = graph.spec.engine
+    block_tokens = engine.block_tokens or _BLOCK_TOKENS
+    running = engine.max_running_requests or _RUNNING_REQUESTS
+    return tuple(
+        PoolSpec(
+            service.role,
+            service.replicas,
+            ProfiledModel(
+                service.profile or engine.profile,
+                kv_tokens=None if engine.kv_blocks is None else engine.kv_blocks * block_tokens,
+                block_size=block_tokens,
+                max_num_batched_tokens=engine.max_batch_tokens or max(_BATCH_TOKENS, running),
+                max_num_seqs=running,
+                lease=LeaseTerms(graph.spec.lease.duration_seconds),
+            ),
+            service.gpus,
+        )
+        for service in graph.spec.workers.values()
+    )
+
+
+def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpec:
+    """Return the router of a graph, under another policy if one is named."""
+    config = graph.spec.router
+    name = policy or config.policy.value
+    dualmap = config.dualmap
+    settings = {
+        "rebalance": dualmap.rebalance,
+        "hot_window": dualmap.hot_window,
+        "bottleneck_s": dualmap.decode_bottleneck_seconds,
+    }
+    return RouterSpec(
+        policy=name,
+        settings=settings if name == RouterPolicy.DUALMAP.value else {},
+        queue_order=config.prefill_queue.order,
+        slot_tokens=config.prefill_queue.worker_tokens,
+        cache_blocks=CACHE_BLOCKS,
+        max_waiting=config.prefill_queue.max_requests,
+        max_wait_s=config.prefill_queue.max_wait_seconds,
+        max_retries=config.retries.max_per_request,
+    )
