@@ -1,0 +1,171 @@
+"""Shows what `live_against_simulator.py` found: figures side by side, how late the machine was, and a picture."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock_report.drawing import DPI, LINE_COLOURS, blank_figure, legend_above
+
+NEAR = 0.10
+GOALS = ("TTFT p50", "TTFT p90", "TTFT p99")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What became of one request on one side.
+
+    Attributes:
+        ttft_s, e2e_s: Modelled seconds from its arrival; None where it has failed.
+        queued_s: Modelled seconds that it waited in the router.
+        cached_tokens: Prompt tokens found in a cache.
+        prompt_tokens, output_tokens: Lengths.
+        worker: That computed the prompt.
+        decoder: That decoded; empty where it was the same.
+    """
+
+    ttft_s: float | None
+    e2e_s: float | None
+    queued_s: float
+    cached_tokens: int
+    prompt_tokens: int
+    output_tokens: int
+    worker: str
+    decoder: str
+
+
+@dataclass(slots=True)
+class Side:
+    """One run.
+
+    Attributes:
+        requests: In order of arrival.
+        itl_p50_s: Of all gaps between tokens, modelled seconds.
+        lag: p99 of each process's own lateness, modelled seconds; live only.
+        cpu: Cores that each process kept busy; live only.
+    """
+
+    requests: list[Request]
+    itl_p50_s: float
+    lag: dict[str, float] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, float]:
+        """Return what is compared: seconds, and the share of prompt tokens found in a cache."""
+        ttft = [each.ttft_s for each in self.requests if each.ttft_s is not None]
+        e2e = [each.e2e_s for each in self.requests if each.e2e_s is not None]
+        ranks = np.percentile(ttft, (50, 90, 99), method="inverted_cdf")
+        prompt = sum(each.prompt_tokens for each in self.requests)
+        return {
+            **dict(zip(GOALS, map(float, ranks), strict=True)),
+            "TTFT mean": statistics.fmean(ttft),
+            "ITL p50": self.itl_p50_s,
+            "E2E p50": statistics.median(e2e),
+            "hits": sum(each.cached_tokens for each in self.requests) / prompt,
+        }
+
+
+def compare(policy: str, simulated: Side, sides: Sequence[Side]) -> dict[str, Any]:
+    """Return medians of the live runs beside the simulated figures, and every request."""
+    model = simulated.figures()
+    runs = [side.figures() for side in sides]
+    figures = {}
+    for name, expected in model.items():
+        measured = [each[name] for each in runs]
+        middle = statistics.median(measured)
+        # shares are compared in points, times as ratios
+        off = middle - expected if name == "hits" else middle / expected - 1
+        figures[name] = {
+            "simulated": expected,
+            "live": middle,
+            "live_runs": measured,
+            "difference": off,
+            "is_near": abs(off) <= NEAR,
+        }
+    return {
+        "policy": policy,
+        "figures": figures,
+        "is_near": all(figures[name]["is_near"] for name in GOALS),
+        "lag_p99_s": _medians([side.lag for side in sides]),
+        "cpu": _medians([side.cpu for side in sides]),
+        "simulated": [asdict(each) for each in simulated.requests],
+        "live": [[asdict(each) for each in side.requests] for side in sides],
+        "same_worker": _share(simulated, sides, "worker"),
+        "same_cached_tokens": _share(simulated, sides, "cached_tokens"),
+    }
+
+
+def _medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(each[name] for each in runs if name in each) for name in runs[0]}
+
+
+def _share(simulated: Side, sides: Sequence[Side], name: str) -> float:
+    """Return how many requests are alike, over all live runs."""
+    pairs = [pair for side in sides for pair in zip(simulated.requests, side.requests, strict=True)]
+    alike = sum(bool(getattr(ours, name) == getattr(theirs, name)) for ours, theirs in pairs)
+    return alike / len(pairs)
+
+
+def show(found: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Print one policy's table."""
+    rate = "the trace's rate" if arguments.qps is None else f"{arguments.qps:g}/s"
+    print(
+        f"\n{found['policy']}: {len(found['simulated'])} rows of {arguments.trace} at {rate} on {arguments.instances},"
+        f" speed {arguments.speed:g}, {arguments.runs} live run(s)"
+    )
+    print(f"{'':<10}{'live':>10}{'simulated':>11}{'difference':>12}   runs")
+    for name, each in found["figures"].items():
+        unit = 1 if name == "hits" else 1000
+        style = ".3f" if name == "hits" else ".1f" if name == "ITL p50" else ".0f"
+        off = f"{each['difference']:+.3f}" if name == "hits" else f"{each['difference']:+.1%}"
+        runs = " ".join(f"{unit * run:{style}}" for run in each["live_runs"])
+        mark = "" if each["is_near"] else " *"
+        print(
+            f"{name:<10}{unit * each['live']:>10{style}}{unit * each['simulated']:>11{style}}{off:>12}{mark:<2} {runs}"
+        )
+    print("milliseconds, modelled; hits: share of prompt tokens found in a cache; *: more than 10% off")
+    print(
+        f"same worker {found['same_worker']:.0%}, same cached tokens {found['same_cached_tokens']:.0%} of the requests"
+    )
+    lags = ", ".join(f"{name} {1000 * lag:.1f}" for name, lag in found["lag_p99_s"].items())
+    print(f"lateness p99, ms: {lags}")
+    print("cores in use: " + ", ".join(f"{name} {share:.2f}" for name, share in found["cpu"].items()))
+
+
+def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw both sides' TTFT distributions, a panel per policy."""
+    figure = blank_figure("Time to first token: the same requests in real and in virtual time")
+    figure.set_size_inches(10.0, 4.2)
+    for place, each in enumerate(found):
+        axes = figure.add_subplot(1, len(found), place + 1)
+        for number, rows in enumerate(each["live"]):
+            _distribution(axes, rows, LINE_COLOURS[0], "live" if number == 0 else None, width=1.2)
+        _distribution(axes, each["simulated"], LINE_COLOURS[1], "simulated", width=2.2)
+        axes.set_title(each["policy"], fontsize=10, loc="right")
+        axes.set_xlabel("TTFT, seconds")
+        axes.set_ylabel("share of requests" if place == 0 else "")
+        axes.set_xscale("log")
+        axes.set_ylim(0, 1)
+        legend_above(axes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DPI)
+
+
+def _distribution(
+    axes: Any, rows: Sequence[dict[str, Any]], colour: str, label: str | None, *, width: float
+) -> None:
+    ttft = np.sort([each["ttft_s"] for each in rows if each["ttft_s"] is not None])
+    axes.step(
+        ttft,
+        np.arange(1, len(ttft) + 1) / len(ttft),
+        color=colour,
+        label=label,
+        linewidth=width,
+        where="post",
+    )
