@@ -143,6 +143,7 @@ async def measure(plane: ControlPlane, arguments: argparse.Namespace) -> dict[st
     client = await KubeClient.connect(kubeconfig=plane.kubeconfig)
     for file in sorted((ROOT / "crds").glob("*.yaml")):
         plane.kubectl("apply", "--server-side", "-f", str(file))
+        plane.kubectl("wait", "--for=jsonpath={.status.conditions}", "--timeout=30s", "-f", str(file))
         plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(file))
     keys = await create_graphs(plane, client, arguments.graphs)
     started_s = time.monotonic()

@@ -28,8 +28,8 @@ from penstock_operator.plan.drift import Difference, differences, drifted, stamp
 from penstock_operator.trim import POSTED, Object
 from penstock_operator.workloads import WORKLOADS
 
-PARALLEL: Final = 4
-"""Writes of one graph at once. Chosen: a graph has about fifteen children and eight graphs are worked on."""
+PARALLEL: Final = 2
+"""Writes of one graph at once. Chosen: a connections cost the client, and several graphs are worked on at once."""
 
 INITIAL: Final = f"{OPERATOR}-init"
 """Field manager of an adapter's first number, which belongs to whoever scales afterwards."""
