@@ -1,0 +1,34 @@
+"""What the operator may do: exactly the calls that this package makes, for the chart to grant and tests to compare.
+
+Every API group with its resources and their verbs; the Lease is granted apart, by its name. Pure data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+_CHILD: Final = frozenset({"create", "delete", "get", "list", "patch", "watch"})
+
+RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
+    ("", "configmaps"): _CHILD,
+    ("", "serviceaccounts"): _CHILD,
+    ("", "services"): _CHILD,
+    ("", "pods"): frozenset({"list", "patch", "watch"}),
+    ("apps", "deployments"): _CHILD,
+    # Held only because nobody may grant (to routers) what they do not hold.
+    ("discovery.k8s.io", "endpointslices"): frozenset({"get", "list", "watch"}),
+    ("events.k8s.io", "events"): frozenset({"create", "patch"}),
+    ("leaderworkerset.x-k8s.io", "leaderworkersets"): _CHILD,
+    ("networking.k8s.io", "networkpolicies"): _CHILD,
+    ("penstock.dev", "graphdeployments"): frozenset({"list", "patch", "watch"}),
+    # Where OwnerReferencesPermissionEnforcement is on, blockOwnerDeletion needs it.
+    ("penstock.dev", "graphdeployments/finalizers"): frozenset({"update"}),
+    ("penstock.dev", "graphdeployments/status"): frozenset({"patch"}),
+    ("penstock.dev", "scalingadapters"): _CHILD,
+    ("penstock.dev", "scalingadapters/status"): frozenset({"patch"}),
+    ("policy", "poddisruptionbudgets"): _CHILD,
+    ("rbac.authorization.k8s.io", "rolebindings"): _CHILD,
+    ("rbac.authorization.k8s.io", "roles"): _CHILD,
+}
+"""Verbs by API group and resource."""
