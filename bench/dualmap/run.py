@@ -26,7 +26,7 @@ from penstock_simulator.output import open_directory, to_json
 from penstock_simulator.scoreboard import attainment_over_time
 from penstock_simulator.sweep import RunSpec, goodputs, run_all, simulate, summarise
 
-PARTS = ("comparison", "order", "ours", "ablation", "staleness", "elasticity", "scaling")
+PARTS = ("comparison", "ours", "ablation", "staleness", "elasticity", "order", "scaling")
 WINDOW_S = 60.0
 STALE_FLEETS = ((1, 0.0), (2, 0.0), (4, 0.0), (4, 2.0), (8, 0.0), (8, 2.0), (16, 0.0), (16, 2.0))
 
@@ -62,6 +62,19 @@ class Bench:
         self.result["parts"][name] = part
         print(f"{name}: {len(runs)} runs in {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
         return part
+
+    def finished(self) -> dict[str, Any]:
+        """Return what was measured so far, beside the paper's claims."""
+        found = self.result["claims"]
+        return {
+            "seeds": self.seeds,
+            "parts": self.result["parts"],
+            "findings": {key: text for key, text in found.items() if key.startswith("staleness")},
+            "claims": [
+                {"claim": claim.text, "paper": claim.paper, "here": found.get(claim.key, "not run")}
+                for claim in CLAIMS
+            ],
+        }
 
     def comparison(self) -> None:
         """Every policy on every workload, queues in order of arrival."""
@@ -162,18 +175,13 @@ def main() -> None:
     bench = Bench(arguments)
     for part in arguments.parts:
         getattr(bench, part)()
-    bench.result["findings"] = {
-        key: text for key, text in bench.result["claims"].items() if key.startswith("staleness")
-    }
-    bench.result["claims"] = [
-        {"claim": claim.text, "paper": claim.paper, "here": bench.result["claims"].get(claim.key, "not run")}
-        for claim in CLAIMS
-    ]
-    bench.result["seeds"] = arguments.seeds
-    (arguments.output_dir / "dualmap.json").write_bytes(to_json(bench.result))
-    page.write(bench.result, arguments.output_dir)
-    (arguments.output_dir / "RESULTS.md").write_text(page.markdown(bench.result), encoding="utf-8")
-    page.show(bench.result)
+        # After each part: an interrupted run keeps what it has measured.
+        result = bench.finished()
+        (arguments.output_dir / "dualmap.json").write_bytes(to_json(result))
+        (arguments.output_dir / "RESULTS.md").write_text(page.markdown(result), encoding="utf-8")
+    result = bench.finished()
+    page.write(result, arguments.output_dir)
+    page.show(result)
     print(f"{time.monotonic() - began_s:.0f} s; wrote {arguments.output_dir}")
 
 
