@@ -201,6 +201,8 @@ class ControlPlane:
                 # Only what the tests look at; the rest costs processor time.
                 f"--controllers={','.join(CONTROLLERS)}",
                 "--horizontal-pod-autoscaler-sync-period=2s",
+                # kwok's heartbeats come seldom; a node that counts as lost takes its pods' readiness with it for good.
+                "--node-monitor-grace-period=1h",
             ],
         )
         self._spawn("kube-scheduler", [*common, *limits, f"--secure-port={free_port()}"])
