@@ -1,0 +1,138 @@
+"""The view: grouped by graph, marked by what matters, and not misled by answers and watches crossing."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from fake_api import FakeApi
+
+from penstock_kube.kinds import DEPLOYMENT, POD, SCALING_ADAPTER
+from penstock_operator.cluster import Cluster
+
+KEY = ("ns", "g")
+
+
+def deployment(version, *, graph="g", name="g-decode", status=None, **spec):
+    """Return a Deployment as the API server gives it."""
+    labels = {"penstock.dev/graph": graph, "app.kubernetes.io/managed-by": "penstock"}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": name,
+            "namespace": "ns",
+            "uid": "u",
+            "labels": labels,
+            "resourceVersion": str(version),
+        },
+        "spec": {"replicas": 1, **spec},
+        "status": status or {},
+    }
+
+
+def adapter(version, *, generation=1, replicas=1):
+    """Return a ScalingAdapter."""
+    found = deployment(version, name="g-decode")
+    found |= {"apiVersion": "penstock.dev/v1alpha1", "kind": "ScalingAdapter", "spec": {"replicas": replicas}}
+    found["metadata"]["generation"] = generation
+    return found
+
+
+@pytest.fixture
+async def world():
+    """A cluster view without running watches, and its marks."""
+    marks = []
+    view = Cluster(FakeApi(), namespace="ns", mark=lambda key, urgent: marks.append((key, urgent)))
+
+    def watch(kind, change, obj):
+        informer = view._informers[kind]
+        trimmed = view._trims[kind](copy.deepcopy(obj))
+        identity = (obj["metadata"]["namespace"], obj["metadata"]["name"])
+        if change == "DELETED":
+            informer._store.pop(identity, None)
+        else:
+            informer._store[identity] = trimmed
+        view._changed(kind, change, trimmed)
+
+    return view, marks, watch
+
+
+async def test_a_change_marks_its_graph_and_a_heartbeat_does_not(world):
+    """Only what the plans read counts."""
+    view, marks, watch = world
+    watch(DEPLOYMENT, "ADDED", deployment(1))
+    beat = {"conditions": [{"type": "Available", "lastUpdateTime": "now"}]}
+    watch(DEPLOYMENT, "MODIFIED", deployment(2, status=beat))
+    beat["conditions"][0]["lastUpdateTime"] = "later"
+    watch(DEPLOYMENT, "MODIFIED", deployment(3, status=beat))
+    assert marks == [(KEY, False)] * 2
+    assert view.known() == [KEY]
+    watch(DEPLOYMENT, "DELETED", deployment(4))
+    assert (len(marks), view.known()) == (3, [])
+
+
+async def test_a_childs_new_graph_label_moves_it(world):
+    """Both graphs are looked at."""
+    view, marks, watch = world
+    watch(DEPLOYMENT, "ADDED", deployment(1))
+    watch(DEPLOYMENT, "MODIFIED", deployment(2, graph="other"))
+    assert marks[1:] == [(KEY, False), (("ns", "other"), False)]
+    assert view.known() == [("ns", "other")]
+
+
+async def test_an_answered_write_is_seen_at_once_and_its_event_marks_nothing(world):
+    """Else every write would cost another look."""
+    view, marks, watch = world
+    watch(DEPLOYMENT, "ADDED", deployment(1))
+    view.note(deployment(5, replicas=2))
+    assert view.sight(KEY).children["Deployment", "g-decode"]["spec"]["replicas"] == 2
+    watch(DEPLOYMENT, "MODIFIED", deployment(3, replicas=7))
+    assert view.sight(KEY).children["Deployment", "g-decode"]["spec"]["replicas"] == 2
+    watch(DEPLOYMENT, "MODIFIED", deployment(5, replicas=2))
+    assert len(marks) == 1
+
+
+async def test_an_answer_that_shows_anothers_change_marks_the_graph(world):
+    """A user's number that arrives first in the answer to a status write."""
+    view, marks, watch = world
+    watch(SCALING_ADAPTER, "ADDED", adapter(1))
+    marks.clear()
+    view.note(adapter(6, generation=2, replicas=3))
+    watch(SCALING_ADAPTER, "MODIFIED", adapter(5, generation=2, replicas=3))
+    watch(SCALING_ADAPTER, "MODIFIED", adapter(6, generation=2, replicas=3))
+    assert marks == [(KEY, True)]
+
+
+async def test_a_late_answer_does_not_revive_a_deleted_object(world):
+    """A ghost pod would hold GPUs for ever."""
+    view, _, watch = world
+    watch(DEPLOYMENT, "ADDED", deployment(1))
+    watch(DEPLOYMENT, "DELETED", deployment(9))
+    view.note(deployment(8))
+    assert view.known() == []
+
+
+async def test_an_answer_that_no_watch_confirms_is_dropped(world):
+    """Created and deleted while the watch was away."""
+    view, marks, _ = world
+    view.note(deployment(3))
+    identity = ("Deployment", "ns", "g-decode")
+    view._confirm(DEPLOYMENT, identity, view.sight(KEY).children["Deployment", "g-decode"])
+    assert (view.known(), marks) == ([], [(KEY, False)])
+
+
+async def test_pods_keep_their_view_address_and_gates(world):
+    """And nothing of their specification."""
+    view, _, watch = world
+    pod = deployment(1, name="p")
+    pod |= {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "spec": {"schedulingGates": [{"name": "a"}]},
+        "status": {"podIP": "1.2.3.4"},
+    }
+    watch(POD, "ADDED", pod)
+    kept = view.sight(KEY).pods["p"]
+    assert (kept["ip"], kept["gates"], kept["view"].name) == ("1.2.3.4", ["a"], "p")
+    assert set(kept) == {"metadata", "view", "ip", "gates", "version"}

@@ -1,0 +1,114 @@
+"""Loads of workers from their own pages: sums over engines, idleness over time, and what is unknown."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock_core.errors import UpstreamConnectError
+from penstock_operator.loads import MetricsReader
+from penstock_operator.plan.pods import PodView
+from penstock_operator.plan.scale import Load
+from penstock_wire.client import Response
+
+BUSY = (
+    b'vllm:num_requests_running{e="0"} 2\nvllm:num_requests_running{e="1"} 1\nvllm:num_requests_waiting 4\n'
+)
+KV = b"vllm:kv_cache_usage_perc %s\n"
+IDLE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n" + KV % b"0.0"
+POD = PodView(name="d-1", uid="u-1")
+
+
+class Pool:
+    """Answers every request with one page, or fails."""
+
+    def __init__(self, page=IDLE, status=200):
+        self.page, self.status, self.urls = page, status, []
+
+    async def request(self, method, url, *, timeouts):
+        """Answer."""
+        self.urls.append(url)
+        if self.page is None:
+            raise UpstreamConnectError("refused")
+        return Response(self.status, {}, self.page)
+
+
+class Clock:
+    """Seconds that a test moves."""
+
+    s = 10.0
+
+    def __call__(self):
+        """Return the time."""
+        return self.s
+
+
+async def _read(pool, address="10.0.0.7", clock=None):
+    return (await MetricsReader(pool, now_s=clock or Clock()).read([(POD, address)]))["d-1"]
+
+
+async def test_engines_of_one_worker_are_added_up():
+    """Requests are summed, the fullest KV cache counts."""
+    page = BUSY + KV % b"0.2" + b'vllm:kv_cache_usage_perc{e="1"} 0.6\n'
+    assert await _read(Pool(page)) == Load(running=3, waiting=4, kv_usage_fraction=0.6)
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [("10.0.0.7", "http://10.0.0.7:8000/metrics"), ("fd00::7", "http://[fd00::7]:8000/metrics")],
+)
+async def test_the_pod_is_asked_at_its_own_address(address, url):
+    """IPv6 in brackets."""
+    pool = Pool()
+    await _read(pool, address)
+    assert pool.urls == [url]
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        Pool(None),
+        Pool(IDLE, status=503),
+        Pool(BUSY),
+        Pool(b""),
+        Pool(BUSY + KV % b"NaN"),
+        Pool(BUSY + KV % b"-1"),
+        Pool(BUSY + KV % b"many"),
+    ],
+)
+async def test_what_cannot_be_trusted_is_unknown(pool):
+    """No answer, an error, a missing series, no number."""
+    assert await _read(pool) is None
+
+
+async def test_a_pod_without_an_address_is_not_asked():
+    """It is unknown."""
+    pool = Pool()
+    assert await _read(pool, "") is None
+    assert pool.urls == []
+
+
+async def test_idleness_lasts_from_the_first_of_consecutive_idle_looks():
+    """A busy or unknown look starts it anew."""
+    pool, clock = Pool(), Clock()
+    reader = MetricsReader(pool, now_s=clock)
+
+    async def idle_s():
+        load = (await reader.read([(POD, "a")]))["d-1"]
+        return None if load is None else load.idle_s
+
+    found = []
+    for page in (IDLE, IDLE, BUSY + KV % b"0.1", IDLE, None, IDLE, IDLE):
+        pool.page = page
+        found.append(await idle_s())
+        clock.s += 1
+    assert found == [0.0, 1.0, 0.0, 0.0, None, 0.0, 1.0]
+
+
+async def test_a_worker_not_looked_at_for_a_minute_starts_anew():
+    """Its idleness says nothing any more."""
+    pool, clock = Pool(), Clock()
+    reader = MetricsReader(pool, now_s=clock)
+    await reader.read([(POD, "a")])
+    clock.s += 61
+    await reader.read([])
+    assert (await reader.read([(POD, "a")]))["d-1"].idle_s == 0.0
