@@ -21,6 +21,8 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("events.k8s.io", "events"): frozenset({"create", "patch"}),
     ("leaderworkerset.x-k8s.io", "leaderworkersets"): _CHILD,
     ("networking.k8s.io", "networkpolicies"): _CHILD,
+    # So too: Dynamo's workers register themselves there.
+    ("nvidia.com", "dynamoworkermetadatas"): _CHILD | {"update"},
     ("penstock.dev", "graphdeployments"): frozenset({"list", "patch", "watch"}),
     # Where OwnerReferencesPermissionEnforcement is on, blockOwnerDeletion needs it.
     ("penstock.dev", "graphdeployments/finalizers"): frozenset({"update"}),

@@ -1,0 +1,38 @@
+"""The chart grants the operator what its table of rights says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from penstock_operator.rbac import RULES
+
+CHART = Path(__file__).parents[3] / "charts" / "penstock" / "templates" / "_rules.tpl"
+
+
+def _granted():
+    text = CHART.read_text(encoding="utf-8")
+    block = re.search(r'define "penstock.operatorRules" -}}\n(.*?){{- end', text, re.DOTALL)
+    assert block is not None
+    return {
+        (group, resource): set(rule["verbs"])
+        for rule in yaml.safe_load(block[1])
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+
+
+def test_every_right_of_the_table_is_granted():
+    """Else the operator meets 403 in a real cluster."""
+    granted = _granted()
+    missing = {key: verbs - granted.get(key, set()) for key, verbs in RULES.items()}
+    assert {key: verbs for key, verbs in missing.items() if verbs} == {}
+
+
+def test_nothing_is_granted_that_could_write_more_than_the_table():
+    """Reading a little more is harmless; writing is not."""
+    writes = {"create", "delete", "deletecollection", "patch", "update", "escalate", "bind", "impersonate"}
+    more = {key: (verbs & writes) - RULES.get(key, frozenset()) for key, verbs in _granted().items()}
+    assert {key: verbs for key, verbs in more.items() if verbs} == {}
