@@ -67,6 +67,8 @@ class KopfThread:
         # Kopf logs every event of every object; what matters of it the reconciler logs itself.
         for name in ("kopf", "kopf.objects"):
             logging.getLogger(name).setLevel(logging.WARNING)
+        # It warns that signals are not its own here, which is what is wanted.
+        logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(loop,), name="kopf", daemon=True)
         self._thread.start()
