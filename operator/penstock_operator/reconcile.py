@@ -29,6 +29,7 @@ from penstock_operator.facts import Seen, graph_facts
 from penstock_operator.gates import Gates
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.plan.bounds import bounded
+from penstock_operator.plan.budget import starved
 from penstock_operator.plan.conditions import Failure, GraphFacts
 from penstock_operator.plan.pods import stamp
 from penstock_operator.plan.rollout import may_roll, may_surge
@@ -245,14 +246,18 @@ class Reconciler:
 
     async def _scale(self, graph: _Graph, seen: Seen) -> list[Note]:
         notes = []
+        workers = [view for view in graph.sight.views() if view.role != "router"]
+        # A rollout that waits for GPUs which only a scale-down can free makes no progress either.
+        waiting = starved(workers, budget=gpu_ceiling(graph.model), now_s=graph.now_s)
         for name, service in graph.model.spec.workers.items():
             rollout = seen.rollouts.get(name)
+            is_rolling = rollout is not None and rollout.rolling and not rollout.stuck
             pool = Pool(
                 service=name,
                 wish=seen.bounds[name].replicas,
                 spec_replicas=seen.desired[name],
                 grace_s=service.termination_grace_period_seconds,
-                rolling=rollout is not None and rollout.rolling and not rollout.stuck,
+                rolling=is_rolling and name not in waiting,
                 pods=tuple(each for each in graph.sight.pods.values() if each["view"].service == name),
             )
             plan = await self._parts.drains.step(pool, now_s=graph.now_s)

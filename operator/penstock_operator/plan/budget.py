@@ -125,6 +125,20 @@ def releases(
     return Releases(tuple(allowed), tuple(sorted([*over, *waiting], key=lambda each: each.name)), gpus)
 
 
+def starved(pods: Sequence[PodView], *, budget: int | None, now_s: float) -> frozenset[str]:
+    """Return the services whose gated pods wait for GPUs that nothing on its way out will free.
+
+    Args:
+        pods: All worker pods of the graph.
+        budget: As in `releases`.
+        now_s: Seconds since the epoch.
+    """
+    found = releases(pods, budget=budget, priorities={}, already_released=frozenset(), now_s=now_s)
+    if found.release or any(pod.terminating and not pod.finished for pod in pods):
+        return frozenset()
+    return frozenset(each.service for each in found.waiting)
+
+
 def _started(pod: PodView, already_released: frozenset[str]) -> bool:
     return not pod.gated or pod.uid in already_released
 

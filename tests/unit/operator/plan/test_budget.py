@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_operator.plan.budget import OVERDUE_S, Releases, releases
+from penstock_operator.plan.budget import OVERDUE_S, Releases, releases, starved
 from penstock_operator.plan.pods import PodView
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -49,6 +49,20 @@ def test_as_many_start_as_fit():
     assert [(each.uid, each.reason) for each in found.waiting] == [
         ("b", "needs 3 of 8 GPUs and 2 are free; scale something down or raise planner.maxGpuBudget")
     ]
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ((running("a", gpus=8), worker("b")), {"decode"}),
+        ((running("a", gpus=7), worker("b")), set()),
+        ((running("a", gpus=8), running("c", gpus=1, terminating=True), worker("b")), set()),
+        ((running("a", gpus=8, service="p"), worker("b", service="q")), {"q"}),
+    ],
+)
+def test_starved_is_who_waits_for_gpus_that_nobody_is_about_to_free(pods, expected):
+    """Room, or a worker on its way out, is worth waiting for."""
+    assert starved(pods, budget=8, now_s=0.0) == expected
 
 
 @pytest.mark.parametrize(
