@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock_engine.core.lease import LeaseTerms
 from penstock_graph.models import GraphDeployment, RouterPolicy
 from penstock_router.policy.placement import CACHE_BLOCKS
+from penstock_router.policy.registry import POLICIES
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec
 
 _BLOCK_TOKENS, _RUNNING_REQUESTS, _BATCH_TOKENS = 16, 256, 8192
@@ -39,6 +40,8 @@ def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpe
     config = graph.spec.router
     name = policy or config.policy.value
     dualmap = config.dualmap
+    is_choosing = name in {each.value for each in POLICIES}
+    has_queue = graph.spec.is_disaggregated or not is_choosing
     settings = {
         "rebalance": dualmap.rebalance,
         "hot_window": dualmap.hot_window,
@@ -48,7 +51,8 @@ def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpe
         policy=name,
         settings=settings if name == RouterPolicy.DUALMAP.value else {},
         queue_order=config.prefill_queue.order,
-        slot_tokens=config.prefill_queue.worker_tokens,
+        # The live router holds nothing back from aggregated workers under a policy that chooses at the head.
+        slot_tokens=config.prefill_queue.worker_tokens if has_queue else None,
         cache_blocks=CACHE_BLOCKS,
         max_waiting=config.prefill_queue.max_requests,
         max_wait_s=config.prefill_queue.max_wait_seconds,

@@ -51,6 +51,16 @@ class Routing(Protocol):
     def heard(self, others: Mapping[str, int]) -> None:
         """Take news of the prompt tokens that other routers have pending at each worker."""
 
+    @property
+    def reads_usage(self) -> bool:
+        """Whether the policy looks at the workers' gauges."""
+
+    def inflight_tokens(self) -> Mapping[str, int]:
+        """Return the tokens in flight at each worker, to be told with the gauges that were read now."""
+
+    def heard_usage(self, usage: Mapping[str, float], tokens: Mapping[str, int]) -> None:
+        """Take news of the workers' KV usage, and of what was in flight there when it was read."""
+
     def tick(self, now_s: float) -> None:
         """Do what time alone asks for; called each second."""
 
@@ -66,7 +76,10 @@ class Routing(Protocol):
 
 
 class CentralRouting:
-    """One queue, first in first out; a policy without memory of prompts chooses among workers with room."""
+    """One queue, first in first out; a policy without memory of prompts chooses among workers with room.
+
+    As live, a request of an aggregated worker without slots weighs until its answer ends.
+    """
 
     def __init__(self, spec: RouterSpec, role: Role) -> None:
         """Choose the policy.
@@ -78,6 +91,10 @@ class CentralRouting:
         self._role = role
         self._policy = make_policy(RouterPolicy(spec.policy))
         self._state = self._policy.new_state()
+        has_slots = spec.slot_tokens is not None or spec.slot_requests is not None
+        self._counts_answers = role is Role.AGGREGATED and not has_slots
+        self._usage: Mapping[str, float] = {}
+        self._usage_tokens: Mapping[str, int] = {}
         self._queue: PrefillQueue[Job] = PrefillQueue(
             max_requests=spec.max_waiting or _UNBOUNDED, max_wait_s=spec.max_wait_s or float("inf")
         )
@@ -118,8 +135,16 @@ class CentralRouting:
 
     def _candidates(self) -> list[Candidate]:
         requests, tokens, others = self._requests, self._tokens, self._others
+        usage, then = self._usage, self._usage_tokens
         return [
-            Candidate(name, self._role, requests[name], tokens[name] + others.get(name, 0))
+            Candidate(
+                name,
+                self._role,
+                requests[name],
+                tokens[name] + others.get(name, 0),
+                usage.get(name),
+                then.get(name, 0),
+            )
             for name in self._workers
         ]
 
@@ -129,17 +154,20 @@ class CentralRouting:
             return False
         return has_free_slot(candidate, self._spec.slot_tokens)
 
-    def prefilled(self, job: Job, worker: str, now_s: float) -> None:  # noqa: ARG002 - the rule knows no time
+    def prefilled(self, job: Job, worker: str, now_s: float) -> None:
+        """Give the room back, unless the answer counts too."""
+        if not self._counts_answers:
+            self.lost(job, worker, now_s)
+
+    def lost(self, job: Job, worker: str, now_s: float) -> None:  # noqa: ARG002 - the rule knows no time
         """Give the room back."""
         self._requests[worker] -= 1
         self._tokens[worker] -= job.request.input_tokens
 
-    def lost(self, job: Job, worker: str, now_s: float) -> None:
-        """Give the room back."""
-        self.prefilled(job, worker, now_s)
-
     def ended(self, job: Job, now_s: float) -> None:
-        """Do nothing: the room was given back before."""
+        """Give the room back where it was not before."""
+        if self._counts_answers:
+            self.lost(job, job.worker, now_s)
 
     def expired(self, now_s: float) -> list[Job]:
         """Take out who has waited as long as may be."""
@@ -148,6 +176,19 @@ class CentralRouting:
     def heard(self, others: Mapping[str, int]) -> None:
         """Count what other routers' jobs weigh."""
         self._others = others
+
+    @property
+    def reads_usage(self) -> bool:
+        """Whether the policy looks at the workers' gauges."""
+        return self._spec.policy == RouterPolicy.LEAST_LOADED.value
+
+    def inflight_tokens(self) -> Mapping[str, int]:
+        """Return the tokens in flight at each worker, as the candidates show them."""
+        return {each.name: each.inflight_tokens for each in self._candidates()}
+
+    def heard_usage(self, usage: Mapping[str, float], tokens: Mapping[str, int]) -> None:
+        """Keep the gauges for the next choice."""
+        self._usage, self._usage_tokens = usage, tokens
 
     def tick(self, now_s: float) -> None:
         """Do nothing: the rule knows no time."""
@@ -205,6 +246,18 @@ class PlacedRouting:
         """Count what other routers' jobs weigh."""
         for name, tokens in others.items():
             self._placement.heard(name, tokens)
+
+    @property
+    def reads_usage(self) -> bool:
+        """False: placing policies look at prompts."""
+        return False
+
+    def inflight_tokens(self) -> Mapping[str, int]:
+        """Return nothing: no gauge is read."""
+        return {}
+
+    def heard_usage(self, usage: Mapping[str, float], tokens: Mapping[str, int]) -> None:
+        """Do nothing: no gauge is read."""
 
     def tick(self, now_s: float) -> None:
         """Relieve workers that are bound by decoding."""

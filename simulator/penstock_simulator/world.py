@@ -295,6 +295,12 @@ class World:
                 self._tokens_on(worker),
             )
         self.kernel.at(now_s + delay_s, Order.NEWS, self._spread_news, usage, self._others_tokens())
+        if any(router.reads_usage for router in self._routers):
+            entry = self.fleet.of(self.scenario.entry_role, State.READY)
+            gauges = {worker.name: worker.server.kv_usage_fraction(now_s) for worker in entry}
+            for router in self._routers:
+                tokens = router.inflight_tokens()
+                self.kernel.at(now_s + delay_s, Order.NEWS, router.heard_usage, gauges, tokens)
         for router in self._routers:
             router.tick(now_s)
             self._hand_out(router)

@@ -79,3 +79,16 @@ def test_the_command_takes_what_is_not_given_from_the_manifest(manifest):
     asked = CliRunner().invoke(simulate, [*common, "--slo-s", "4", "--slot-tokens", "100"]).output
     assert '"slo_s": 4' in asked
     assert '"slot_tokens": 100' in asked
+
+
+def test_aggregated_workers_have_slots_only_where_requests_are_placed(tmp_path):
+    """The live router keeps no queue before them under a policy that chooses at its head."""
+    path = tmp_path / "graph.yaml"
+    path.write_text(
+        MANIFEST.replace(MANIFEST[MANIFEST.index("    prefill:") : MANIFEST.index("  engine:")], "").replace(
+            "frontend: {role: router}\n", "frontend: {role: router}\n    worker: {role: aggregated}\n"
+        )
+    )
+    graph = load_graph(path)
+    assert graph_router(graph, "least-loaded").slot_tokens is None
+    assert graph_router(graph, "prefix-cost").slot_tokens == 20000

@@ -8,6 +8,7 @@ from penstock_simulator.jobs import Fate, Job, PrefixChains
 from penstock_simulator.routing import PlacedRouting, make_routing, policy_names
 from penstock_simulator.scenario import RouterSpec
 from penstock_simulator.world import World
+from penstock_workload.traces import TraceRequest
 
 
 def placed(policy="dualmap", **options):
@@ -118,3 +119,39 @@ def test_rebalancing_moves_what_would_wait_too_long(simple_world, request_at):
 
     assert isinstance(moving._routers[0], PlacedRouting)
     assert len({job.worker for job in moving.jobs}) >= 2
+
+
+def test_without_slots_an_answer_weighs_until_it_ends(request_at):
+    """As live: an aggregated worker whose prompts are computed is not idle while it answers."""
+    spec = RouterSpec("least-loaded", slot_tokens=None)
+    router, chains = routing(spec), PrefixChains(0)
+    router.set_workers(["a", "b"], 0.0)
+    jobs = [
+        Job(index, each, chains.chain(each)) for index, each in enumerate([request_at(0.0), request_at(1.0)])
+    ]
+    router.submit(jobs[0], 0.0)
+    ((_, first),) = router.take(0.0)
+    jobs[0].worker = first
+    router.prefilled(jobs[0], first, 0.5)
+
+    assert router.pending_tokens(first) == 1000
+    router.submit(jobs[1], 1.0)
+    ((_, second),) = router.take(1.0)
+    assert second != first
+
+    router.ended(jobs[0], 2.0)
+    assert router.pending_tokens(first) == 0
+
+
+def test_least_loaded_looks_at_the_gauges_that_it_was_told():
+    """KV in use decides before tokens in flight, once every worker's is known."""
+    router = make_routing(RouterSpec("least-loaded"), Role.PREFILL, slo_s=5.0, cache_tokens=100_000)
+    assert router.reads_usage
+    router.set_workers(["a", "b"], 0.0)
+    router.heard_usage({"a": 0.5, "b": 0.0}, router.inflight_tokens())
+    request = TraceRequest(0.0, 1000, 10, None, 1)
+    for index in range(2):
+        router.submit(Job(index, request, (1, 2)), 0.0)
+        ((_, name),) = router.take(0.0)
+        router.prefilled(Job(index, request, (1, 2)), name, 0.0)
+        assert name == "b"
