@@ -107,9 +107,19 @@ def _medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def _share(simulated: Side, sides: Sequence[Side], name: str) -> float:
     """Return how many requests are alike, over all live runs."""
-    pairs = [pair for side in sides for pair in zip(simulated.requests, side.requests, strict=True)]
-    alike = sum(bool(getattr(ours, name) == getattr(theirs, name)) for ours, theirs in pairs)
-    return alike / len(pairs)
+    ours = _named([getattr(each, name) for each in simulated.requests])
+    alike = [
+        mine == theirs
+        for side in sides
+        for mine, theirs in zip(ours, _named([getattr(each, name) for each in side.requests]), strict=True)
+    ]
+    return sum(alike) / len(alike)
+
+
+def _named(values: Sequence[str | int]) -> list[int]:
+    """Return numbers as they are, and names by the order in which they appear: equal workers may be swapped."""
+    places: dict[str, int] = {}
+    return [each if isinstance(each, int) else places.setdefault(each, len(places)) for each in values]
 
 
 def show(found: dict[str, Any], arguments: argparse.Namespace) -> None:

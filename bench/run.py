@@ -22,6 +22,10 @@ BENCHMARKS = {
     "routing": ("routing.py",),
     "load": ("load_client.py",),
     "simulator": ("simulator.py",),
+    "live": (
+        "live_against_simulator.py",
+        *["--rows", "60", "--qps", "1.5", "--instances", "2P2D", "--policy", "prefix-cost", "--speed", "2"],
+    ),
 }
 
 
