@@ -71,13 +71,13 @@ def capacity(summary: Sequence[Mapping[str, Any]], *, slo_s: float) -> Figure:
     """Capacity and P90 TTFT against the rate."""
     figure = blank_figure("Effective request capacity")
     share, latency = figure.subplots(1, 2)
-    for label, colour, rows in _lines(summary):
+    for label, look, rows in _lines(summary):
         rates = [_rate(row) for row in rows]
-        share.plot(rates, [row["capacity"] for row in rows], marker="o", color=colour, label=label)
+        share.plot(rates, [row["capacity"] for row in rows], label=label, **look)
         low, high = [row["capacity_min"] for row in rows], [row["capacity_max"] for row in rows]
-        share.fill_between(rates, low, high, color=colour, alpha=0.12, linewidth=0)
+        share.fill_between(rates, low, high, color=look["color"], alpha=0.12, linewidth=0)
         p90 = [np.nan if row["ttft_s"]["p90"] is None else row["ttft_s"]["p90"] for row in rows]
-        latency.plot(rates, p90, marker="o", color=colour, label=label)
+        latency.plot(rates, p90, label=label, **look)
     share.axhline(0.9, color=GREY, linestyle=":", linewidth=1.0)
     share.set_ylabel(f"share with TTFT below {slo_s:g} s")
     share.set_ylim(0, 1.02)
@@ -93,12 +93,10 @@ def hits(summary: Sequence[Mapping[str, Any]]) -> Figure:
     figure = blank_figure("Cache hits and balance")
     rate, balance = figure.subplots(1, 2)
     bounds: dict[float, float] = {}
-    for label, colour, rows in _lines(summary):
+    for label, look, rows in _lines(summary):
         rates = [_rate(row) for row in rows]
-        rate.plot(rates, [_or_nan(row["hit_rate"]) for row in rows], marker="o", color=colour, label=label)
-        balance.plot(
-            rates, [_or_nan(row["imbalance_cv"]) for row in rows], marker="o", color=colour, label=label
-        )
+        rate.plot(rates, [_or_nan(row["hit_rate"]) for row in rows], label=label, **look)
+        balance.plot(rates, [_or_nan(row["imbalance_cv"]) for row in rows], label=label, **look)
         bounds |= {_rate(row): _or_nan(row["hit_bound"]) for row in rows}
     order = sorted(bounds)
     rate.plot(order, [bounds[at] for at in order], color=BLACK, linestyle="--", label="bound")
@@ -182,11 +180,20 @@ def replicas(recording: Recording, *, slo_s: float) -> Figure:
     return figure
 
 
-def _lines(summary: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, list[Mapping[str, Any]]]]:
+def _lines(summary: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, Any], list[Mapping[str, Any]]]]:
+    """Return each policy's label, look and rows; once the colours are used up, lines are dashed."""
     labels = list(dict.fromkeys(row["policy"] for row in summary))
     return [
-        (label, colour, sorted((row for row in summary if row["policy"] == label), key=_rate))
-        for label, colour in zip(labels, _colours(len(labels)), strict=True)
+        (
+            label,
+            {
+                "color": colour,
+                "marker": "o" if place < len(LINE_COLOURS) else "s",
+                "linestyle": "-" if place < len(LINE_COLOURS) else "--",
+            },
+            sorted((row for row in summary if row["policy"] == label), key=_rate),
+        )
+        for place, (label, colour) in enumerate(zip(labels, _colours(len(labels)), strict=True))
     ]
 
 
