@@ -206,6 +206,8 @@ class Cluster:
         if self._tombs.get(identity, -1) >= obj[VERSION]:
             return
         old = self._held(kind, identity[2], self._homes.get(identity))
+        if old is not None and old[VERSION] >= obj[VERSION]:
+            return  # the watch was quicker; its copy is the one that the informer keeps anyway
         home = self._take_over(kind, identity, obj)
         self._noted[identity] = time.monotonic()
         if home is not None and old is not None and _brings_news(kind, old, obj):

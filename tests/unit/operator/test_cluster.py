@@ -136,3 +136,12 @@ async def test_pods_keep_their_view_address_and_gates(world):
     kept = view.sight(KEY).pods["p"]
     assert (kept["ip"], kept["gates"], kept["view"].name) == ("1.2.3.4", ["a"], "p")
     assert set(kept) == {"metadata", "view", "ip", "gates", "version"}
+
+
+async def test_a_watch_that_was_quicker_than_the_answer_keeps_its_copy(world):
+    """One object in memory, not two."""
+    view, _, watch = world
+    watch(DEPLOYMENT, "ADDED", deployment(4))
+    kept = view.sight(KEY).children["Deployment", "g-decode"]
+    view.note(deployment(4))
+    assert view.sight(KEY).children["Deployment", "g-decode"] is kept
