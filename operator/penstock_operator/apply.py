@@ -18,6 +18,7 @@ from penstock_core.errors import (
     ForbiddenError,
     InvalidObjectError,
     NotFoundError,
+    UnavailableError,
 )
 from penstock_core.logs import get_logger
 from penstock_graph.cluster_names import APPLIED_ANNOTATION, OPERATOR
@@ -62,7 +63,7 @@ class Applied:
         repaired: ``Kind name: what differed`` of those that somebody else had changed.
         conflicts: Names taken by objects of others, in words.
         leaving: ``Kind name`` of children of the same name that are being deleted; they come back afterwards.
-        refused: ``Kind name: the server's words`` of those that the API server does not take.
+        refused: ``Kind name: the server's words`` of those that the API server does not take, or cannot.
     """
 
     created: list[str] = field(default_factory=list)
@@ -107,8 +108,8 @@ class Applier:
             owner: The graph; children of another owner are left alone.
 
         Raises:
-            ClusterError: the server does not answer or somebody else was first; objects that it refuses for
-                what they are do not raise.
+            ClusterError: somebody else was first; an object that the server refuses or cannot write (a webhook
+                that fails, a kind that it does not know) does not raise, so that the others are written.
         """
         found = Applied()
         stages: tuple[list[Object], list[Object]] = ([], [])
@@ -211,7 +212,7 @@ class Applier:
                 found.conflicts.append(f"{name} {standing}")
             else:
                 await self._bring_up(want, there, name, found)
-        except (InvalidObjectError, ForbiddenError) as exc:
+        except (InvalidObjectError, ForbiddenError, UnavailableError) as exc:
             found.refused.append(f"{name}: {exc}")
 
     async def _create(self, want: Object, owner: Owner) -> Object | None:
@@ -225,6 +226,9 @@ class Applier:
         except ConflictError:
             metadata = want["metadata"]
             return await self._client.get(kind_of(want), metadata["name"], namespace=metadata["namespace"])
+        except NotFoundError as exc:
+            # Of a child's kind the cluster does not know; the others can be made all the same.
+            raise InvalidObjectError(f"{exc}; is its CustomResourceDefinition installed?") from exc
         self._remember_insistence(want, answer)
         return None
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from penstock_core.errors import ClusterError, InvalidSpecError, Problem
+from penstock_core.errors import ClusterError, InvalidSpecError, Problem, UnavailableError
 from penstock_core.logs import get_logger
 from penstock_graph.cluster_names import DRAIN_FINALIZER, child_name
 from penstock_graph.loading.judge import judge
@@ -179,6 +180,18 @@ class Reconciler:
     async def _bring_about(self, graph: _Graph, seen_as: tuple[object, ...]) -> Look:
         seen = Seen()
         first_replicas = self._wishes(graph, seen)
+        try:
+            return await self._take_steps(graph, seen, first_replicas, seen_as)
+        except UnavailableError as exc:
+            if self._parts.cluster.problem() is None:  # it answers, but not to this
+                seen.failure = Failure("ApplyFailed", str(exc))
+                with suppress(ClusterError):
+                    await self._report(graph, self._parts.cluster.sight(graph.key), seen)
+            raise
+
+    async def _take_steps(
+        self, graph: _Graph, seen: Seen, first_replicas: dict[str, int], seen_as: tuple[object, ...]
+    ) -> Look:
         if DRAIN_FINALIZER not in graph.raw["metadata"].get("finalizers", ()):
             self._wanted(graph, seen)  # a podTemplate that cannot be laid over stops before the first write
             await self._add_finalizer(graph.raw)

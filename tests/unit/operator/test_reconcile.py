@@ -14,6 +14,7 @@ from penstock_core.errors import (
     ConflictError,
     ForbiddenError,
     InvalidObjectError,
+    NotFoundError,
     UnavailableError,
 )
 from penstock_kube.kinds import GRAPH_DEPLOYMENT
@@ -267,7 +268,15 @@ async def test_a_failing_api_server_costs_nothing_but_time(api, error):
     assert state(api) == wanted
 
 
-@pytest.mark.parametrize("error", [InvalidObjectError("422: no"), ForbiddenError("403: quota")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidObjectError("422: no"),
+        ForbiddenError("403: quota"),
+        UnavailableError("500: failed calling webhook"),
+        NotFoundError("404: the server could not find the requested resource"),
+    ],
+)
 async def test_a_refused_child_is_named_and_the_others_are_made(api, error):
     """The status says which, in the server's words."""
 
