@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+ARGS   ?=
 
 # Kubernetes: the image, the rendered manifests, and the tests against real clusters.
 CONTAINER_TOOL    ?= docker
@@ -31,14 +32,14 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml
 demo: $(VENV)/.demo ## Serve a graph of simulated workers, replay a real trace, scale, report (under 3 minutes)
 	$(BIN)/penstock demo --output-dir demo-output
 
-test: $(VENV)/.dev ## Run all tests
-	$(BIN)/pytest
+test: $(VENV)/.dev ## Run all tests; ARGS="-k name" chooses, here and for the other test targets
+	$(BIN)/pytest $(ARGS)
 
 test-cluster: $(VENV)/.dev ## Tests against a real kube-apiserver; needs KUBEBUILDER_ASSETS, skipped without
-	$(BIN)/pytest tests/cluster -m cluster
+	$(BIN)/pytest tests/cluster -m cluster $(ARGS)
 
 e2e: $(VENV)/.dev ## Tests on a kind cluster; needs kind, kubectl, helm, KIND_NODE_IMAGE; skipped without
-	$(BIN)/pytest e2e -m e2e -v -s -p no:randomly
+	$(BIN)/pytest e2e -m e2e -v -s -p no:randomly $(ARGS)
 
 check: $(VENV)/.dev manifests-check ## Lint, format, types and import layers: what CI runs before the tests
 	$(BIN)/ruff check .
