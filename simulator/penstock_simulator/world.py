@@ -179,18 +179,31 @@ class World:
 
     def _hand_out(self, router: Routing) -> None:
         now_s = self.kernel.now_s
+        given: set[str] = set()
         for job, name in router.take(now_s):
             worker = self.fleet[name]
             job.worker, job.incarnation, job.handed_s = name, worker.incarnation, now_s
             job.pending_tokens = job.request.input_tokens - worker.server.cached_tokens(job)
             worker.pending_tokens += job.pending_tokens
-            self._give(worker, job)
+            self._count_in(worker, job)
+            if name in given:
+                # Requests reach a worker one after the other: an idle one begins with the first alone.
+                self.kernel.at(now_s, Order.NEWS, self._deliver_later, worker, job, job.attempt)
+            else:
+                given.add(name)
+                self._deliver(worker, job)
 
-    def _give(self, worker: Worker, job: Job) -> None:
+    def _count_in(self, worker: Worker, job: Job) -> None:
         worker.jobs[job.index] = job
         worker.prompt_tokens += job.request.input_tokens
+
+    def _deliver(self, worker: Worker, job: Job) -> None:
         worker.server.add(job, self.kernel.now_s)
         self.rearm(worker)
+
+    def _deliver_later(self, worker: Worker, job: Job, attempt: int) -> None:
+        if worker.jobs.get(job.index) is job and job.attempt == attempt:
+            self._deliver(worker, job)
 
     # -- workers --------------------------------------------------------------------------------------
 
@@ -275,7 +288,8 @@ class World:
         worker = self.fleet[choice.candidate.name]
         job.decoder = worker.name
         self._heartbeats.track(worker, job)
-        self._give(worker, job)
+        self._count_in(worker, job)
+        self._deliver(worker, job)
 
     def _tokens_on(self, worker: Worker) -> int:
         """Return prompts in flight plus what was generated for them so far."""

@@ -305,3 +305,15 @@ def test_metrics_age_only_by_the_delay(split_world, request_at):
 
     assert fates(world) == {Fate.OK: 12}
     assert {job.decoder for job in world.jobs} == {"decode-0", "decode-1"}
+
+
+def test_an_idle_engine_begins_with_the_first_of_several(split_world, request_at):
+    """Two that were held back together reach the worker one after the other; only later ones share a step."""
+    requests = [request_at(0.0, 10_000), *(request_at(0.1, 1000, line=line) for line in range(2, 5))]
+    world = World(split_world(1, 1), requests)
+
+    world.run()
+
+    _, first, second, third = world.jobs
+    assert first.handed_s == second.handed_s == third.handed_s
+    assert first.prefilled_s < second.prefilled_s == third.prefilled_s
