@@ -3,9 +3,11 @@
     python bench/live_against_simulator.py [--policy prefix-cost,dualmap] [--instances 4P4D] [--rows 300] [--qps 2.5]
 
 Live: the router, worker processes and the load client's replayer, on this machine. Simulated: the same graph,
-arrivals, lengths and prompts. With --runs N the live figures are medians of N runs. A machine too busy to be on time
-shows in the lateness that every process reports of itself; as root, `nice -n -15` helps without harming others,
-because all processes together need a tenth of a core.
+arrivals, lengths and prompts. With --runs N the live figures are medians of N runs. Queues are chaotic: who meets
+whom in a batch hangs on milliseconds. So the simulator runs again with arrivals moved by less than a machine's
+lateness, and the range of those runs says which differences mean anything. A machine too busy to be on time shows in
+the lateness that every process reports of itself; as root, `nice -n -15` helps without harming others, because all
+processes together need a tenth of a core.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import argparse
 import asyncio
 import contextlib
 import json
+import random
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +129,14 @@ def simulate(graph: GraphDeployment, requests: Sequence[TraceRequest], seed: int
     world = World(scenario, requests, chains=TextChains(PromptMaker(seed)))
     recording = world.run()
     return Side([_job(job) for job in world.jobs], recording.itl_s["p50"] or 0.0)
+
+
+def moved(requests: Sequence[TraceRequest], most_s: float, seed: int) -> tuple[TraceRequest, ...]:
+    """Return the requests a little later, each by another time, and all of them in another phase of the scrapes."""
+    rng = random.Random(seed)
+    phase_s = rng.random()
+    later = [replace(each, arrival_s=each.arrival_s + phase_s + most_s * rng.random()) for each in requests]
+    return tuple(sorted(later, key=lambda each: each.arrival_s))
 
 
 def _job(job: Job) -> Request:
@@ -252,7 +264,12 @@ def prove(arguments: argparse.Namespace, policy: str) -> dict[str, Any]:
             path = write_graph(Path(folder), arguments.instances, policy, arguments.profile)
             graph = load_graph(path)
             sides.append(live(graph, path, requests, seed=arguments.seed, speed=arguments.speed))
-    return live_page.compare(policy, simulate(graph, requests, arguments.seed), sides)
+    seed, most_s = arguments.seed, arguments.jitter_ms / 1000
+    variants = [
+        simulate(graph, moved(requests, most_s, number), seed).figures()
+        for number in range(arguments.variants)
+    ]
+    return live_page.compare(policy, simulate(graph, requests, seed), variants, sides)
 
 
 def main() -> None:
@@ -271,6 +288,8 @@ def main() -> None:
     parser.add_argument("--speed", type=float, default=1.0, help="modelled seconds per real second")
     parser.add_argument("--runs", type=int, default=1, help="live runs; medians are shown")
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and prompts")
+    parser.add_argument("--jitter-ms", type=float, default=20.0, help="by which arrivals are moved at most")
+    parser.add_argument("--variants", type=int, default=20, help="simulations with moved arrivals")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw both TTFT distributions")
     parser.add_argument("--json", action="store_true", help="print JSON, each request included")
     arguments = parser.parse_args()

@@ -71,18 +71,22 @@ class Side:
         }
 
 
-def compare(policy: str, simulated: Side, sides: Sequence[Side]) -> dict[str, Any]:
-    """Return medians of the live runs beside the simulated figures, and every request."""
-    model = simulated.figures()
+def compare(
+    policy: str, simulated: Side, variants: Sequence[dict[str, float]], sides: Sequence[Side]
+) -> dict[str, Any]:
+    """Return medians of both sides' runs, the range of the simulated ones, and every request."""
+    models = [simulated.figures(), *variants]
     runs = [side.figures() for side in sides]
     figures = {}
-    for name, expected in model.items():
+    for name in models[0]:
+        expected = statistics.median(each[name] for each in models)
         measured = [each[name] for each in runs]
         middle = statistics.median(measured)
         # shares are compared in points, times as ratios
         off = middle - expected if name == "hits" else middle / expected - 1
         figures[name] = {
             "simulated": expected,
+            "range": [bound(each[name] for each in models) for bound in (min, max)],
             "live": middle,
             "live_runs": measured,
             "difference": off,
@@ -129,17 +133,17 @@ def show(found: dict[str, Any], arguments: argparse.Namespace) -> None:
         f"\n{found['policy']}: {len(found['simulated'])} rows of {arguments.trace} at {rate} on {arguments.instances},"
         f" speed {arguments.speed:g}, {arguments.runs} live run(s)"
     )
-    print(f"{'':<10}{'live':>10}{'simulated':>11}{'difference':>12}   runs")
+    print(f"{'':<10}{'live':>9}{'simulated':>11}{'difference':>12}   {'its range':<15}live runs")
     for name, each in found["figures"].items():
-        unit = 1 if name == "hits" else 1000
-        style = ".3f" if name == "hits" else ".1f" if name == "ITL p50" else ".0f"
+        unit, style = (1, ".3f") if name == "hits" else (1000, ".1f" if name == "ITL p50" else ".0f")
         off = f"{each['difference']:+.3f}" if name == "hits" else f"{each['difference']:+.1%}"
-        runs = " ".join(f"{unit * run:{style}}" for run in each["live_runs"])
-        mark = "" if each["is_near"] else " *"
-        print(
-            f"{name:<10}{unit * each['live']:>10{style}}{unit * each['simulated']:>11{style}}{off:>12}{mark:<2} {runs}"
+        runs, ends = (
+            " ".join(f"{unit * one:{style}}" for one in each[key]) for key in ("live_runs", "range")
         )
-    print("milliseconds, modelled; hits: share of prompt tokens found in a cache; *: more than 10% off")
+        here, there = (f"{unit * each[side]:{style}}" for side in ("live", "simulated"))
+        print(f"{name:<10}{here:>9}{there:>11}{off:>12}{' ' if each['is_near'] else '*':<3}{ends:<15}{runs}")
+    print("milliseconds, modelled; hits: share of prompt tokens found in a cache; *: more than 10% off;")
+    print("simulated: median and range of the runs whose arrivals are moved by milliseconds")
     print(
         f"same worker {found['same_worker']:.0%}, same cached tokens {found['same_cached_tokens']:.0%} of the requests"
     )
