@@ -1,0 +1,265 @@
+"""The operator behind an API server that fails: calls, watches, tokens, kinds and other writers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+
+import pytest
+from faulty import EVERY_FAULT, WRITES, Fault, FaultyProxy
+from operating import CHILDREN, all_children, condition, graph, running, settled, until
+
+from penstock_core.errors import NotFoundError
+from penstock_kube import transport
+from penstock_kube.client import KubeClient
+from penstock_kube.kinds import (
+    DEPLOYMENT,
+    GRAPH_DEPLOYMENT,
+    KINDS,
+    SCALING_ADAPTER,
+)
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(240),
+    # httpx leaves the sockets of connections that broke to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+WAIT_S = 90.0
+
+
+@pytest.fixture(name="proxy")
+async def _proxy(crds):
+    async with FaultyProxy(crds, random.Random(7)) as proxy:
+        yield proxy
+
+
+@pytest.fixture(name="shaky")
+async def _shaky(proxy, tmp_path):
+    """A client that goes through the proxy."""
+    path = proxy.kubeconfig(tmp_path / "proxy.kubeconfig")
+    made = await KubeClient.connect(kubeconfig=path, rng=random.Random(2))
+    yield made
+    await made.close()
+
+
+async def uids(client, namespace):
+    """Return the uids of a graph's children, by kind and name."""
+    return {
+        (kind, each["metadata"]["name"]): each["metadata"]["uid"]
+        for kind in CHILDREN
+        for each in (await client.list(KINDS[kind], namespace=namespace)).items
+        if each["metadata"]["name"].startswith("g-")
+    }
+
+
+def there(client, namespace):
+    """Return a check that exactly the graph's children are there."""
+    return lambda: all_children(client, namespace)
+
+
+async def pause(seconds):
+    """Let something go on for a while."""
+    await asyncio.sleep(seconds)
+
+
+async def test_random_faults_delay_and_break_nothing(kwok, make_node, client, shaky, proxy, namespace):  # noqa: PLR0917 - fixtures
+    """A fifth of all calls for twenty seconds, while the graph is made, edited and scaled; then rest."""
+    make_node(gpus=8)
+    proxy.play(*EVERY_FAULT, rate=0.2, seconds=3.0)
+    await client.create(graph(namespace), field_manager="test")
+    async with running(shaky, namespace) as operator:
+        await until(there(client, namespace), "all children", timeout_s=WAIT_S)
+        before = await uids(client, namespace)
+        rng = random.Random(3)
+        for number in range(10):
+            edit = {"spec": {"env": [{"name": "ROUND", "value": str(number)}]}}
+            await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
+            for service in ("prefill", "decode"):
+                wish = {"spec": {"replicas": rng.randint(1, 3)}}
+                await client.patch(
+                    SCALING_ADAPTER, f"g-{service}", wish, namespace=namespace, field_manager="scaler"
+                )
+            await pause(2.0)
+        for service, wish in (("prefill", 1), ("decode", 3)):
+            await client.patch(
+                SCALING_ADAPTER,
+                f"g-{service}",
+                {"spec": {"replicas": wish}},
+                namespace=namespace,
+                field_manager="scaler",
+            )
+        proxy.heal()
+
+        async def right():
+            live = await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+            services = live["status"]["services"]
+            ready = {name: services[name]["ready"] for name in ("prefill", "decode")}
+            return ready == {"prefill": 1, "decode": 3} and live["status"]["phase"] == "Ready"
+
+        await until(right, "one prefill and three decode workers", timeout_s=WAIT_S)
+        await settled(client, namespace, operator, quiet_s=2)
+        for service in ("prefill", "decode"):
+            live = await client.get(DEPLOYMENT, f"g-{service}", namespace=namespace)
+            [container] = live["spec"]["template"]["spec"]["containers"]
+            assert {"name": "ROUND", "value": "9"} in container["env"]
+        mark = len(proxy.carried)
+        await pause(3.0)
+        assert proxy.carried[mark:] == []
+    assert await uids(client, namespace) == before
+    assert len(proxy.done) >= 8, proxy.done
+    assert [each for each in proxy.carried if each[0] == "DELETE"] == []
+    made = Counter(
+        (path, name) for method, path, name, status in proxy.carried if method == "POST" and status == 201
+    )
+    assert set(made.values()) == {1}
+
+
+async def test_an_answer_that_is_lost_repeats_nothing(crds, client, shaky, proxy, namespace):
+    """Every second write takes effect without an answer: one object each, nothing deleted."""
+    proxy.play(Fault.DROP, methods=WRITES, rate=0.5)
+    await client.create(graph(namespace), field_manager="test")
+    async with running(shaky, namespace) as operator:
+        await until(there(client, namespace), "all children", timeout_s=WAIT_S)
+        proxy.heal()
+        await settled(client, namespace, operator)
+    assert proxy.done[Fault.DROP] > 5
+    assert {method for method, *_ in proxy.carried} <= {"POST", "PATCH"}
+    adapter = await client.get(SCALING_ADAPTER, "g-decode", namespace=namespace)
+    assert adapter["spec"]["replicas"] == 1
+
+
+@pytest.mark.parametrize("kind", ["deployments", "poddisruptionbudgets"])
+async def test_what_the_server_cannot_write_is_said(crds, client, shaky, proxy, namespace, kind, monkeypatch):  # noqa: PLR0917 - fixtures
+    """A webhook that fails is a 500 for one kind: the status says so, the rest is made, and it recovers."""
+    monkeypatch.setattr(transport, "BUDGET_S", 2.0)
+    words = 'failed calling webhook "check.example.com": connection refused'
+    proxy.play(Fault.INTERNAL, path=f"/{kind}", methods=WRITES, message=words)
+    await client.create(graph(namespace), field_manager="test")
+    async with running(shaky, namespace) as operator:
+
+        async def told():
+            found = await condition(client, namespace, "Degraded")
+            return found.get("reason") == "ApplyFailed" and words in found["message"]
+
+        await until(told, "the condition", timeout_s=WAIT_S)
+        assert (await condition(client, namespace, "Ready"))["status"] == "False"
+        proxy.heal()
+        await until(there(client, namespace), "all children", timeout_s=WAIT_S)
+        await settled(client, namespace, operator)
+        assert (await condition(client, namespace, "Degraded"))["status"] == "False"
+
+
+@pytest.mark.parametrize("fault", [Fault.BUSY, Fault.UNAVAILABLE, Fault.HANG, Fault.RESET])
+async def test_a_server_that_answers_nobody_changes_nothing(crds, client, shaky, proxy, namespace, fault):  # noqa: PLR0917 - fixtures
+    """For eight seconds every call fails alike; a change made meanwhile is brought about afterwards."""
+    await client.create(graph(namespace), field_manager="test")
+    async with running(shaky, namespace) as operator:
+        await until(there(client, namespace), "all children", timeout_s=WAIT_S)
+        await settled(client, namespace, operator)
+        before = await uids(client, namespace)
+        proxy.play(fault)
+        edit = {"spec": {"env": [{"name": "LATE", "value": "1"}]}}
+        await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
+        await pause(8.0)
+        assert await uids(client, namespace) == before
+        proxy.heal()
+
+        async def changed():
+            live = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
+            [container] = live["spec"]["template"]["spec"]["containers"]
+            return {"name": "LATE", "value": "1"} in container["env"]
+
+        await until(changed, "the change", timeout_s=WAIT_S)
+        await settled(client, namespace, operator)
+        assert operator.cluster.problem() is None
+    assert await uids(client, namespace) == before
+
+
+async def test_an_expired_token_is_read_again_from_its_file(crds, client, proxy, namespace, tmp_path):
+    """401 for watches and writes; the file's new token is used, also when it comes late."""
+    config = crds.kubeconfig_for("operator", "expired", namespace=namespace, file=True)
+    good = crds.kubectl("config", "view", "--raw", "-o", "jsonpath={.users[0].user.token}").strip()
+    token = config.parent / "operator.token"
+    through = proxy.kubeconfig(config.with_name("through.kubeconfig"), like=config)
+    await client.create(graph(namespace), field_manager="test")
+    late = await KubeClient.connect(kubeconfig=through, rng=random.Random(4))
+    try:
+        async with running(late, namespace) as operator:
+
+            async def refused():
+                return "Unauthorized" in (operator.cluster.problem() or "")
+
+            await until(refused, "the refusal")
+            token.write_text(good)
+            await until(there(client, namespace), "all children", timeout_s=WAIT_S)
+            await settled(client, namespace, operator)
+            proxy.play(Fault.UNAUTHORIZED, times=6)
+            edit = {"spec": {"env": [{"name": "LATE", "value": "1"}]}}
+            await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
+            for kind, wanted in CHILDREN.items():
+                for name in wanted:
+                    await client.delete(KINDS[kind], name, namespace=namespace)
+            await until(there(client, namespace), "all children again", timeout_s=WAIT_S)
+            proxy.heal()
+            await settled(client, namespace, operator)
+            assert operator.cluster.problem() is None
+            assert (await condition(client, namespace, "Degraded"))["status"] == "False"
+    finally:
+        await late.close()
+
+
+async def test_other_writers_storm_and_the_graph_converges(crds, client, namespace):
+    """Labels of the graph, its status and its adapters change fifty times a second while it is made and edited."""
+    await client.create(graph(namespace), field_manager="test")
+    stop = asyncio.Event()
+    count = 0
+
+    async def storm():
+        nonlocal count
+        while not stop.is_set():
+            count += 1
+            label = {"metadata": {"labels": {"storm": str(count)}}}
+            with contextlib.suppress(NotFoundError):
+                what, name = ((GRAPH_DEPLOYMENT, "g"), (SCALING_ADAPTER, "g-decode"))[count % 2]
+                await client.patch(what, name, label, namespace=namespace, field_manager="storm")
+            if count % 5 == 0:
+                wrong = {"status": {"phase": "Failed"}}
+                await client.patch(
+                    GRAPH_DEPLOYMENT,
+                    "g",
+                    wrong,
+                    namespace=namespace,
+                    subresource="status",
+                    field_manager="storm",
+                )
+            await pause(0.02)
+
+    tasks = [asyncio.create_task(storm()) for _ in range(3)]
+    async with running(client, namespace) as operator:
+        try:
+            await until(there(client, namespace), "all children", timeout_s=WAIT_S)
+            edit = {"spec": {"env": [{"name": "STORM", "value": "1"}]}}
+            await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
+
+            async def changed():
+                live = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
+                [container] = live["spec"]["template"]["spec"]["containers"]
+                return {"name": "STORM", "value": "1"} in container["env"]
+
+            await until(changed, "the change", timeout_s=WAIT_S)
+            await pause(2.0)
+        finally:
+            stop.set()
+            await asyncio.gather(*tasks)
+        await settled(client, namespace, operator)
+
+        async def right():
+            live = await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+            return live["status"]["phase"] == "Pending"
+
+        await until(right, "the right phase")
+    assert count > 30

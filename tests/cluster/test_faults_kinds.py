@@ -1,0 +1,97 @@
+"""Kinds that the cluster forgets and learns again while the operator runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+
+import pytest
+from conftest import CRDS
+from operating import CHILDREN, all_children, condition, graph, names, running, settled, until
+
+from penstock_core.errors import ClusterError
+from penstock_kube.client import KubeClient
+from penstock_kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(240),
+    # httpx leaves the sockets of connections that broke to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+NAMESPACE = "default"
+WAIT_S = 90.0
+ADAPTERS = "scalingadapters.penstock.dev"
+GRAPHS = "graphdeployments.penstock.dev"
+
+
+def install(plane):
+    """Install the CustomResourceDefinitions."""
+    for file in sorted(CRDS.glob("*.yaml")):
+        plane.kubectl("apply", "--server-side", "-f", str(file))
+        plane.kubectl("wait", "--for=jsonpath={.status.conditions}", "--timeout=30s", "-f", str(file))
+        plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(file))
+
+
+@pytest.fixture(name="own")
+async def _own(own_api_server):
+    install(own_api_server)
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+    own_api_server.kubectl("apply", "--server-side", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(account))
+    client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
+    yield own_api_server, client
+    await client.close()
+
+
+def there(client):
+    """Return a check that exactly the graph's children are there; a kind that is away has none."""
+
+    async def check():
+        try:
+            return await all_children(client, NAMESPACE)
+        except ClusterError:
+            return False
+
+    return check
+
+
+async def test_a_removed_kind_costs_no_child_and_is_taken_up_again(own):
+    """First the adapters' kind, then the graphs': what runs goes on, the status says it, nothing needs a hand."""
+    plane, client = own
+    await client.create(graph(NAMESPACE), field_manager="test")
+    async with running(client, NAMESPACE) as operator:
+        await until(there(client), "all children", timeout_s=WAIT_S)
+        await settled(client, NAMESPACE, operator)
+        before = await client.list(GRAPH_DEPLOYMENT, namespace=NAMESPACE)
+        await asyncio.to_thread(plane.kubectl, "delete", "crd", ADAPTERS)
+
+        async def told():
+            found = await condition(client, NAMESPACE, "Degraded")
+            words = ("ScalingAdapter g-", "is its CustomResourceDefinition installed?")
+            return found.get("reason") == "ApplyFailed" and all(each in found["message"] for each in words)
+
+        await until(told, "the condition", timeout_s=WAIT_S)
+        assert await names(client, "Deployment", NAMESPACE) == CHILDREN["Deployment"]
+        await asyncio.to_thread(install, plane)
+        await until(there(client), "the adapters", timeout_s=WAIT_S)
+        await settled(client, NAMESPACE, operator)
+        assert (await condition(client, NAMESPACE, "Degraded"))["status"] == "False"
+        adapter = await client.get(SCALING_ADAPTER, "g-decode", namespace=NAMESPACE)
+        assert adapter["spec"]["replicas"] == 1
+        assert len(before.items) == 1
+
+        # A kind that goes takes its objects along: the graph is drained and deleted in order first.
+        await asyncio.to_thread(plane.kubectl, "delete", "crd", GRAPHS, "--timeout=50s")
+        assert await names(client, "Deployment", NAMESPACE) == set()
+
+        async def problem():
+            return "graphdeployments" in (operator.cluster.problem() or "")
+
+        await until(problem, "the operator to be unready in words", timeout_s=WAIT_S)
+        await asyncio.to_thread(install, plane)
+        await client.create(graph(NAMESPACE), field_manager="test")
+        await until(there(client), "all children of the new graph", timeout_s=WAIT_S)
+        await settled(client, NAMESPACE, operator)
+        assert operator.cluster.problem() is None

@@ -1,0 +1,136 @@
+"""What keeps pods from serving is said in the graph's conditions, and ends without a hand."""
+
+from __future__ import annotations
+
+import pytest
+from operating import condition, graph, running, until
+
+from penstock_kube.kinds import GRAPH_DEPLOYMENT, POD
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+WAIT_S = 90.0
+
+
+def says(client, namespace, kind, reason, *words):
+    """Return a check that a condition gives this reason, with these words."""
+
+    async def check():
+        found = await condition(client, namespace, kind)
+        return found.get("reason") == reason and all(each in found["message"] for each in words)
+
+    return check
+
+
+def is_ready(client, namespace):
+    """Return a check of the graph's Ready condition."""
+
+    async def check():
+        return (await condition(client, namespace, "Ready")).get("status") == "True"
+
+    return check
+
+
+async def pod_of(client, namespace, service):
+    """Return the only pod of a service."""
+    [pod] = (await client.list(POD, namespace=namespace, labels={"penstock.dev/service": service})).items
+    return pod
+
+
+async def kubelet_says(client, pod, *, ready, state):
+    """Write a pod's status as its kubelet would."""
+    container = {
+        "name": pod["spec"]["containers"][0]["name"],
+        "image": pod["spec"]["containers"][0]["image"],
+        "imageID": "",
+        "ready": ready,
+        "started": ready,
+        "restartCount": 0,
+        "state": state,
+    }
+    word = "True" if ready else "False"
+    kept = [each for each in pod["status"]["conditions"] if each["type"] not in {"Ready", "ContainersReady"}]
+    conditions = [*kept, *({"type": each, "status": word} for each in ("Ready", "ContainersReady"))]
+    await client.patch(
+        POD,
+        pod["metadata"]["name"],
+        {"status": {"containerStatuses": [container], "conditions": conditions}},
+        namespace=pod["metadata"]["namespace"],
+        subresource="status",
+        field_manager="kubelet",
+    )
+
+
+RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+PULL = 'rpc error: code = NotFound desc = failed to pull image "example.com/none:1": not found'
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "words"),
+    [
+        (
+            {
+                "waiting": {
+                    "reason": "ImagePullBackOff",
+                    "message": f"Back-off pulling image: ErrImagePull: {PULL}",
+                }
+            },
+            "ImagePull",
+            ["cannot be pulled", "not found", "correct the image"],
+        ),
+        (
+            {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hf-token" not found'}},
+            "CreateContainerConfigError",
+            ["hf-token", "create Secret hf-token"],
+        ),
+        (
+            {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+            "OutOfMemory",
+            ["killed for want of memory", "raise its memory limit"],
+        ),
+    ],
+    ids=["image", "secret", "memory"],
+)
+async def test_a_container_that_cannot_run_is_told_until_it_does(  # noqa: PLR0917 - fixtures
+    crds, kwok, make_node, client, namespace, state, reason, words
+):
+    """Named in Degraded, and Ready is false while it is the only one of its role; both end with it."""
+    make_node(gpus=8)
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace):
+        await until(is_ready(client, namespace), "readiness", timeout_s=WAIT_S)
+        pod = await pod_of(client, namespace, "decode")
+        await kubelet_says(client, pod, ready=False, state=state)
+        told = says(client, namespace, "Degraded", reason, pod["metadata"]["name"], *words)
+        await until(told, "the condition", timeout_s=WAIT_S)
+        assert (await condition(client, namespace, "Ready"))["status"] == "False"
+        assert (await pod_of(client, namespace, "decode"))["metadata"]["uid"] == pod["metadata"]["uid"]
+        await kubelet_says(client, pod, ready=True, state=RUNNING)
+        await until(is_ready(client, namespace), "readiness again", timeout_s=WAIT_S)
+        assert (await condition(client, namespace, "Degraded"))["status"] == "False"
+
+
+async def test_a_node_pool_without_nodes_is_told_in_the_schedulers_words(
+    crds, kwok, make_node, client, namespace
+):
+    """Schedulable is false with the scheduler's message and a remedy, until such a node comes."""
+    make_node(gpus=8)
+    wanted = graph(namespace, nodePools={"big": {"nodeSelector": {"example.com/pool": namespace}}})
+    wanted["spec"]["services"]["decode"]["nodePool"] = "big"
+    await client.create(wanted, field_manager="test")
+    async with running(client, namespace):
+        told = says(
+            client,
+            namespace,
+            "Schedulable",
+            "Unschedulable",
+            "g-decode-",
+            "nodes are available",
+            "label the nodes as the node pool's nodeSelector says",
+        )
+        await until(told, "the condition", timeout_s=WAIT_S)
+        live = await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+        assert live["status"]["phase"] in {"Pending", "Degraded"}
+        make_node(gpus=8, labels={"example.com/pool": namespace})
+        await until(is_ready(client, namespace), "readiness", timeout_s=WAIT_S)
+        assert (await condition(client, namespace, "Schedulable"))["status"] == "True"
