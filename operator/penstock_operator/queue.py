@@ -196,7 +196,9 @@ async def _serve_one(queue: WorkQueue, work: Work) -> None:
     while True:
         key = await queue.take()
         try:
-            look_again_s = await work(key)
+            # A task of its own: a TaskGroup that fails leaves, before Python 3.11.3, its cancellation on the
+            # task that ran it, and the next expired timeout of this loop would end the worker for good.
+            look_again_s = await asyncio.ensure_future(work(key))
         except ClusterError as exc:
             wait_s = queue.failed(key, retry_after_s=getattr(exc, "retry_after_s", None))
             log.warning(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -246,6 +247,32 @@ async def test_workers_survive_failures_and_retry():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert tries == {A: 2, B: 3, C: 1}
+
+
+async def test_a_cancellation_left_behind_by_one_look_does_not_reach_the_next():
+    """A failed task group may leave its task marked as being cancelled; a worker that inherits it would end."""
+    queue = WorkQueue(Pace(gap_s=0, first_backoff_s=0.001, resync_s=None))
+    inherited = []
+    all_done = asyncio.Event()
+
+    async def work(key):
+        task = asyncio.current_task()
+        inherited.append(task.cancelling())
+        if len(inherited) == 3:
+            all_done.set()
+            return
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        raise ValueError("defect")
+
+    task = asyncio.create_task(serve(queue, work, workers=1))
+    queue.mark(A)
+    await asyncio.wait_for(all_done.wait(), 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert inherited == [0, 0, 0]
 
 
 async def test_a_waiting_worker_wakes_for_an_earlier_key():
