@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from penstock_core import metric_names
+from penstock_operator.rbac import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "penstock"
@@ -210,6 +211,16 @@ def test_the_operator_holds_what_it_grants_to_routers():
     granted = rules_of(rendered("default"))["operator"]
 
     assert {("discovery.k8s.io", "endpointslices", verb) for verb in ("get", "list", "watch")} <= granted
+
+
+def test_the_operator_gets_exactly_what_it_calls():
+    """The chart's rules are the operator's own table, the Lease aside."""
+    granted = {}
+    for group, resource, verb in rules_of(rendered("default"))["operator"]:
+        if resource != "leases":
+            granted.setdefault((group, resource), set()).add(verb)
+
+    assert granted == RULES
 
 
 def test_disruption_budgets_come_with_a_second_replica():
