@@ -105,7 +105,7 @@ class Kube:
             yield f"http://{line.split()[2]}"
         finally:
             process.terminate()
-            process.wait(timeout=10)
+            process.communicate(timeout=10)
 
     def dump(self, folder: Path, namespaces: list[str]) -> None:
         """Write what explains a failure: objects, Events and logs of the namespaces, and the nodes."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from openai import OpenAI
+from traffic import client_of
 
 
 def test_a_sample_serves_the_official_client(kube, deploy):
     """Requests through the router's Service are answered, streamed and counted; kubectl shows the graph."""
     graph = deploy()
 
-    with kube.forwarded(graph.namespace, f"service/{graph.name}-frontend", 8000) as url:
-        client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+    with (
+        kube.forwarded(graph.namespace, f"service/{graph.name}-frontend", 8000) as url,
+        client_of(url) as client,
+    ):
         assert [model.id for model in client.models.list()] == ["llama"]
         whole = client.completions.create(model="llama", prompt="Hello", max_tokens=16)
         assert whole.usage.completion_tokens <= 16
@@ -51,7 +53,9 @@ def test_several_routers_share_the_load(kube, deploy):
     graph = deploy(services={"frontend": {"replicas": 2}})
 
     for pod in graph.pods("router"):
-        with kube.forwarded(graph.namespace, f"pod/{pod['metadata']['name']}", 8000) as url:
-            client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+        with (
+            kube.forwarded(graph.namespace, f"pod/{pod['metadata']['name']}", 8000) as url,
+            client_of(url) as client,
+        ):
             answer = client.completions.create(model="llama", prompt="Hello", max_tokens=4)
             assert answer.choices[0].finish_reason in {"length", "stop"}

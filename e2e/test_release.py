@@ -8,8 +8,7 @@ import shlex
 from pathlib import Path
 
 from kube import OUTPUT, SYSTEM, Graph, wait_for
-from openai import OpenAI
-from traffic import IMAGE
+from traffic import IMAGE, client_of
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 BLOCKS = re.compile(r"```sh\n(.*?)```", re.DOTALL)
@@ -39,8 +38,10 @@ def test_graphs_outlive_an_uninstall_and_are_taken_up_again(kube, deploy, instal
     kube.helm("uninstall", "penstock", "--namespace", SYSTEM, "--wait")
 
     assert "graphdeployments.penstock.dev" in kube.kubectl("get", "crds", "--output=name")
-    with kube.forwarded(graph.namespace, f"service/{graph.name}-frontend", 8000) as url:
-        client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+    with (
+        kube.forwarded(graph.namespace, f"service/{graph.name}-frontend", 8000) as url,
+        client_of(url) as client,
+    ):
         assert client.completions.create(model="llama", prompt="Hello", max_tokens=4).choices
     install()
     graph.patch({"services": {"frontend": {"replicas": 2}}})

@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from kube import Graph, wait_for
+from openai import OpenAI
 
 CLIENT = Path(__file__).with_name("client.py")
 IMAGE = "localhost/penstock:e2e"
+
+
+def client_of(url: str) -> OpenAI:
+    """Return the official client of a router; it shows every failure, and closes its connections as a context."""
+    return OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
 
 
 @dataclass(frozen=True)
