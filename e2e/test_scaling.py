@@ -24,9 +24,11 @@ def target(graph: Graph, service: str) -> int:
 
 def busy(graph: Graph) -> list[str]:
     """Decode workers that the router has requests on."""
-    with graph.kube.forwarded(graph.namespace, f"service/{graph.name}-frontend", 8000) as url:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
-            page = answer.read().decode()
+    with (
+        graph.kube.forwarded(graph.namespace, f"service/{graph.name}-frontend", 8000) as url,
+        urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer,
+    ):
+        page = answer.read().decode()
     lines = [line for line in page.splitlines() if line.startswith(INFLIGHT) and 'role="decode"' in line]
     return [line for line in lines if float(line.split()[-1]) > 0]
 
