@@ -1,4 +1,4 @@
-"""Shows what `live_against_simulator.py` found: figures side by side, how late the machine was, and a picture."""
+"""Shows what `live_proof.py` found: figures side by side, how late the machine was, and a picture."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from penstock_report.drawing import DPI, LINE_COLOURS, blank_figure, legend_above
+from penstock_workload.statistics import LAG_FLOOR_S, LAG_SHARE_OF_TTFT
 
 NEAR = 0.10
 GOALS = ("TTFT p50", "TTFT p90", "TTFT p99")
@@ -61,11 +63,17 @@ class Side:
         ttft = [each.ttft_s for each in self.requests if each.ttft_s is not None]
         e2e = [each.e2e_s for each in self.requests if each.e2e_s is not None]
         ranks = np.percentile(ttft, (50, 90, 99), method="inverted_cdf")
+        tpot = [
+            (each.e2e_s - each.ttft_s) / (each.output_tokens - 1)
+            for each in self.requests
+            if each.ttft_s is not None and each.e2e_s is not None and each.output_tokens > 1
+        ]
         prompt = sum(each.prompt_tokens for each in self.requests)
         return {
             **dict(zip(GOALS, map(float, ranks), strict=True)),
             "TTFT mean": statistics.fmean(ttft),
             "ITL p50": self.itl_p50_s,
+            "TPOT p50": statistics.median(tpot),
             "E2E p50": statistics.median(e2e),
             "hits": sum(each.cached_tokens for each in self.requests) / prompt,
         }
@@ -92,11 +100,14 @@ def compare(
             "difference": off,
             "is_near": abs(off) <= NEAR,
         }
+    lags = _medians([side.lag for side in sides])
+    bound_s = max(LAG_FLOOR_S, LAG_SHARE_OF_TTFT * figures["TTFT p50"]["live"])
     return {
         "policy": policy,
         "figures": figures,
         "is_near": all(figures[name]["is_near"] for name in GOALS),
-        "lag_p99_s": _medians([side.lag for side in sides]),
+        "lag_p99_s": lags,
+        "late": [name for name, lag_s in lags.items() if lag_s > bound_s],
         "cpu": _medians([side.cpu for side in sides]),
         "simulated": [asdict(each) for each in simulated.requests],
         "live": [[asdict(each) for each in side.requests] for side in sides],
@@ -135,7 +146,9 @@ def show(found: dict[str, Any], arguments: argparse.Namespace) -> None:
     )
     print(f"{'':<10}{'live':>9}{'simulated':>11}{'difference':>12}   {'its range':<15}live runs")
     for name, each in found["figures"].items():
-        unit, style = (1, ".3f") if name == "hits" else (1000, ".1f" if name == "ITL p50" else ".0f")
+        unit, style = (
+            (1, ".3f") if name == "hits" else (1000, ".1f" if name in {"ITL p50", "TPOT p50"} else ".0f")
+        )
         off = f"{each['difference']:+.3f}" if name == "hits" else f"{each['difference']:+.1%}"
         runs, ends = (
             " ".join(f"{unit * one:{style}}" for one in each[key]) for key in ("live_runs", "range")
@@ -149,6 +162,13 @@ def show(found: dict[str, Any], arguments: argparse.Namespace) -> None:
     )
     lags = ", ".join(f"{name} {1000 * lag:.1f}" for name, lag in found["lag_p99_s"].items())
     print(f"lateness p99, ms: {lags}")
+    late = ", ".join(found["late"])
+    print(f"TTFT p50, p90, p99 within 10%: {'yes' if found['is_near'] else 'no'}; ", end="")
+    print(
+        f"by the load client's own rule this machine was too busy to tell: {late}"
+        if late
+        else "all were on time"
+    )
     print("cores in use: " + ", ".join(f"{name} {share:.2f}" for name, share in found["cpu"].items()))
 
 
@@ -158,28 +178,26 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
     figure.set_size_inches(10.0, 4.2)
     for place, each in enumerate(found):
         axes = figure.add_subplot(1, len(found), place + 1)
+        _distribution(axes, each["simulated"], LINE_COLOURS[1], "simulated", width=3.0)
+        runs = len(each["live"])
         for number, rows in enumerate(each["live"]):
-            _distribution(axes, rows, LINE_COLOURS[0], "live" if number == 0 else None, width=1.2)
-        _distribution(axes, each["simulated"], LINE_COLOURS[1], "simulated", width=2.2)
+            label = f"live, {runs} run(s)" if number == 0 else None
+            _distribution(axes, rows, LINE_COLOURS[0], label, width=1.0)
         axes.set_title(each["policy"], fontsize=10, loc="right")
-        axes.set_xlabel("TTFT, seconds")
+        axes.set_xlabel("TTFT, modelled seconds")
         axes.set_ylabel("share of requests" if place == 0 else "")
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_ylim(0, 1)
+        axes.grid(visible=True, alpha=0.3)
         legend_above(axes)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=DPI)
 
 
 def _distribution(
-    axes: Any, rows: Sequence[dict[str, Any]], colour: str, label: str | None, *, width: float
+    axes: Axes, rows: Sequence[dict[str, Any]], colour: str, label: str | None, *, width: float
 ) -> None:
     ttft = np.sort([each["ttft_s"] for each in rows if each["ttft_s"] is not None])
-    axes.step(
-        ttft,
-        np.arange(1, len(ttft) + 1) / len(ttft),
-        color=colour,
-        label=label,
-        linewidth=width,
-        where="post",
-    )
+    shares = np.arange(1, len(ttft) + 1) / len(ttft)
+    axes.step(ttft, shares, color=colour, label=label, linewidth=width, where="post")

@@ -23,7 +23,7 @@ BENCHMARKS = {
     "load": ("load_client.py",),
     "simulator": ("simulator.py",),
     "live": (
-        "live_against_simulator.py",
+        "live_proof.py",
         *["--rows", "60", "--qps", "1.5", "--instances", "2P2D", "--policy", "prefix-cost", "--speed", "2"],
     ),
 }

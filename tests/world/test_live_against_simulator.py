@@ -15,7 +15,7 @@ from penstock_simulator.workload import WorkloadSpec, prepare
 from penstock_workload.prompts import PromptMaker
 from penstock_workload.selection import OnLong
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "live_against_simulator.py"
+SCRIPT = Path(__file__).parents[2] / "bench" / "live_proof.py"
 LONGEST = 6000
 BLOCK = 16
 
