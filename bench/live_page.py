@@ -85,7 +85,7 @@ def compare(
     """Return medians of both sides' runs, the range of the simulated ones, and every request."""
     models = [simulated.figures(), *variants]
     runs = [side.figures() for side in sides]
-    figures = {}
+    figures: dict[str, dict[str, Any]] = {}
     for name in models[0]:
         expected = statistics.median(each[name] for each in models)
         measured = [each[name] for each in runs]
