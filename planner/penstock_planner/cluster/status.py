@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 from penstock_core.errors import NotFoundError, PenstockError
 from penstock_core.logs import get_logger
 from penstock_graph.cluster_names import PLANNER
+from penstock_graph.models import MetricsSource
 from penstock_planner.cluster.watch import PLANNER_CONDITION, Key
 from penstock_planner.decide.decision import Decision
 from penstock_planner.view import Phase, View
@@ -160,13 +161,15 @@ class StatusListener:
         if view.phase is Phase.ADJUSTING:
             self._known_s = None
             return Standing.ADJUSTING, "waits until replicas have started or drained"
+        if view.pull is None and self._report.standing is Standing.METRICS_MISSING:
+            return self._report.standing, self._report.message  # an interval begins; nothing new is known yet
         unknown = _unknown(view)
-        if unknown is None or self._known_s is None:
+        if self._known_s is None or (unknown is None and view.pull is not None):
             self._known_s = view.at_s
         if unknown is not None and view.at_s - self._known_s >= MISSING_S:
             return (
                 Standing.METRICS_MISSING,
-                f"{unknown} unknown: nothing shrinks, and grows only if what is known suffices",
+                f"{unknown} unknown{_asked(view)}: nothing shrinks, and grows only if what is known suffices",
             )
         return self._calm
 
@@ -181,6 +184,16 @@ def _unknown(view: View) -> str | None:
         *(["prefill queue"] if queue is not None and not queue.is_known else []),
     ]
     return " and ".join(names) if names else None
+
+
+def _asked(view: View) -> str:
+    """Return which sources were asked in vain; their reasons vary from pull to pull and are logged."""
+    if view.pull is None:
+        return ""
+    kv, queue = view.pull.kv, view.pull.queue
+    why = f"{kv.why}; {queue.why if queue is not None else ''}"
+    found = [each.value for each in MetricsSource if f"{each.value}: " in why]
+    return f" to {', '.join(found)}" if found else ""
 
 
 class Applier(Protocol):

@@ -215,6 +215,12 @@ async def test_metrics_that_nobody_knows_are_reported_after_a_while(world):
     assert [reason for reason, *_ in await _said(world, 40)] == ["Observing", "MetricsMissing", "Observing"]
 
 
+async def test_missing_metrics_stay_missing_over_the_ends_of_intervals(world):
+    """A new interval begins without a pull, which says nothing about the metrics."""
+    world.load.kv = lambda now, _workers: None if now >= 1012 else 0.7
+    assert [reason for reason, *_ in await _said(world, 95)] == ["Observing", "MetricsMissing"]
+
+
 async def test_a_backend_that_cannot_be_read_makes_the_planner_blind(world):
     """GPUs stay as last seen."""
     observe = world.backend.observe
