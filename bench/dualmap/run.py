@@ -4,7 +4,7 @@
 
 The traces are not in the repository; docs of Mooncake (kvcache-ai/Mooncake, FAST25-release/traces) say where
 they are. Without --conversation the packaged slice of 608 rows is run, and every title says so; what
-needs a missing trace is left out. The surrogate is synthetic and is called so. Under ten minutes on two cores.
+needs a missing trace is left out. The surrogate is synthetic and is called so. About fifteen CPU-minutes: under ten minutes on two cores that do nothing else.
 """
 
 from __future__ import annotations
