@@ -1,0 +1,251 @@
+"""Operator and planner as processes that are killed, frozen and cut off from the API server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+from operating import CHILDREN, all_children, condition, graph, running, settled, until
+from test_faults_kinds import NAMESPACE, install
+from test_operator_pods import BudgetWatch, Loads
+from test_operator_process import process, says
+
+from penstock_core.errors import ClusterError, NotFoundError
+from penstock_kube.client import KubeClient
+from penstock_kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, LEASE, POD, SCALING_ADAPTER, SERVICE
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    # httpx leaves the sockets of connections that broke to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+WAIT_S = 120.0
+KILLS = 20
+
+
+def operate(kubeconfig, namespace):
+    """Be an operator process until killed."""
+    from penstock_operator.service import Service
+    from penstock_operator.settings import OperatorSettings
+
+    # Nobody else runs: without a Lease the next one need not wait for the end of this one's term.
+    settings = OperatorSettings(
+        namespace=namespace, kubeconfig=kubeconfig, leader_election=False, metrics_port=0
+    )
+    asyncio.run(Service(settings).run(asyncio.Event()))
+
+
+async def edit(client, namespace, number):
+    """Give the workers another environment, which rolls them."""
+    patch = {"spec": {"env": [{"name": "ROUND", "value": str(number)}]}}
+    await client.patch(GRAPH_DEPLOYMENT, "g", patch, namespace=namespace, field_manager="test")
+
+
+async def scale(client, namespace, service, replicas):
+    """Write an adapter's number, once there is one."""
+    patch = {"spec": {"replicas": replicas}}
+    with contextlib.suppress(NotFoundError):
+        await client.patch(
+            SCALING_ADAPTER, f"g-{service}", patch, namespace=namespace, field_manager="scaler"
+        )
+
+
+async def has_round(client, namespace, number):
+    """Return whether the decode workers' template has an environment of `edit`."""
+    try:
+        live = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
+    except ClusterError:
+        return False
+    [container] = live["spec"]["template"]["spec"]["containers"]
+    return {"name": "ROUND", "value": str(number)} in container["env"]
+
+
+async def test_twenty_kills_change_nothing_but_the_time(crds, kwok, make_node, client, namespace):
+    """While a graph is made, edited, scaled, deleted and made again; the budget holds at every event."""
+    make_node(gpus=16)
+    rng = random.Random(5)
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["penstock_operator.service", "penstock_operator.handlers"])
+    await client.create(graph(namespace), field_manager="test")
+    async with BudgetWatch(client, namespace).on() as budget:
+        for number in range(KILLS):
+            operator = server.Process(target=operate, args=(str(crds.kubeconfig), namespace), daemon=True)
+            operator.start()
+            await scale(client, namespace, "decode", rng.randint(1, 3))
+            await asyncio.sleep(rng.uniform(0.2, 2.5))
+            await scale(client, namespace, "prefill", rng.randint(1, 3))
+            if number == KILLS // 2:
+                await client.delete(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+            elif number % 3 == 0:
+                with contextlib.suppress(NotFoundError):
+                    await edit(client, namespace, number)
+            await asyncio.sleep(rng.uniform(0.0, 1.0))
+            assert operator.exitcode is None
+            operator.kill()
+            await asyncio.to_thread(operator.join)
+        async with running(client, namespace, loads=Loads()) as last:
+
+            async def gone():
+                graphs = await client.list(GRAPH_DEPLOYMENT, namespace=namespace)
+                return not any("deletionTimestamp" in each["metadata"] for each in graphs.items)
+
+            await until(gone, "the deleted graph to go", timeout_s=WAIT_S)
+            await client.apply(graph(namespace), field_manager="test")
+            await until(lambda: all_children(client, namespace), "all children", timeout_s=WAIT_S)
+            await edit(client, namespace, KILLS)
+            await scale(client, namespace, "prefill", 1)
+            await scale(client, namespace, "decode", 3)
+
+            async def right():
+                live = await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+                services = live["status"].get("services", {})
+                ready = {name: services.get(name, {}).get("ready") for name in ("prefill", "decode")}
+                pods = (await client.list(POD, namespace=namespace)).items
+                return ready == {"prefill": 1, "decode": 3} and len(pods) == 5
+
+            await until(right, "one prefill and three decode workers", timeout_s=WAIT_S)
+            assert await has_round(client, namespace, KILLS)
+            await settled(client, namespace, last, quiet_s=1)
+            live = await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+            assert live["status"]["phase"] == "Ready"
+    assert budget.most == 4
+    assert budget.seen > 20
+
+
+def account(plane, namespace, name):
+    """Make a ServiceAccount that may do everything in a namespace; return its kubeconfig."""
+    metadata = {"name": name, "namespace": namespace}
+    group = "rbac.authorization.k8s.io"
+    binding = {
+        "apiVersion": f"{group}/v1",
+        "kind": "RoleBinding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+    }
+    both = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}, binding]
+    plane.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": both}))
+    return plane.service_account_kubeconfig(namespace, name)
+
+
+def writes_of(plane, mark, namespace, name):
+    """Return when one account's writes arrived, in order; those to Leases left out."""
+    user = f"system:serviceaccount:{namespace}:{name}"
+    return sorted(each["requestReceivedTimestamp"] for each in plane.audit_writes(after=mark, user=user))
+
+
+async def test_a_frozen_leader_never_writes_beside_the_next_one(crds, client, namespace):
+    """Stopped in the middle of its work and woken when another one leads: its last write is before their first."""
+    await client.create(graph(namespace), field_manager="test")
+    mark = crds.audit_mark()
+    stop = asyncio.Event()
+    number = 0
+
+    async def change():
+        """Give whoever leads something to write all the time."""
+        nonlocal number
+        while not stop.is_set():
+            number += 1
+            await edit(client, namespace, number)
+            with contextlib.suppress(NotFoundError):
+                await client.delete(SERVICE, "g-decode", namespace=namespace)
+            await asyncio.sleep(0.2)
+
+    async def leader():
+        lease = await client.get(LEASE, "penstock-operator", namespace=namespace)
+        return lease["spec"]["holderIdentity"]
+
+    one, two = (account(crds, namespace, name) for name in ("one", "two"))
+    with process(one, namespace) as (first, first_port), process(two, namespace) as (second, second_port):
+        leads = "penstock_operator_leader 1.0"
+        both = [says(first_port, "/metrics", leads), says(second_port, "/metrics", leads)]
+
+        async def somebody():
+            return [await each() for each in both].count(True) == 1
+
+        await until(somebody, "a leader", timeout_s=WAIT_S)
+        await until(lambda: all_children(client, namespace), "all children", timeout_s=WAIT_S)
+        names = ("one", "two") if await both[0]() else ("two", "one")
+        frozen = first if names[0] == "one" else second
+        task = asyncio.create_task(change())
+        try:
+            await asyncio.sleep(random.Random(9).uniform(1.0, 2.0))
+            frozen.send_signal(signal.SIGSTOP)
+            before = await leader()
+
+            async def other():
+                return await leader() not in {before, ""}
+
+            await until(other, "another leader", timeout_s=WAIT_S)
+
+            async def writes():
+                return len(writes_of(crds, mark, namespace, names[1])) > 2
+
+            await until(writes, "the other one to write", timeout_s=WAIT_S)
+            frozen.send_signal(signal.SIGCONT)
+            await asyncio.sleep(5.0)
+        finally:
+            stop.set()
+            await task
+        await until(lambda: has_round(client, namespace, number), "the last change", timeout_s=WAIT_S)
+        assert frozen.poll() is None
+    assert max(writes_of(crds, mark, namespace, names[0])) < min(writes_of(crds, mark, namespace, names[1]))
+
+
+@contextlib.contextmanager
+def planner(kubeconfig, folder):
+    """Run `penstock planner run` for all graphs of the namespace."""
+    command = [sys.executable, "-m", "penstock_cli", "planner", "run", "--environment", "kubernetes"]
+    command += ["--namespace", NAMESPACE, "--log-dir", str(folder), "--metrics-port", "0"]
+    running_one = subprocess.Popen(command, env={**os.environ, "KUBECONFIG": str(kubeconfig)})
+    try:
+        yield running_one
+    finally:
+        running_one.kill()
+        running_one.wait()
+
+
+async def test_both_processes_survive_twenty_seconds_without_an_api_server(own_api_server, tmp_path):
+    """Killed and started again on the same etcd: leaders lead again, what was changed is brought about and said."""
+    install(own_api_server)
+    default = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+    own_api_server.kubectl("apply", "--server-side", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(default))
+    client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
+    await client.create(graph(NAMESPACE), field_manager="test")
+
+    async def current():
+        with contextlib.suppress(ClusterError):
+            live = await client.get(GRAPH_DEPLOYMENT, "g", namespace=NAMESPACE)
+            generation = live["metadata"]["generation"]
+            said = {each["type"]: each.get("observedGeneration") for each in live["status"]["conditions"]}
+            return said.get("Ready") == said.get("PlannerActive") == generation
+        return False
+
+    config = own_api_server.kubeconfig
+    try:
+        with process(config, NAMESPACE) as (operator, port), planner(config, tmp_path) as planning:
+            await until(lambda: all_children(client, NAMESPACE), "all children", timeout_s=WAIT_S)
+            await until(current, "both statuses", timeout_s=WAIT_S)
+            own_api_server.kill("kube-apiserver")
+            await asyncio.sleep(20.0)
+            assert (operator.poll(), planning.poll()) == (None, None)
+            await asyncio.to_thread(own_api_server.start_api_server)
+            await edit(client, NAMESPACE, 1)
+            await until(lambda: has_round(client, NAMESPACE, 1), "the change", timeout_s=WAIT_S)
+            await until(current, "both statuses again", timeout_s=WAIT_S)
+            await until(says(port, "/readyz"), "readiness", timeout_s=WAIT_S)
+            assert await all_children(client, NAMESPACE, CHILDREN)
+            assert (await condition(client, NAMESPACE, "Ready"))["reason"] == "NoReadyWorker"
+    finally:
+        await client.close()
