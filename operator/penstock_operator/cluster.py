@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from penstock_core.errors import NotFoundError
+from penstock_core.errors import NotFoundError, UnavailableError
 from penstock_core.logs import get_logger
 from penstock_graph.cluster_names import GRAPH_LABEL, MANAGED_BY, MANAGED_BY_LABEL
 from penstock_kube.client import KubeClient
@@ -55,6 +55,9 @@ CHILD_KINDS: Final = (
 
 CONFIRM_S: Final = 30.0
 """How long an answered write counts without the watch's word; real seconds, chosen: longer than a reconnect."""
+
+LIST_S: Final = 5.0
+"""Longest wait for the first list of LeaderWorkerSets; real seconds, chosen: a graph that needs them tries again."""
 
 MAX_TOMBS: Final = 10_000
 """Deleted objects remembered, so that a late answer does not revive them. Chosen: about two megabytes."""
@@ -170,7 +173,14 @@ class Cluster:
                 self._informers[LEADER_WORKER_SET] = informer
                 self._group.create_task(informer.run())
                 log.info("LeaderWorkerSets are watched from now on")
-            await self._informers[LEADER_WORKER_SET].synced.wait()
+            informer = self._informers[LEADER_WORKER_SET]
+            try:
+                async with asyncio.timeout(LIST_S):
+                    await informer.synced.wait()
+            except TimeoutError as exc:
+                # Other graphs need neither these sets nor the worker that would wait for them here.
+                why = informer.problem or "not listed yet"
+                raise UnavailableError(f"{LEADER_WORKER_SET.plural}: {why}") from exc
             return True
 
     async def _knows(self, kind: Kind) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 
 import pytest
 from fake_api import FakeApi
 
-from penstock_kube.kinds import DEPLOYMENT, POD, SCALING_ADAPTER
+from penstock_core.errors import ForbiddenError, UnavailableError
+from penstock_kube.kinds import DEPLOYMENT, LEADER_WORKER_SET, POD, SCALING_ADAPTER
+from penstock_operator import cluster as cluster_module
 from penstock_operator.cluster import Cluster
 
 KEY = ("ns", "g")
@@ -145,3 +148,31 @@ async def test_a_watch_that_was_quicker_than_the_answer_keeps_its_copy(world):
     kept = view.sight(KEY).children["Deployment", "g-decode"]
     view.note(deployment(4))
     assert view.sight(KEY).children["Deployment", "g-decode"] is kept
+
+
+class UnlistableSets(FakeApi):
+    """Knows LeaderWorkerSet and lets nobody list them."""
+
+    async def raw_get(self, path):
+        """Name the kind."""
+        return {"resources": [{"name": LEADER_WORKER_SET.plural}]}
+
+    async def read_pages(self, kind, **kwargs):
+        """Refuse one kind."""
+        if kind is LEADER_WORKER_SET:
+            raise ForbiddenError("403: leaderworkersets is forbidden")
+        return await super().read_pages(kind, **kwargs)
+
+
+async def test_sets_that_cannot_be_listed_hold_nobody_up(monkeypatch):
+    """The graph that needs them fails with the server's words and is tried again; no worker waits for ever."""
+    monkeypatch.setattr(cluster_module, "LIST_S", 0.2)
+    view = Cluster(UnlistableSets(), namespace="ns", mark=lambda _key, _urgent: None)
+    watching = asyncio.create_task(view.run())
+    await view.synced()
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="403: leaderworkersets is forbidden"):
+            await view.has_leader_worker_sets()
+    assert "403" in view.problem()
+    watching.cancel()
+    await asyncio.wait({watching})
