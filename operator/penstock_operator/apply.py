@@ -23,7 +23,7 @@ from penstock_core.errors import (
 from penstock_core.logs import get_logger
 from penstock_graph.cluster_names import APPLIED_ANNOTATION, OPERATOR
 from penstock_kube.client import KubeClient
-from penstock_kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER, kind_of
+from penstock_kube.kinds import GRAPH_DEPLOYMENT, ROLE_BINDING, SCALING_ADAPTER, kind_of
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.plan.drift import Difference, differences, drifted, stamped
 from penstock_operator.trim import POSTED, Object
@@ -31,6 +31,10 @@ from penstock_operator.workloads import WORKLOADS
 
 PARALLEL: Final = 2
 """Writes of one graph at once. Chosen: a connections cost the client, and several graphs are worked on at once."""
+
+_IN_TURN: Final = WORKLOADS | {ROLE_BINDING.kind}
+"""Written last and one by one. The API server compares a RoleBinding's Role with the writer's own rights in a copy
+that lags behind its writes; right after the Role it would answer 404."""
 
 INITIAL: Final = f"{OPERATOR}-init"
 """Field manager of an adapter's first number, which belongs to whoever scales afterwards."""
@@ -100,7 +104,7 @@ class Applier:
     async def apply(
         self, desired: Iterable[Object], live: Mapping[tuple[str, str], Object], owner: Owner
     ) -> Applied:
-        """Create or apply what is absent or drifted: everything else first, then workloads in their order.
+        """Create or apply what is absent or drifted: everything else first, then the RoleBinding and workloads in turn.
 
         Args:
             desired: A graph's children.
@@ -114,7 +118,7 @@ class Applier:
         found = Applied()
         stages: tuple[list[Object], list[Object]] = ([], [])
         for each in map(stamped, desired):
-            stages[each["kind"] in WORKLOADS].append(each)
+            stages[each["kind"] in _IN_TURN].append(each)
         slots = asyncio.Semaphore(PARALLEL)
 
         async def one(want: Object) -> None:
@@ -238,13 +242,29 @@ class Applier:
             return
         if there.get(POSTED, "managedFields" in there["metadata"]):
             await self._take_over(want)
-        answer = await self._written("apply", self._client.apply(want, field_manager=OPERATOR), want)
+        answer = await self._apply(want)
         self._remember_insistence(want, answer)
         if _digest(there) == _digest(want):
             found.repaired.append(f"{name}: {drift}")
         else:
             found.changed.append(name)
         log.info("child applied", child=name, namespace=want["metadata"]["namespace"], drift=drift)
+
+    async def _apply(self, want: Object) -> Object:
+        """Apply an object; where somebody changed the key of a list's entry, set the lists right before.
+
+        An apply adds the entry under its own key beside the changed one, and a Service with two ports of one
+        name is refused.
+        """
+        try:
+            return await self._written("apply", self._client.apply(want, field_manager=OPERATOR), want)
+        except InvalidObjectError:
+            content = {key: each for key, each in want.items() if key not in _HEAD}
+            if not _has_lists(content):
+                raise
+            await self.patch(want, content)
+            await self._take_over(want)
+            return await self._written("apply", self._client.apply(want, field_manager=OPERATOR), want)
 
     async def _take_over(self, want: Object) -> None:
         """Make the fields of a POST those of an apply, so that what is no longer wanted goes away.
@@ -298,6 +318,8 @@ class Applier:
         return answer
 
 
+_HEAD: Final = frozenset({"apiVersion", "kind", "metadata", "status"})
+
 _LEAVING: Final = "is being deleted"
 
 
@@ -315,6 +337,12 @@ def _standing(there: Object, owner: Owner) -> str | None:
     if (held_by.get("kind"), held_by.get("name")) == (GRAPH_DEPLOYMENT.kind, owner.name):
         return _LEAVING  # an earlier graph of this name; the garbage collector takes it
     return f"belongs to {held_by.get('kind')} {held_by.get('name')}; delete or rename it"
+
+
+def _has_lists(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_lists, value.values()))
+    return isinstance(value, list)
 
 
 def _digest(obj: Object) -> str:

@@ -11,7 +11,7 @@ from penstock_operator.cluster import Sight
 from penstock_operator.draining import Drains, Pool
 from penstock_operator.plan.deletion import Child, DeletionStep, next_step
 from penstock_operator.trim import Object
-from penstock_operator.workloads import WORKLOADS, is_own, replicas_of
+from penstock_operator.workloads import WORKLOADS, is_own, known_replicas, replicas_of
 
 
 class Deletion:
@@ -72,6 +72,7 @@ class Deletion:
             grace_s=max((each["view"].grace_s for each in pods), default=0.0),
             rolling=False,
             pods=pods,
+            known_replicas=known_replicas(workload),
         )
         plan = await self._drains.step(pool, now_s=now_s)
         if plan.spec_replicas != number:

@@ -40,6 +40,8 @@ class Pool:
         grace_s: Longest drain, seconds.
         rolling: Whether a rollout makes progress.
         pods: Its pods, as `trim_pod` leaves them.
+        known_replicas: Replicas that the workload's controller counts; more than ``pods`` shows while the
+            view of pods is behind.
     """
 
     service: str
@@ -48,6 +50,7 @@ class Pool:
     grace_s: float
     rolling: bool
     pods: tuple[Object, ...]
+    known_replicas: int = 0
 
     @property
     def views(self) -> list[PodView]:
@@ -132,6 +135,7 @@ def _plan(pool: Pool, loads: Mapping[str, Load | None], now_s: float) -> ScalePl
         now_s=now_s,
         grace_s=pool.grace_s,
         settle_s=SETTLE_S,
+        status_replicas=pool.known_replicas,
         rolling=pool.rolling,
     )
 

@@ -90,5 +90,5 @@ def _service(graph: GraphDeployment, name: str, pods: Sequence[PodView], seen: S
         updated=0 if rollout is None else rollout.updated,
         selector=",".join(f"{key}={value}" for key, value in sorted(selector(graph, name).items())),
         rolling=rollout is not None and rollout.rolling,
-        held=seen.held.get(name) or (plan.held if plan is not None else "") or bounds.message,
+        held=seen.held.get(name) or (plan.held if plan is not None else ""),
     )

@@ -32,6 +32,7 @@ from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.plan.bounds import bounded
 from penstock_operator.plan.budget import starved
 from penstock_operator.plan.conditions import Failure, GraphFacts
+from penstock_operator.plan.observed import observed_services
 from penstock_operator.plan.pods import stamp
 from penstock_operator.plan.rollout import may_roll, may_surge
 from penstock_operator.plan.status import adapter_status, graph_status, is_current
@@ -40,6 +41,7 @@ from penstock_operator.trim import VERSION, Object
 from penstock_operator.workloads import (
     WORKLOADS,
     is_own,
+    known_replicas,
     marked,
     obsolete,
     replicas_of,
@@ -161,11 +163,11 @@ class Reconciler:
         self._settled.pop(key, None)
         model, problems = self._model(key, raw)
         if model is None:
-            return await self._invalid(raw, problems)
+            return await self._invalid(raw, sight, problems)
         try:
             return await self._bring_about(await self._graph(key, model, raw, sight), seen_as)
         except InvalidSpecError as exc:
-            return await self._invalid(raw, exc.problems)
+            return await self._invalid(raw, sight, exc.problems)
 
     async def _graph(self, key: Key, model: GraphDeployment, raw: Object, sight: Sight) -> _Graph:
         needs_sets = any(each.nodes_per_replica > 1 for each in model.spec.services.values())
@@ -272,6 +274,7 @@ class Reconciler:
                 grace_s=service.termination_grace_period_seconds,
                 rolling=is_rolling and name not in waiting,
                 pods=tuple(each for each in graph.sight.pods.values() if each["view"].service == name),
+                known_replicas=known_replicas(workload_of(graph.model, name, graph.sight.children)),
             )
             plan = await self._parts.drains.step(pool, now_s=graph.now_s)
             seen.plans[name] = plan
@@ -396,14 +399,14 @@ class Reconciler:
         await self._parts.applier.status(_status_of(raw, status))
         return True
 
-    async def _invalid(self, raw: Object, problems: tuple[Problem, ...]) -> Look:
+    async def _invalid(self, raw: Object, sight: Sight, problems: tuple[Problem, ...]) -> Look:
         """Say every problem; what runs keeps running as it is."""
         message = "; ".join(
             f"{each.path}: {each.message}" if each.path else each.message for each in problems
         )
         facts = GraphFacts(
             generation=raw["metadata"].get("generation", 0),
-            services={},
+            services=observed_services(sight.views()),
             failure=Failure("InvalidSpec", message),
         )
         if await self._write_status(raw, facts):
@@ -419,7 +422,9 @@ class Reconciler:
             step = await self._deletion.step(raw, sight, now_s=self._now_s())
             if not step.release:
                 facts = GraphFacts(
-                    generation=raw["metadata"].get("generation", 0), services={}, deleting=step.message
+                    generation=raw["metadata"].get("generation", 0),
+                    services=observed_services(sight.views()),
+                    deleting=step.message,
                 )
                 await self._write_status(raw, facts)
                 return Look("waiting", DRAIN_LOOK_S if step.drain else UNREADY_LOOK_S)

@@ -70,6 +70,11 @@ def replicas_of(workload: Object | None) -> int | None:
     return None if workload is None else int(workload.get("spec", {}).get("replicas", 1))
 
 
+def known_replicas(workload: Object | None) -> int:
+    """Return how many replicas a live workload's controller counts; 0 without one."""
+    return 0 if workload is None else int(workload.get("status", {}).get("replicas", 0))
+
+
 def view_of(service: str, role: Role, workload: Object) -> RolloutView:
     """Return where a service's rollout stands."""
     return rollout_view(service, role, workload)

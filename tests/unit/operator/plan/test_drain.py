@@ -378,7 +378,7 @@ class Cluster:
         self.idle_since = {}
         self.behind = False
         self.sync()
-        for name in self.pods:
+        for name in list(self.pods):
             self.change(name, "ready")
 
     def sync(self):
@@ -399,7 +399,15 @@ class Cluster:
             del self.pods[victim.name]
 
     def change(self, name, state):
-        """Let a pod's containers take another state; a process that ends loses its requests by itself."""
+        """Let a pod's containers take another state; a process that ends loses its requests by itself.
+
+        Not between an order to shrink and the ReplicaSet's obeying it, which chooses by the states of then.
+        """
+        if self.behind:
+            self.behind = False
+            self.sync()
+        if name not in self.pods:
+            return
         fresh = make(name, state, "serving", 0, 0)
         kept = self.pods[name]
         self.pods[name] = replace(
@@ -485,7 +493,7 @@ def test_no_request_is_lost_whatever_happens(chance, count, events):
         cluster.now_s += 1.5
     for _ in range(60):
         found = cluster.operate(wish, crash=False)
-        for name in cluster.pods:
+        for name in list(cluster.pods):
             cluster.change(name, "ready")
         cluster.work()
         cluster.now_s += 1.5
