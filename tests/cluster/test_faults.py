@@ -56,6 +56,11 @@ async def uids(client, namespace):
     }
 
 
+async def is_well(client, namespace):
+    """Return whether the status says that nothing is amiss."""
+    return (await condition(client, namespace, "Degraded")).get("status") == "False"
+
+
 def there(client, namespace):
     """Return a check that exactly the graph's children are there."""
     return lambda: all_children(client, namespace)
@@ -150,7 +155,7 @@ async def test_what_the_server_cannot_write_is_said(crds, client, shaky, proxy, 
         proxy.heal()
         await until(there(client, namespace), "all children", timeout_s=WAIT_S)
         await settled(client, namespace, operator)
-        assert (await condition(client, namespace, "Degraded"))["status"] == "False"
+        await until(lambda: is_well(client, namespace), "nothing amiss", timeout_s=WAIT_S)
 
 
 @pytest.mark.parametrize("fault", [Fault.BUSY, Fault.UNAVAILABLE, Fault.HANG, Fault.RESET])
@@ -207,7 +212,7 @@ async def test_an_expired_token_is_read_again_from_its_file(crds, client, proxy,
             proxy.heal()
             await settled(client, namespace, operator)
             assert operator.cluster.problem() is None
-            assert (await condition(client, namespace, "Degraded"))["status"] == "False"
+            await until(lambda: is_well(client, namespace), "nothing amiss", timeout_s=WAIT_S)
     finally:
         await late.close()
 
