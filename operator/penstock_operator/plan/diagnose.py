@@ -223,9 +223,9 @@ def _of_containers(pod: PodView, now_s: float, slow_start_s: float) -> _Found:
         return None
     if pod.bound and now_s - (pod.started_s or pod.created_s) > slow_start_s:
         loading = any(each.running_since_s is not None for each in main)
-        message = (
-            "is still loading its model" if loading else "still waits for its volumes or init containers"
-        )
+        needs = f" ({', '.join(pod.needs)})" if pod.needs else ""
+        waits = f"still waits for its volumes{needs} or init containers"
+        message = "is still loading its model" if loading else waits
         return Category.STARTING_SLOWLY, message, f"see kubectl describe pod {pod.name} and its logs"
     return None
 

@@ -126,6 +126,7 @@ class PodView:
         message: The pod's own message.
         containers: Its containers, init containers first.
         conditions: Its conditions.
+        needs: Objects that its volumes come from and that must exist: ``Secret keys``, sorted.
         group: Key of its LeaderWorkerSet group; empty for a pod of a Deployment.
         group_index: Group's ordinal; None for a pod of a Deployment.
         worker_index: Ordinal within the group; 0 is the leader.
@@ -158,6 +159,7 @@ class PodView:
     message: str = ""
     containers: tuple[ContainerView, ...] = ()
     conditions: tuple[PodCondition, ...] = ()
+    needs: tuple[str, ...] = ()
     group: str = ""
     group_index: int | None = None
     worker_index: int = 0
@@ -234,6 +236,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         message=_text(status, "message"),
         containers=tuple(_containers(spec, status)),
         conditions=conditions,
+        needs=_needs(spec),
         group=_text(labels, GROUP_KEY_LABEL),
         group_index=_integer(labels.get(GROUP_INDEX_LABEL)),
         worker_index=_integer(labels.get(WORKER_INDEX_LABEL)) or 0,
@@ -318,6 +321,23 @@ def _container(name: str, image: str, status: Mapping[str, Any], *, init: bool) 
         waiting_message=_text(waiting, "message"),
         last_exit=_exit(ended) if ended else None,
     )
+
+
+_VOLUME_OBJECTS: Final = (
+    ("Secret", "secret", "secretName"),
+    ("ConfigMap", "configMap", "name"),
+    ("PersistentVolumeClaim", "persistentVolumeClaim", "claimName"),
+)
+
+
+def _needs(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    found = set()
+    for volume in _maps(spec, "volumes"):
+        for kind, field, name in _VOLUME_OBJECTS:
+            source = _map(volume, field)
+            if source.get(name) and source.get("optional") is not True:
+                found.add(f"{kind} {source[name]}")
+    return tuple(sorted(found))
 
 
 def _exit(ended: Mapping[str, Any]) -> Exit:

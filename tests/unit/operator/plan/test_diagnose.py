@@ -321,3 +321,11 @@ def test_a_message_does_not_change_with_time_alone(one, other):
     for found, *_ in CASES:
         early, late = diagnose(found, now_s=NOW + one), diagnose(found, now_s=NOW + other)
         assert early == late
+
+
+def test_what_a_pod_that_does_not_start_waits_for_is_named():
+    """No kubelet says in a pod's status that a mounted Secret is absent; the likely culprits are listed."""
+    late = pod(status={"startTime": stamp(NOW - 301)}, container=waiting("ContainerCreating"))
+    late["spec"]["volumes"] = [{"name": "k", "secret": {"secretName": "api-keys"}}]
+    found = diagnose(late, now_s=NOW)
+    assert found.message == "still waits for its volumes (Secret api-keys) or init containers"

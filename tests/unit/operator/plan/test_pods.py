@@ -167,6 +167,20 @@ def test_gate_deletion_and_end_are_seen():
         assert not pod_view({"status": {"phase": phase}}).alive
 
 
+def test_what_a_pods_volumes_need_is_named():
+    """Secrets, ConfigMaps and claims that must exist; optional ones and folders need nothing."""
+    volumes = [
+        {"name": "a", "secret": {"secretName": "keys"}},
+        {"name": "b", "secret": {"secretName": "maybe", "optional": True}},
+        {"name": "c", "configMap": {"name": "g-router"}},
+        {"name": "d", "persistentVolumeClaim": {"claimName": "models"}},
+        {"name": "e", "emptyDir": {}},
+        {"name": "f", "secret": None},
+    ]
+    found = pod_view({"metadata": {"name": "p"}, "spec": {"volumes": volumes}}).needs
+    assert found == ("ConfigMap g-router", "PersistentVolumeClaim models", "Secret keys")
+
+
 def test_a_group_pod_knows_its_place():
     """LeaderWorkerSet's labels say group, place and size."""
     view = pod_view(
