@@ -350,15 +350,14 @@ def _digest(obj: Object) -> str:
 
 
 async def _all(calls: Sequence[Any]) -> None:
-    """Await all calls, cancel the rest when one fails, and raise that one's own error."""
+    """Await all calls, cancel the rest when one fails, and raise that one's error.
+
+    Not by a TaskGroup: one that fails leaves, before Python 3.11.3, its cancellation on the task that goes on.
+    """
+    tasks = [asyncio.ensure_future(call) for call in calls]
     try:
-        async with asyncio.TaskGroup() as group:
-            for call in calls:
-                group.create_task(call)
-    except* ClusterError as failed:
-        raise _first(failed) from failed
-
-
-def _first(group: BaseExceptionGroup[Any]) -> BaseException:
-    first: BaseException = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

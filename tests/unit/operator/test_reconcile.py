@@ -171,6 +171,17 @@ async def test_the_finalizer_is_the_first_write_and_each_child_is_written_once(a
     assert not [each for each in api.writes if each[0] == "apply"]
 
 
+async def test_the_role_binding_comes_last_before_the_pods(api):
+    """The API server sees a Role some time after it was written; it refuses a RoleBinding until then."""
+    async with operator(api) as made:
+        await to_rest(api, made)
+    kinds = [kind for verb, kind, _ in api.writes if verb == "create" and kind != "ScalingAdapter"]
+    place = kinds.index("RoleBinding")
+    assert "Role" in kinds[:place]
+    assert set(kinds[place + 1 :]) == {"Deployment"}
+    assert "Deployment" not in kinds[:place]
+
+
 async def _writes_of_a_whole_run():
     api = FakeApi()
     await api.create(graph(), field_manager="user")
