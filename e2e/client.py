@@ -1,7 +1,7 @@
 """Runs inside the cluster: streams completions from a router until told to stop, and tells what came of each.
 
-Standard library alone, so that the product's image can run it. Prints one JSON object at the end; the file
-STOP ends it after the streams under way.
+Standard library alone, so that the product's image can run it. Says when every client has had its first token and
+prints one JSON object at the end; the file STOP ends it after the streams under way.
 
     python client.py URL MODEL CONCURRENCY MAX_TOKENS
 """
@@ -13,6 +13,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,10 +23,20 @@ STOP = Path("/tmp/stop")
 class Results:
     """What came of all requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, clients: int) -> None:
         self.lock = threading.Lock()
+        self.silent = set(range(clients))
         self.answered = 0
         self.lost: list[dict[str, object]] = []
+
+    def streams(self, number: int) -> None:
+        """Note a token of one client."""
+        if number not in self.silent:
+            return
+        with self.lock:
+            self.silent.discard(number)
+            if not self.silent:
+                print("every client streams", file=sys.stderr, flush=True)
 
     def add(self, problem: str | None, tokens: int, began_s: float) -> None:
         """Note one request; a problem makes it a lost one."""
@@ -38,7 +49,7 @@ class Results:
                 print(f"lost: {problem} after {tokens} tokens, began {at}", file=sys.stderr, flush=True)
 
 
-def ask(url: str, body: dict[str, object]) -> tuple[str | None, int]:
+def ask(url: str, body: dict[str, object], on_event: Callable[[], None]) -> tuple[str | None, int]:
     """Stream one completion; return its problem, if any, and the tokens that came."""
     where = urlsplit(url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=300)
@@ -56,6 +67,7 @@ def ask(url: str, body: dict[str, object]) -> tuple[str | None, int]:
             if "error" in event:
                 return f"error event: {event['error']}", tokens
             for choice in event.get("choices", []):
+                on_event()
                 finish = choice.get("finish_reason") or finish
             if event.get("usage"):
                 tokens = event["usage"]["completion_tokens"]
@@ -77,7 +89,7 @@ def work(number: int, url: str, model: str, max_tokens: int, results: Results) -
         body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "stream": True}
         body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
         began_s = time.time()
-        problem, tokens = ask(url, body)
+        problem, tokens = ask(url, body, lambda: results.streams(number))
         results.add(problem, tokens, began_s)
         if problem is not None:
             time.sleep(0.5)
@@ -85,7 +97,7 @@ def work(number: int, url: str, model: str, max_tokens: int, results: Results) -
 
 def main(url: str, model: str, concurrency: int, max_tokens: int) -> None:
     """Run the clients and print their results."""
-    results = Results()
+    results = Results(concurrency)
     threads = [
         threading.Thread(target=work, args=(number, url, model, max_tokens, results))
         for number in range(concurrency)

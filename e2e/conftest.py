@@ -1,4 +1,4 @@
-"""A kind cluster with Penstock installed from this checkout, and a fresh namespace for every test.
+"""A kind cluster with Penstock installed from this checkout, and a fresh namespace for every test or file.
 
 Environment: KIND_NODE_IMAGE (needed), KIND_EXPERIMENTAL_PROVIDER and CONTAINER_TOOL (docker or podman),
 IMAGE_BUILD_FLAGS for `make image`, PENSTOCK_E2E_KEEP=1 to keep the cluster and use it again.
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
-    """Leave each phase's result on the item, for the fixtures that dump diagnostics."""
+    """Dump what explains a failure while its namespace is still there."""
     report = yield
-    setattr(item, f"report_{report.when}", report)
+    kube = getattr(item, "funcargs", {}).get("kube")
+    if report.failed and kube is not None:
+        kube.dump(OUTPUT / item.name, [*_NAMESPACES, SYSTEM])
     return report
+
+
+_NAMESPACES: list[str] = []
+"""Those of the tests that exist now."""
 
 
 @pytest.fixture(scope="session")
@@ -124,7 +131,7 @@ def _delete_cluster(cluster: Kube) -> None:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def install(kube: Kube) -> Callable[..., None]:
     """Installs or upgrades the release ``penstock``; does little if nothing changed."""
     image = kube.run(_container_tool(), "image", "inspect", IMAGE, "--format", "{{.Id}}").strip()
@@ -146,25 +153,24 @@ def install(kube: Kube) -> Callable[..., None]:
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def release(kube: Kube, install: Callable[..., None]) -> None:
     """The release as the tests expect it: cluster-wide, one operator, one planner."""
     install()
 
 
-@pytest.fixture
-def namespace(kube: Kube, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A fresh namespace that demands restricted pod security; dumped if the test fails, then deleted."""
+@contextmanager
+def _namespace(kube: Kube) -> Iterator[str]:
+    """A fresh namespace that demands restricted pod security, deleted in the end."""
     name = f"e2e-{uuid.uuid4().hex[:6]}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     kube.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}},
         namespace=name,
     )
+    _NAMESPACES.append(name)
     yield name
-    report = getattr(request.node, "report_call", None)
-    if report is None or report.failed:
-        kube.dump(OUTPUT / request.node.name, [name, SYSTEM])
+    _NAMESPACES.remove(name)
     _empty(kube, name)
     kube.kubectl("delete", "namespace", name, "--wait=false")
 
@@ -184,21 +190,35 @@ def _empty(kube: Kube, namespace: str) -> None:
 
 
 @pytest.fixture
-def deploy(kube: Kube, release: None, namespace: str) -> Callable[..., Graph]:
+def deploy(kube: Kube, release: None) -> Iterator[Callable[..., Graph]]:
+    """Deploys into a namespace of the test's own; see `Deploy`."""
+    with _namespace(kube) as name:
+        yield Deploy(kube, name)
+
+
+@pytest.fixture(scope="module")
+def deploy_for_all(kube: Kube, release: None) -> Iterator[Callable[..., Graph]]:
+    """Deploys into a namespace that all tests of a file share."""
+    with _namespace(kube) as name:
+        yield Deploy(kube, name)
+
+
+class Deploy:
     """Applies a sample, changed, and waits until it is ready."""
 
-    def run(sample: str = "disaggregated", *, wait: bool = True, **changes: Any) -> Graph:
+    def __init__(self, kube: Kube, namespace: str) -> None:
+        self.kube, self.namespace = kube, namespace
+
+    def __call__(self, sample: str = "disaggregated", **changes: Any) -> Graph:
+        """Return the graph of a sample with ``changes`` laid over its spec."""
         manifest = yaml.safe_load((SAMPLES / f"{sample}.yaml").read_text())
         merge(manifest["spec"], changes)
         for service in manifest["spec"]["services"].values():
             service["podTemplate"] = _SMALL
-        kube.apply(manifest, namespace=namespace)
-        graph = Graph(kube, namespace, manifest["metadata"]["name"])
-        if wait:
-            graph.wait_ready()
+        self.kube.apply(manifest, namespace=self.namespace)
+        graph = Graph(self.kube, self.namespace, manifest["metadata"]["name"])
+        graph.wait_ready()
         return graph
-
-    return run
 
 
 _SMALL = {

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from traffic import client_of
 
 
-def test_a_sample_serves_the_official_client(kube, deploy):
-    """Requests through the router's Service are answered, streamed and counted; kubectl shows the graph."""
-    graph = deploy()
+@pytest.fixture(scope="module")
+def graph(deploy_for_all):
+    """The first sample, with two routers."""
+    return deploy_for_all(services={"frontend": {"replicas": 2}})
 
+
+def test_a_sample_serves_the_official_client(kube, graph):
+    """Requests through the router's Service are answered, streamed and counted; kubectl shows the graph."""
     with (
         kube.forwarded(graph.namespace, f"service/{graph.name}-frontend", 8000) as url,
         client_of(url) as client,
@@ -48,9 +53,9 @@ def test_every_pod_passes_restricted_pod_security(kube, deploy):
     assert graph.ready("aggregated") == 1
 
 
-def test_several_routers_share_the_load(kube, deploy):
+def test_several_routers_share_the_load(kube, graph):
     """Each router replica knows every worker."""
-    graph = deploy(services={"frontend": {"replicas": 2}})
+    assert graph.ready("router") == 2
 
     for pod in graph.pods("router"):
         with (

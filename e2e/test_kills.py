@@ -19,10 +19,15 @@ FIXED = {
 CONCURRENCY = 8
 
 
+@pytest.fixture(scope="module")
+def graph(deploy_for_all):
+    """Two of each, and a planner that may not change it."""
+    return deploy_for_all(**FIXED)
+
+
 @pytest.mark.parametrize("role", ["router", "prefill", "decode"])
-def test_a_killed_pod_costs_at_most_its_own_requests(kube, deploy, role):
+def test_a_killed_pod_costs_at_most_its_own_requests(kube, graph, role):
     """A pod killed without grace is replaced; only streams that ran on it end early."""
-    graph = deploy(**FIXED)
     load = Load(graph, "load", concurrency=CONCURRENCY, max_tokens=200)
     victim = graph.pods(role)[0]["metadata"]["name"]
 
@@ -38,9 +43,8 @@ def test_a_killed_pod_costs_at_most_its_own_requests(kube, deploy, role):
     assert (outcome.answered > 0, outcome.lost) == (True, [])
 
 
-def test_a_pod_that_is_asked_to_leave_loses_nothing(kube, deploy):
+def test_a_pod_that_is_asked_to_leave_loses_nothing(kube, graph):
     """`kubectl delete pod`, an eviction and a node drain give notice: each stream completes."""
-    graph = deploy(**FIXED)
     load = Load(graph, "load", concurrency=CONCURRENCY, max_tokens=400)
 
     for role in ("router", "prefill", "decode"):
@@ -58,25 +62,30 @@ def test_a_pod_that_is_asked_to_leave_loses_nothing(kube, deploy):
 
 
 @pytest.mark.parametrize("component", ["operator", "planner"])
-def test_requests_do_not_notice_that_the_control_plane_died(kube, deploy, component):
+def test_requests_do_not_notice_that_the_control_plane_died(kube, graph, component):
     """Operator or planner killed: no request is lost, no worker restarts, and it takes over again."""
-    graph = deploy(**FIXED)
     load = Load(graph, "load", concurrency=CONCURRENCY, max_tokens=200)
     before = {pod["metadata"]["uid"] for pod in graph.pods("router,prefill,decode")}
     selector = f"--selector=app.kubernetes.io/component={component}"
 
     kube.kubectl("delete", "pods", "--namespace", SYSTEM, selector, "--grace-period=0", "--force")
 
+    routers = graph.ready("router") + 1
+    graph.patch({"services": {"frontend": {"replicas": routers}}})
     wait_for(
         f"the {component} is ready again",
         lambda: any(is_ready(pod) for pod in kube.get("pods", "--namespace", SYSTEM, selector)),
         120,
     )
-    graph.patch({"services": {"frontend": {"replicas": 3}}})
     if component == "operator":
-        wait_for("it acts on a change", lambda: graph.ready("router") == 3, 120)
+        wait_for("it acts on the change", lambda: graph.ready("router") == routers, 120)
     else:
-        wait_for("it plans", lambda: graph.condition("PlannerActive").get("status") == "True", 120)
+        generation = graph.object()["metadata"]["generation"]
+        wait_for(
+            "it plans the graph as it is now",
+            lambda: graph.condition("PlannerActive").get("observedGeneration") == generation,
+            120,
+        )
     outcome = load.stop()
     assert outcome.lost == []
     assert before <= {pod["metadata"]["uid"] for pod in graph.pods("router,prefill,decode")}

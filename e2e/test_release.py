@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from kube import OUTPUT, SYSTEM, Graph, wait_for
@@ -49,9 +51,10 @@ def test_graphs_outlive_an_uninstall_and_are_taken_up_again(kube, deploy, instal
     assert before <= {pod["metadata"]["uid"] for pod in graph.pods("router,prefill,decode")}
 
 
-def test_the_readmes_commands_run_as_written(kube, install):
+def test_the_readmes_commands_run_as_written(kube):
     """Install into one namespace with Roles alone, apply, ask, scale, delete, uninstall: each command exits 0."""
     kube.helm("uninstall", "penstock", "--namespace", SYSTEM, "--wait", "--ignore-not-found")
+    forget_crds(kube)
     block = next(each for each in BLOCKS.findall(README.read_text()) if "helm install" in each)
     commands = [shlex.split(line, comments=True) for line in block.splitlines()]
     assert [words[0] for words in commands].count("kubectl") >= 8
@@ -80,11 +83,17 @@ def test_the_readmes_commands_run_as_written(kube, install):
         kube.dump(OUTPUT / "readme", ["serving"])
         raise
     finally:
-        kube.kubectl("delete", "gd", "--all", "--namespace=serving", "--timeout=60s")
+        with suppress(subprocess.CalledProcessError):  # where the installation failed there is no such kind
+            kube.kubectl("delete", "gd", "--all", "--namespace=serving", "--timeout=60s")
         kube.kubectl("config", "set-context", "--current", "--namespace=default")
         kube.helm("uninstall", "penstock", "--namespace=serving", "--wait", "--ignore-not-found")
-        kube.kubectl("delete", "namespace", "serving", "--wait=false")
-        install()
+        kube.kubectl("delete", "namespace", "serving", "--wait=false", "--ignore-not-found")
+        forget_crds(kube)
+
+
+def forget_crds(kube):
+    """Delete the CustomResourceDefinitions, which an uninstall keeps and which remember their release."""
+    kube.kubectl("delete", "crds", "--selector=app.kubernetes.io/component=crds", "--timeout=60s")
 
 
 def ask(kube, commands):

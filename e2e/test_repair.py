@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from kube import GRAPH_LABEL, wait_for
 from traffic import Load
 
@@ -11,9 +12,14 @@ EVERYTHING = (
 )
 
 
-def test_hand_edits_and_deletions_are_repaired(kube, deploy):
-    """A changed Deployment and Service, a deleted ConfigMap and Service come back as the graph says."""
-    graph = deploy()
+@pytest.fixture(scope="module")
+def graph(deploy_for_all):
+    """With two routers, for the tests that leave it as it was."""
+    return deploy_for_all(services={"frontend": {"replicas": 2}})
+
+
+def test_hand_edits_and_deletions_are_repaired(kube, graph):
+    """A changed Deployment, a deleted Service and PodDisruptionBudget come back as the graph says."""
     kube.kubectl("set", "env", f"deployment/{graph.name}-frontend", *graph.scope, "EDITED=1", "HOME=/")
     kube.kubectl("delete", "service", f"{graph.name}-decode", *graph.scope)
     kube.kubectl("delete", "poddisruptionbudget", f"{graph.name}-prefill", *graph.scope)
@@ -35,9 +41,8 @@ def test_hand_edits_and_deletions_are_repaired(kube, deploy):
     graph.wait_ready()
 
 
-def test_a_router_setting_restarts_no_worker(kube, deploy):
+def test_a_router_setting_restarts_no_worker(graph):
     """Only the router rolls; requests are answered throughout."""
-    graph = deploy(services={"frontend": {"replicas": 2}})
     load = Load(graph, "load", concurrency=4, max_tokens=100)
     workers = {pod["metadata"]["uid"] for pod in graph.pods()}
     routers = {pod["metadata"]["uid"] for pod in graph.pods("router")}
@@ -63,7 +68,7 @@ def test_a_deleted_graph_drains_and_leaves_nothing(kube, deploy):
     """Streams under way complete; afterwards no object carries the graph's label."""
     graph = deploy(model={"contextTokens": 4096}, engine={"streamIntervalTokens": 8})
     load = Load(graph, "load", concurrency=2, max_tokens=1000)
-    kube.kubectl("exec", *graph.scope, "load", "--", "touch", "/tmp/stop")
+    load.finish()
     kube.kubectl("delete", "gd", graph.name, *graph.scope, "--wait=false")
 
     outcome = load.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from openai import OpenAI
 
 CLIENT = Path(__file__).with_name("client.py")
 IMAGE = "localhost/penstock:e2e"
+STREAMING = "every client streams"
+"""What client.py prints once."""
 
 
 def client_of(url: str) -> OpenAI:
@@ -36,6 +39,15 @@ class Load:
     """Clients in a pod that stream until stopped."""
 
     def __init__(self, graph: Graph, name: str, *, concurrency: int, max_tokens: int) -> None:
+        """Start the pod and wait until every client has had its first token.
+
+        Args:
+            graph: To ask.
+            name: Of the pod, made unique.
+            concurrency: Clients, each with one stream at a time.
+            max_tokens: Of each stream.
+        """
+        name = f"{name}-{uuid.uuid4().hex[:4]}"
         self.graph, self.name = graph, name
         url = f"http://{graph.name}-frontend:8000"
         model = graph.object()["spec"]["model"]["servedName"]
@@ -68,16 +80,22 @@ class Load:
             },
         }
         graph.kube.apply(settings, pod, namespace=graph.namespace)
-        wait_for(f"load {name} runs", lambda: self._phase() == "Running", 60)
+        logs = ("logs", *graph.scope, name)
+        wait_for(f"load {name} streams", lambda: STREAMING in graph.kube.kubectl(*logs), 60)
 
     def _phase(self) -> str:
         phase: str = self.graph.kube.get("pod", self.name, *self.graph.scope)["status"]["phase"]
         return phase
 
+    def finish(self) -> None:
+        """Let the streams under way be the last ones."""
+        self.graph.kube.kubectl("exec", *self.graph.scope, self.name, "--", "touch", "/tmp/stop")
+
     def stop(self, timeout_s: float = 180.0) -> Outcome:
         """Let the streams under way finish; return what came of all."""
         kube, scope = self.graph.kube, self.graph.scope
-        kube.kubectl("exec", *scope, self.name, "--", "touch", "/tmp/stop")
+        if self._phase() == "Running":
+            self.finish()
         wait_for(f"load {self.name} ends", lambda: self._phase() in {"Succeeded", "Failed"}, timeout_s)
         log = kube.kubectl("logs", *scope, self.name)
         outcome = json.loads(log.strip().splitlines()[-1])
