@@ -86,6 +86,8 @@ OPERATOR_EVENTS_DROPPED: Final = "penstock_operator_events_dropped"
 OPERATOR_GRAPHS: Final = "penstock_operator_graphs"
 OPERATOR_QUEUE_DEPTH: Final = "penstock_operator_queue_depth"
 OPERATOR_LEADER: Final = "penstock_operator_leader"
+OPERATOR_STANDS_BY: Final = "penstock_operator_stands_by"
+OPERATOR_NAMESPACES_LEFT: Final = "penstock_operator_namespaces_left"
 
 # Any process with a schedule of its own.
 SCHEDULE_LAG_P99: Final = "penstock_schedule_lag_p99_seconds"

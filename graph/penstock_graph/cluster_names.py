@@ -45,8 +45,12 @@ DECISION_ANNOTATION: Final = f"{DOMAIN}/decision-id"
 CONFIG_ANNOTATION: Final = f"{DOMAIN}/config"
 """On a pod template: digest of the configuration that the pod reads once, so that a change rolls it."""
 
+COMPONENT_LABEL: Final = f"{DOMAIN}/component"
+"""On the Leases of operators and planners: ``operator`` or ``planner``."""
+
 SCOPE_LABEL: Final = f"{DOMAIN}/scope"
-"""On the chart's pods of operator and planner: the namespace that they watch, or ``cluster``."""
+"""On the chart's pods of operator and planner: the namespace that they watch, or ``cluster``. On their Leases:
+``cluster``, or ``namespace`` for the one in which the Lease lies."""
 
 METRICS_ACCESS_LABEL: Final = f"{DOMAIN}/metrics-access"
 """On a namespace, with value `METRICS_ACCESS`: its pods (a Prometheus) may reach the workers' port."""
@@ -79,6 +83,21 @@ GRAPH_FILE: Final = "/etc/penstock/graph.yaml"
 
 API_KEYS_FOLDER: Final = "/etc/penstock-api-keys"
 """Where router pods find the Secret of accepted API keys, one file per key of the Secret."""
+
+
+def lease_name(component: str, *, cluster_wide: bool, graph: str | None = None) -> str:
+    """Return the name of the Lease by which replicas of an installation agree who works.
+
+    Installations of both scopes may live in one namespace, so they do not share one.
+
+    Args:
+        component: `OPERATOR` or `PLANNER`.
+        cluster_wide: Whether it works in all namespaces.
+        graph: The only graph's name; None: all.
+    """
+    kind = component.removeprefix("penstock-")
+    name = f"penstock-cluster-{kind}" if cluster_wide else component
+    return name if graph is None else f"{name}-{graph}"
 
 
 def child_name(graph: str, service: str) -> str:

@@ -53,6 +53,7 @@ class KubeClient:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._may_write: Callable[[], bool] | None = None
+        self._may_write_in: Callable[[str], bool] | None = None
         self._is_urgent = False
         self.namespace = transport.credentials.namespace
 
@@ -94,6 +95,12 @@ class KubeClient:
         """
         view = copy.copy(self)
         view._may_write = may_write  # noqa: SLF001 - of the same class
+        return view
+
+    def within(self, may_write_in: Callable[[str], bool]) -> KubeClient:
+        """Return a view of this client that writes into a namespace only while ``may_write_in(namespace)`` is true."""
+        view = copy.copy(self)
+        view._may_write_in = may_write_in  # noqa: SLF001 - of the same class
         return view
 
     def urgent(self) -> KubeClient:
@@ -364,10 +371,26 @@ class KubeClient:
         *,
         is_repeatable: bool = True,
     ) -> dict[str, Any]:
-        if self._may_write is not None and not self._may_write():
-            raise ClusterError(f"{method} {path}: not sent: this process is not the leader any more")
         content = orjson.dumps(body)
-        return await self._send(Call(method, path, params, content, content_type, is_repeatable))
+        call = Call(method, path, params, content, content_type, is_repeatable, self._refusal(path))
+        call.check()
+        return await self._send(call)
+
+    def _refusal(self, path: str) -> Callable[[], str | None] | None:
+        """Return what tells why this view may not write to ``path`` now."""
+        may_write, may_write_in = self._may_write, self._may_write_in
+        if may_write is None and may_write_in is None:
+            return None
+        namespace = path.partition("/namespaces/")[2].partition("/")[0]
+
+        def refusal() -> str | None:
+            if may_write is not None and not may_write():
+                return "this process is not the leader any more"
+            if may_write_in is not None and namespace and not may_write_in(namespace):
+                return f"another installation works in namespace {namespace}"
+            return None
+
+        return refusal
 
     async def _call(self, method: str, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
         return await self._send(Call(method, path, params or {}))

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-import httpx
+import aiohttp
 import kr8s
 import orjson
+from aiohttp.http_exceptions import HttpProcessingError
 
 from penstock_core.errors import (
     ClusterError,
@@ -23,10 +24,8 @@ from penstock_core.errors import (
 )
 
 FOREIGN: Final = (
-    httpx.HTTPError,
-    httpx.StreamError,
-    httpx.InvalidURL,
-    httpx.CookieConflict,
+    aiohttp.ClientError,
+    HttpProcessingError,
     kr8s.ServerError,
     kr8s.NotFoundError,
     kr8s.APITimeoutError,
@@ -37,7 +36,7 @@ FOREIGN: Final = (
 )
 """All that a call of the API server may raise."""
 
-NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+NOT_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
 """The server has seen nothing of the request, so any request may be repeated."""
 
 _TEXT_LIMIT: Final = 400
@@ -62,16 +61,16 @@ def penstock_errors(about: str) -> Iterator[None]:
 
 def cluster_error(exc: BaseException, about: str) -> ClusterError | ConfigError:
     """Return Penstock's error for one foreign exception."""
-    if isinstance(exc, (httpx.InvalidURL, httpx.UnsupportedProtocol)):
-        return ConfigError(f"{about}: {exc}; correct the cluster's server in the kubeconfig")
-    if isinstance(exc, httpx.HTTPStatusError | kr8s.ServerError):
+    if isinstance(exc, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)):
+        return ConfigError(f"{about}: {exc}: not an address; correct the cluster's server in the kubeconfig")
+    if isinstance(exc, kr8s.ServerError):
         response = exc.response
         if response is not None:
             return status_error(response.status_code, response.content, response.headers, about)
         return ClusterError(f"{about}: {exc}")
     if isinstance(exc, kr8s.NotFoundError):
         return NotFoundError(f"{about}: {exc}")
-    if isinstance(exc, (httpx.StreamError, httpx.CookieConflict, httpx.TooManyRedirects, kr8s.ExecError)):
+    if isinstance(exc, (aiohttp.TooManyRedirects, kr8s.ExecError)):
         return ClusterError(f"{about}: {type(exc).__name__}: {exc}")
     text = str(exc) or type(exc).__name__
     return UnavailableError(f"{about}: the API server does not answer: {text}")

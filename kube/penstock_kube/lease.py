@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -32,6 +33,9 @@ HELD_FRACTION: Final = 2 / 3
 TRIES: Final = 7.5
 """Tries per term of a candidate, and of a leader whose renewal failed; client-go: each 2 of 15 s."""
 
+REMEMBERED: Final = 8
+"""Chosen: renewals whose time of sending is kept; a watch shows each within moments."""
+
 RELEASE_S: Final = 2.0
 """Chosen: longest wait to give the lease back at the end; otherwise it runs out by itself."""
 
@@ -42,10 +46,18 @@ class Election:
     Attributes:
         holder: Identity of the leader as last seen; empty when there is none or before the first look.
         problem: Why the lease cannot be read or written, or None.
+        found: The lease's metadata as it was before this process won it last; None if there was no lease.
     """
 
     def __init__(
-        self, client: KubeClient, *, name: str, namespace: str, identity: str, duration_s: float = 15.0
+        self,
+        client: KubeClient,
+        *,
+        name: str,
+        namespace: str,
+        identity: str,
+        duration_s: float = 15.0,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare; nothing is read yet.
 
@@ -55,6 +67,7 @@ class Election:
             namespace: Of the Lease.
             identity: Of this process, unique among candidates and across restarts.
             duration_s: Term; the Lease stores whole seconds, so at least 1.
+            labels: Of the Lease, written with every renewal.
         """
         # A renewal behind a hundred slow writes would come too late.
         self._client = client.urgent()
@@ -62,11 +75,32 @@ class Election:
         self._namespace = namespace
         self._identity = identity
         self._duration_s = duration_s
+        self._labels = dict(labels or {})
+        self._sent: OrderedDict[str, float] = OrderedDict()
         self._seen: str | None = None
         self._seen_at_s = 0.0
         self._held_until_s: float | None = None
         self.holder = ""
         self.problem: str | None = None
+        self.found: Mapping[str, Any] | None = None
+
+    @property
+    def identity(self) -> str:
+        """Identity of this process."""
+        return self._identity
+
+    @property
+    def duration_s(self) -> float:
+        """Term in seconds."""
+        return self._duration_s
+
+    def sent_s(self, renew_time: str) -> float | None:
+        """Return `time.monotonic` from before one of this process's newest renewals was sent.
+
+        Args:
+            renew_time: The Lease's ``renewTime`` as that renewal wrote it; None is returned for another's.
+        """
+        return self._sent.get(renew_time)
 
     @property
     def is_leading(self) -> bool:
@@ -152,13 +186,16 @@ class Election:
         try:
             lease = await self._client.get(LEASE, self._name, namespace=self._namespace)
         except NotFoundError:
-            await self._client.create(self._new(), field_manager=FIELD_MANAGER)
+            self.found = None
+            await self._client.create(self._new(started_s), field_manager=FIELD_MANAGER)
         else:
             spec = lease.get("spec") or {}
             if not self._may_take(lease["metadata"], spec):
                 self._held_until_s = None
                 return False
-            await self._patch(lease["metadata"], self._taken(spec))
+            if spec.get("holderIdentity") != self._identity:
+                self.found = lease["metadata"]
+            await self._patch(lease["metadata"], self._taken(spec, started_s))
         self.holder = self._identity
         self._held_until_s = started_s + self._duration_s * HELD_FRACTION
         return True
@@ -173,19 +210,22 @@ class Election:
             self._seen, self._seen_at_s = version, now_s
         return now_s - self._seen_at_s > float(spec.get("leaseDurationSeconds") or self._duration_s)
 
-    def _taken(self, spec: dict[str, Any]) -> dict[str, Any]:
+    def _taken(self, spec: dict[str, Any], started_s: float) -> dict[str, Any]:
         now = _now()
+        self._sent[now] = started_s
+        if len(self._sent) > REMEMBERED:
+            self._sent.popitem(last=False)
         taken = {"holderIdentity": self._identity, "leaseDurationSeconds": self._whole_s(), "renewTime": now}
         if spec.get("holderIdentity") != self._identity:
             taken |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
         return taken
 
-    def _new(self) -> dict[str, Any]:
+    def _new(self, started_s: float) -> dict[str, Any]:
         return {
             "apiVersion": LEASE.api_version,
             "kind": LEASE.kind,
-            "metadata": {"name": self._name, "namespace": self._namespace},
-            "spec": self._taken({"holderIdentity": None, "leaseTransitions": -1}),
+            "metadata": {"name": self._name, "namespace": self._namespace, "labels": self._labels},
+            "spec": self._taken({"holderIdentity": None, "leaseTransitions": -1}, started_s),
         }
 
     def _whole_s(self) -> int:
@@ -193,7 +233,10 @@ class Election:
 
     async def _patch(self, metadata: dict[str, Any], spec: dict[str, Any]) -> None:
         # The version makes it fail if anybody else was first.
-        patch = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "spec": spec}
+        patch = {
+            "metadata": {"resourceVersion": metadata["resourceVersion"], "labels": self._labels},
+            "spec": spec,
+        }
         await self._client.patch(
             LEASE, self._name, patch, namespace=self._namespace, field_manager=FIELD_MANAGER
         )

@@ -9,14 +9,16 @@ import asyncio
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import httpx
+import aiohttp
+from aiohttp.abc import AbstractStreamWriter
+from multidict import CIMultiDictProxy
 
-from penstock_core.errors import ConfigError, UnavailableError
+from penstock_core.errors import ClusterError, ConfigError, UnavailableError
 from penstock_core.logs import get_logger
 from penstock_kube.backoff import Backoff
 from penstock_kube.credentials import Credentials
@@ -36,13 +38,11 @@ BUDGET_S: Final = 30.0
 SILENCE_S: Final = 80.0
 """Longest silence of a watch: the server sends a bookmark every 60 s, so the connection is dead after this."""
 
-MAX_CALLS: Final = 8
-"""Calls under way at once. httpcore looks at every connection at each request, so with 32 a call takes 2.5 times
-the processor time of one with 8 (4.9 and 1.9 ms on two slow cores), and the server would only queue them."""
+MAX_CALLS: Final = 32
+"""Chosen: calls under way at once; more would only queue in the server, which takes 400 reads and 200 writes."""
 
-MAX_WATCHES: Final = 64
-"""Chosen: more than any process has. httpcore counts busy connections too against those it may keep, so without
-this a process with more watches than `MAX_CALLS` would make a new connection for every call."""
+IDLE_S: Final = 60.0
+"""Chosen: how long an unused connection is kept; the server closes it after 90 s."""
 
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -69,6 +69,7 @@ class Call:
         content: Body, or None.
         content_type: Of the body.
         is_repeatable: A second execution changes nothing more, so lost answers may be asked for again.
+        refusal: Asked right before sending, after every wait: why it may not be sent; returns None if it may.
     """
 
     method: str
@@ -77,35 +78,61 @@ class Call:
     content: bytes | None = None
     content_type: str = "application/json"
     is_repeatable: bool = True
+    refusal: Callable[[], str | None] | None = None
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
+
+    def check(self) -> None:
+        """Refuse to go on if the call may not be sent any more.
+
+        Raises:
+            ClusterError: with the reason.
+        """
+        why = None if self.refusal is None else self.refusal()
+        if why is not None:
+            raise ClusterError(f"{self}: not sent: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back.
+
+    Attributes:
+        status: HTTP status.
+        headers: Names in any case; repeated ones are kept.
+        body: All of it.
+    """
+
+    status: int
+    headers: CIMultiDictProxy[str]
+    body: bytes
 
 
 class _Connections:
     """A pool of connections that closes once it is retired and its last user is gone."""
 
-    __slots__ = ("_is_retired", "_users", "client")
+    __slots__ = ("_is_retired", "_users", "session")
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self.client = client
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self.session = session
         self._users = 0
         self._is_retired = False
 
     @asynccontextmanager
-    async def borrowed(self) -> AsyncIterator[httpx.AsyncClient]:
+    async def borrowed(self) -> AsyncIterator[aiohttp.ClientSession]:
         self._users += 1
         try:
-            yield self.client
+            yield self.session
         finally:
             self._users -= 1
             if self._is_retired and not self._users:
-                await self.client.aclose()
+                await self.session.close()
 
     async def retire(self) -> None:
         self._is_retired = True
         if not self._users:
-            await self.client.aclose()
+            await self.session.close()
 
 
 class Transport:
@@ -135,7 +162,7 @@ class Transport:
 
     async def close(self) -> None:
         """Close all connections; calls under way fail."""
-        await self._connections.client.aclose()
+        await self._connections.session.close()
 
     async def send(self, call: Call, *, is_urgent: bool = False) -> bytes:
         """Send a call and return the answer's body; see `ask`.
@@ -143,10 +170,10 @@ class Transport:
         Raises:
             ClusterError: or the subclass that fits.
         """
-        return (await self.ask(call, is_urgent=is_urgent)).content
+        return (await self.ask(call, is_urgent=is_urgent)).body
 
-    async def ask(self, call: Call, *, is_urgent: bool = False) -> httpx.Response:
-        """Send a call and return the whole answer, its body read.
+    async def ask(self, call: Call, *, is_urgent: bool = False) -> Answer:
+        """Send a call and return the whole answer.
 
         Too many requests and failures of the server are tried again with growing pauses, other errors are not.
         Urgent calls do not wait for others to end.
@@ -179,61 +206,64 @@ class Transport:
         with penstock_errors(str(call)):
             for is_last in (False, True):
                 seen = self.credentials.version
-                async with self._connections.borrowed() as client:
-                    request = self._request(client, call, read_s=SILENCE_S)
-                    response = await client.send(request, stream=True)
-                    try:
-                        if response.status_code == 401 and not is_last:
-                            await self._renew(seen)
-                            continue
-                        if response.is_error:
-                            body = await response.aread()
-                            raise status_error(response.status_code, body, response.headers, str(call))
-                        yield response.aiter_bytes()
-                        return
-                    finally:
-                        await response.aclose()
+                async with (
+                    self._connections.borrowed() as session,
+                    self._request(session, call, read_s=SILENCE_S) as response,
+                ):
+                    if response.status == 401 and not is_last:
+                        await self._renew(seen)
+                        continue
+                    if response.status >= 400:
+                        body = await response.read()
+                        raise status_error(response.status, body, response.headers, str(call))
+                    yield response.content.iter_any()
+                    return
 
-    async def _attempt(self, call: Call) -> httpx.Response:
+    async def _attempt(self, call: Call) -> Answer:
         for is_last in (False, True):
             seen = self.credentials.version
-            async with self._connections.borrowed() as client:
+            call.check()
+            async with self._connections.borrowed() as session:
                 try:
-                    response = await client.send(self._request(client, call, read_s=ANSWER_S))
+                    async with self._request(session, call, read_s=ANSWER_S) as response:
+                        answer = Answer(response.status, response.headers, await response.read())
                 except FOREIGN as exc:
                     error = cluster_error(exc, str(call))
                     if not isinstance(error, UnavailableError):
                         raise error from exc
                     raise _Again(error, may_repeat=call.is_repeatable or isinstance(exc, NOT_SENT)) from exc
-            if response.status_code == 401 and not is_last:
+            if answer.status == 401 and not is_last:
                 await self._renew(seen)
                 continue
             break
-        self._note_warnings(response)
-        if not response.is_error:
-            return response
-        refused = status_error(response.status_code, response.content, response.headers, str(call))
+        self._note_warnings(answer)
+        if answer.status < 400:
+            return answer
+        refused = status_error(answer.status, answer.body, answer.headers, str(call))
         if isinstance(refused, UnavailableError):
             # 429 says that nothing was done; after other failures that is not known.
-            raise _Again(refused, may_repeat=call.is_repeatable or response.status_code == 429)
+            raise _Again(refused, may_repeat=call.is_repeatable or answer.status == 429)
         raise refused
 
-    def _request(self, client: httpx.AsyncClient, call: Call, *, read_s: float) -> httpx.Request:
-        headers = {"accept": "application/json"}
+    def _request(
+        self, session: aiohttp.ClientSession, call: Call, *, read_s: float
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        headers = {}
         if call.content is not None:
             headers["content-type"] = call.content_type
         token = self.credentials.token()
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
-        name = self.credentials.tls_server_name
-        return client.build_request(
+        return session.request(
             call.method,
             self.credentials.server + call.path,
-            params=dict(call.params) or None,
-            content=call.content,
+            params=call.params or None,
+            data=_Fenced(call.content, call) if call.content is not None and call.refusal else call.content,
             headers=headers,
-            timeout=httpx.Timeout(read_s, connect=CONNECT_S, pool=ANSWER_S),
-            extensions={"sni_hostname": name} if name else None,
+            timeout=aiohttp.ClientTimeout(connect=CONNECT_S, sock_read=read_s),
+            proxy=self.credentials.proxy,
+            server_hostname=self.credentials.tls_server_name,
+            allow_redirects=False,
         )
 
     async def _renew(self, seen: int) -> None:
@@ -247,8 +277,8 @@ class Transport:
                 refused, self._connections = self._connections, await _connect(self.credentials)
                 await refused.retire()
 
-    def _note_warnings(self, response: httpx.Response) -> None:
-        for text in response.headers.get_list("warning"):
+    def _note_warnings(self, answer: Answer) -> None:
+        for text in answer.headers.getall("warning", ()):
             if text not in self._warned and len(self._warned) < _WARNINGS_KEPT:
                 self._warned.add(text)
                 log.warning("the API server warns", warning=text)
@@ -264,18 +294,44 @@ class _Again(Exception):  # noqa: N818 - control flow within this module
         super().__init__(str(error))
 
 
+class _Fenced(aiohttp.BytesPayload):
+    """A body that is held back if its call may not be sent any more; connecting takes time, too.
+
+    Without it the server has half a request, which it does not carry out.
+    """
+
+    def __init__(self, content: bytes, call: Call) -> None:
+        super().__init__(content, content_type=call.content_type)
+        self._call = call
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self._call.check()
+        await super().write_with_length(writer, content_length)
+
+
 async def _connect(credentials: Credentials) -> _Connections:
-    tls = await credentials.tls()
-    # Watches live long and come and go seldom; calls are bounded by the transport's own slots.
-    kept = MAX_CALLS + MAX_WATCHES
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=kept, keepalive_expiry=60.0)
-    options: dict[str, Any] = {"verify": tls, "limits": limits, "http2": False}
-    try:
-        if credentials.proxy is not None:
-            client = httpx.AsyncClient(proxy=credentials.proxy, **options)
-        else:
-            plain = httpx.AsyncHTTPTransport(socket_options=_KEEPALIVE, **options)
-            client = httpx.AsyncClient(transport=plain, headers={"user-agent": "penstock"})
-    except (ValueError, ImportError) as exc:
-        raise ConfigError(f"kubeconfig: proxy-url {credentials.proxy!r}: {exc}") from exc
-    return _Connections(client)
+    proxy = credentials.proxy
+    if proxy is not None and not proxy.startswith(("http://", "https://")):
+        raise ConfigError(f"kubeconfig: proxy-url {proxy!r}: expected http://HOST:PORT or https://HOST:PORT")
+    connector = aiohttp.TCPConnector(
+        ssl=await credentials.tls(),
+        limit=0,  # calls are bounded by the transport's own slots, watches by their number
+        keepalive_timeout=IDLE_S,
+        resolver=aiohttp.ThreadedResolver(),
+        socket_factory=_socket,
+    )
+    session = aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"accept": "application/json", "user-agent": "penstock"},
+    )
+    return _Connections(session)
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Return a socket for a connection that is about to be made."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    for option in _KEEPALIVE:
+        made.setsockopt(*option)
+    return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import orjson
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -57,6 +58,16 @@ class OperatorMetrics:
         self._graphs = Gauge(names.OPERATOR_GRAPHS, "Graphs by phase.", ["phase"], registry=registry)
         self._depth = Gauge(names.OPERATOR_QUEUE_DEPTH, "Graphs that wait for a worker.", registry=registry)
         self._leader = Gauge(names.OPERATOR_LEADER, "1 while this process acts.", registry=registry)
+        self._stands_by = Gauge(
+            names.OPERATOR_STANDS_BY,
+            "1 while this process leads its installation but another one works on all graphs.",
+            registry=registry,
+        )
+        self._left = Gauge(
+            names.OPERATOR_NAMESPACES_LEFT,
+            "Namespaces left to an operator of their own.",
+            registry=registry,
+        )
         self._depth.set_function(lambda: 0)
 
     def looked(self, result: str, duration_s: float) -> None:
@@ -91,6 +102,11 @@ class OperatorMetrics:
         """Note whether this process acts."""
         self._leader.set(leads)
 
+    def peers(self, *, stands_by: bool, namespaces_left: int) -> None:
+        """Note what other installations work on."""
+        self._stands_by.set(stands_by)
+        self._left.set(namespaces_left)
+
     def page(self) -> bytes:
         """Return the exposition."""
         return generate_latest(self._registry)
@@ -99,9 +115,23 @@ class OperatorMetrics:
 class StatusServer:
     """Answers /metrics, /healthz (the process lives) and /readyz (it knows the cluster and acts or stands by)."""
 
-    def __init__(self, metrics: OperatorMetrics, *, unready: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        metrics: OperatorMetrics,
+        *,
+        unready: Callable[[], str | None],
+        standing: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Prepare.
+
+        Args:
+            metrics: To show.
+            unready: Returns why this process is not ready; None if it is.
+            standing: Returns what a ready process does, in words; empty: nothing worth telling.
+        """
         self._metrics = metrics
         self._unready = unready
+        self._standing = standing
         self._server = HttpServer(self._handle)
 
     async def start(self, host: str, port: int) -> None:
@@ -129,7 +159,9 @@ class StatusServer:
         elif request.path == "/readyz":
             why = self._unready()
             if why is None:
-                responder.send(200, b'{"status":"ready"}')
+                standing = self._standing()
+                said = {"status": "ready", "standing": standing} if standing else {"status": "ready"}
+                responder.send(200, orjson.dumps(said))
             else:
                 responder.send(503, error_body(why, code="not_ready"))
         else:

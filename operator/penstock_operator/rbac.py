@@ -1,6 +1,6 @@
 """What the operator may do: exactly the calls that this package makes, for the chart to grant and tests to compare.
 
-Every API group with its resources and their verbs; the Lease is granted apart, by its name. Pure data.
+Every API group with its resources and their verbs; writing the own Lease is granted apart, by its name. Pure data.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("", "services"): _CHILD,
     ("", "pods"): frozenset({"list", "patch", "watch"}),
     ("apps", "deployments"): _CHILD,
+    # Other installations', to leave their graphs alone.
+    ("coordination.k8s.io", "leases"): frozenset({"list", "watch"}),
     # Held only because nobody may grant (to routers) what they do not hold.
     ("discovery.k8s.io", "endpointslices"): frozenset({"get", "list", "watch"}),
     ("events.k8s.io", "events"): frozenset({"create", "patch"}),

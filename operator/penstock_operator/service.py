@@ -8,15 +8,16 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from penstock_core.logs import get_logger
-from penstock_graph.cluster_names import OPERATOR
+from penstock_graph.cluster_names import OPERATOR, lease_name
 from penstock_graph.models import Phase
 from penstock_kube.client import KubeClient
 from penstock_kube.lease import Election
+from penstock_kube.territory import Post
 from penstock_operator.apply import Applier
 from penstock_operator.build.context import BuildContext
 from penstock_operator.cluster import Cluster
@@ -25,6 +26,7 @@ from penstock_operator.events import EventRecorder
 from penstock_operator.gates import Gates
 from penstock_operator.loads import LoadReader, MetricsReader
 from penstock_operator.metrics import OperatorMetrics, StatusServer
+from penstock_operator.peers import LEASE_KEYS, Peers
 from penstock_operator.queue import NEVER_S, Key, Pace, WorkQueue, serve
 from penstock_operator.reconcile import Parts, Reconciler
 from penstock_operator.settings import OperatorSettings
@@ -44,6 +46,7 @@ class Operator:
         loads: LoadReader,
         metrics: OperatorMetrics,
         pace: Pace | None = None,
+        owns: Callable[[Key], bool] = lambda _key: True,
     ) -> None:
         """Put the parts together.
 
@@ -53,9 +56,11 @@ class Operator:
             loads: Asks draining workers.
             metrics: Counts.
             pace: Of the queue; None follows the settings.
+            owns: Returns whether a graph is this operator's; others are seen but left alone.
         """
         namespace = watched_namespace(settings, client)
         self._settings = settings
+        self._owns = owns
         self.queue = WorkQueue(pace or Pace(resync_s=settings.resync_interval), now_s=time.monotonic)
         self.cluster = Cluster(client, namespace=namespace, mark=self._mark)
         applier = Applier(client, metrics, on_written=self.cluster.note)
@@ -83,24 +88,31 @@ class Operator:
             group.create_task(self.cluster.run(), name="watches")
             await self.cluster.synced()
             log.info("graphs known", graphs=len(self.cluster.known()))
-            for key in self.cluster.known():
-                self.queue.mark(key)
+            self.mark_all()
             group.create_task(serve(self.queue, self._work, workers=self._settings.workers), name="workers")
 
     def mark(self, key: Key) -> None:
         """Ask for a look at a graph."""
         self.queue.mark(key)
 
+    def mark_all(self) -> None:
+        """Ask for a look at every graph."""
+        for key in self.cluster.known():
+            self.queue.mark(key)
+
     def phases(self) -> Mapping[str, int]:
         """Return the number of graphs in each phase."""
         found: Counter[str] = Counter()
         for key in self.cluster.known():
             graph = self.cluster.sight(key).graph
-            if graph is not None:
+            if graph is not None and self._owns(key):
                 found[graph.get("status", {}).get("phase") or Phase.PENDING.value] += 1
         return found
 
     async def _work(self, key: Key) -> float | None:
+        if not self._owns(key):
+            self.reconciler.forget(key)
+            return None
         again_s = await self.reconciler.reconcile(key)
         return NEVER_S if self.cluster.sight(key).empty else again_s
 
@@ -116,6 +128,7 @@ class Service:
         self._metrics = OperatorMetrics()
         self._operator: Operator | None = None
         self._election: Election | None = None
+        self._peers: Peers | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set; the Lease is given back then.
@@ -146,21 +159,47 @@ class Service:
         if not self._settings.leader_election:
             await self._lead(client)
             return
+        post = post_of(self._settings, client)
+        namespace, name = post.lease
         election = Election(
             client,
-            name=OPERATOR,
-            namespace=watched_namespace(self._settings, client) or _own_namespace(client),
+            name=name,
+            namespace=namespace,
             identity=f"{instance()}-{random.SystemRandom().randrange(16**8):08x}",
+            labels=post.labels,
         )
         self._election = election
-        await election.lead(lambda: self._lead(client.fenced(lambda: election.is_leading)))
+        await election.lead(lambda: self._reign(client, election, post))
 
-    async def _lead(self, client: KubeClient) -> None:
+    async def _reign(self, client: KubeClient, election: Election, post: Post) -> None:
+        """Act, until cancelled, on what no other installation works on."""
+        fenced = client.fenced(lambda: election.is_leading)
+        recorder = EventRecorder(fenced, instance=instance(), on_dropped=self._metrics.event_dropped)
+        peers = Peers(client, election, post, recorder=recorder, metrics=self._metrics)
+        self._peers = peers
+        try:
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(peers.run(), name="peers")
+                await peers.territory.settled()
+                await self._lead(fenced.within(peers.territory.may_write_in), peers)
+                watching.cancel()
+        finally:
+            self._peers = None
+
+    async def _lead(self, client: KubeClient, peers: Peers | None = None) -> None:
         """Act until cancelled."""
         from penstock_operator.handlers import KopfThread  # noqa: PLC0415 - kopf takes 30 MB and a second
 
         pool = ConnectionPool()
-        operator = Operator(client, self._settings, loads=MetricsReader(pool), metrics=self._metrics)
+        operator = Operator(
+            client,
+            self._settings,
+            loads=MetricsReader(pool),
+            metrics=self._metrics,
+            owns=(lambda _key: True) if peers is None else peers.owns,
+        )
+        if peers is not None:
+            peers.on_change = operator.mark_all
         kopf = KopfThread(
             operator.mark,
             namespace=watched_namespace(self._settings, client),
@@ -183,7 +222,7 @@ class Service:
         if not self._settings.metrics_port:
             yield
             return
-        server = StatusServer(self._metrics, unready=self._unready)
+        server = StatusServer(self._metrics, unready=self._unready, standing=self._standing)
         await server.start(self._settings.host, self._settings.metrics_port)
         try:
             yield
@@ -192,11 +231,21 @@ class Service:
 
     def _unready(self) -> str | None:
         """Return why this process neither acts nor stands by; None if it does."""
+        if self._peers is not None and (problem := self._peers.territory.problem()) is not None:
+            return problem
         if self._operator is not None:
             return self._operator.cluster.problem()
         if self._election is None:
             return "starts"
         return self._election.problem
+
+    def _standing(self) -> str:
+        """Return what this process leaves to others; empty if nothing."""
+        if self._peers is not None:
+            return self._peers.words
+        if self._operator is None and self._election is not None and self._election.holder:
+            return f"stands by for {self._election.holder}"
+        return ""
 
     def _depth(self) -> float:
         return 0 if self._operator is None else self._operator.queue.depth
@@ -208,6 +257,14 @@ class Service:
 def watched_namespace(settings: OperatorSettings, client: KubeClient) -> str | None:
     """Return the namespace to watch; None: all."""
     return None if settings.all_namespaces else settings.namespace or client.namespace
+
+
+def post_of(settings: OperatorSettings, client: KubeClient) -> Post:
+    """Return what this process stands for election for."""
+    namespace = watched_namespace(settings, client)
+    is_wide = namespace is None
+    lease = (namespace or _own_namespace(client), lease_name(OPERATOR, cluster_wide=is_wide))
+    return Post("operator", LEASE_KEYS, lease, cluster_wide=is_wide)
 
 
 def instance() -> str:

@@ -454,7 +454,11 @@ RIGHTS = [
         "resources": ["graphdeployments/status", "scalingadapters/scale"],
         "verbs": ["patch"],
     },
-    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create", "get", "patch"]},
+    {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "verbs": ["create", "get", "list", "patch", "watch"],
+    },
 ]
 
 

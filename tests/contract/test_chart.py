@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from penstock_core import metric_names
+from penstock_graph.cluster_names import OPERATOR, PLANNER, lease_name
 from penstock_operator.rbac import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,11 +170,19 @@ def test_the_default_grants_nothing_beyond_the_namespace():
 
 
 def test_cluster_wide_elects_with_a_role_of_its_own_namespace():
-    """ClusterRoles hold no Lease: it lies where the operator runs."""
+    """ClusterRoles read Leases and write none: the own one lies where the operator runs."""
     objects = rendered("cluster-wide")
 
     for role in of_kind(objects, "ClusterRole").values():
-        assert "coordination.k8s.io" not in {group for rule in role["rules"] for group in rule["apiGroups"]}
+        leases = [rule["verbs"] for rule in role["rules"] if "coordination.k8s.io" in rule["apiGroups"]]
+        assert leases == [["list", "watch"]]
+    named = {
+        name
+        for role in of_kind(objects, "Role").values()
+        for rule in role["rules"]
+        for name in rule.get("resourceNames", ())
+    }
+    assert named == {lease_name(each, cluster_wide=True) for each in (OPERATOR, PLANNER)}
     assert sorted(of_kind(objects, "Role")) == ["penstock-operator-election", "penstock-planner-election"]
     assert rules_of(objects) == rules_of(rendered("default"))
 
@@ -214,13 +223,14 @@ def test_the_operator_holds_what_it_grants_to_routers():
 
 
 def test_the_operator_gets_exactly_what_it_calls():
-    """The chart's rules are the operator's own table, the Lease aside."""
+    """The chart's rules are the operator's own table, and writing its own Lease."""
     granted = {}
     for group, resource, verb in rules_of(rendered("default"))["operator"]:
-        if resource != "leases":
-            granted.setdefault((group, resource), set()).add(verb)
+        granted.setdefault((group, resource), set()).add(verb)
 
-    assert granted == RULES
+    leases = granted.pop(("coordination.k8s.io", "leases"))
+    assert leases == {"create", "get", "patch", "update"} | RULES["coordination.k8s.io", "leases"]
+    assert granted == {key: verbs for key, verbs in RULES.items() if key[1] != "leases"}
 
 
 def test_disruption_budgets_come_with_a_second_replica():

@@ -1,7 +1,7 @@
 {{/*
 What operator and planner may do. The operator holds whatever it grants to routers (EndpointSlices, and Dynamo's register of workers),
-because Kubernetes lets nobody grant more than they hold. Lists are alphabetical; tests compare them with what the code
-says it calls.
+because Kubernetes lets nobody grant more than they hold. Both look at the Leases of other installations. Lists are
+alphabetical; tests compare them with what the code says it calls.
 */}}
 {{- define "penstock.operatorRules" -}}
 - apiGroups: [""]
@@ -13,6 +13,9 @@ says it calls.
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [create, delete, get, list, patch, watch]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [list, watch]
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]
@@ -51,6 +54,9 @@ says it calls.
 {{- define "penstock.plannerRules" -}}
 - apiGroups: [""]
   resources: [pods]
+  verbs: [list, watch]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
   verbs: [list, watch]
 - apiGroups: [events.k8s.io]
   resources: [events]

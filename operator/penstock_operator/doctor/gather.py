@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from penstock_core import metric_names as names
 from penstock_core.errors import ClusterError, ForbiddenError, NotFoundError
-from penstock_graph.cluster_names import GRAPH_LABEL, HTTP_PORT, OPERATOR, PLANNER, WORKER_PORT
+from penstock_graph.cluster_names import GRAPH_LABEL, HTTP_PORT, OPERATOR, PLANNER, WORKER_PORT, lease_name
 from penstock_graph.crd import definitions
 from penstock_kube.client import KubeClient
 from penstock_kube.kinds import (
@@ -204,10 +204,11 @@ class _Gatherer:
             return ()
         wanted: dict[tuple[str, str, str], None] = {}
         for each in deployments:
-            component = component_of(each)
-            name = {"operator": OPERATOR, "planner": PLANNER}.get(component)
-            if name is not None and each["spec"].get("replicas", 1):
-                wanted[component, scope_of(each) or each["metadata"]["namespace"], name] = None
+            component, scope = component_of(each), scope_of(each)
+            owner = {"operator": OPERATOR, "planner": PLANNER}.get(component)
+            if owner is not None and each["spec"].get("replicas", 1):
+                name = lease_name(owner, cluster_wide=scope is None)
+                wanted[component, scope or each["metadata"]["namespace"], name] = None
         found = await asyncio.gather(*(self._lease(namespace, name) for _, namespace, name in wanted))
         return tuple(
             LeaseFact(component, namespace, name, first, first, None)

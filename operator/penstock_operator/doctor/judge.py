@@ -123,6 +123,25 @@ def _components(facts: Facts) -> Iterator[Finding]:
             yield _absent(component, facts)
         for each in found:
             yield from _deployment(component, each, facts.version)
+        yield from _overlaps(component, [each for each in found if each["spec"].get("replicas", 1)])
+
+
+def _overlaps(component: str, found: list[Object]) -> Iterator[Finding]:
+    """Say who works where several installations see the same graphs; they agree by their Leases."""
+    names = {_name(each): scope_of(each) for each in found}
+    wide = sorted(name for name, scope in names.items() if scope is None)
+    own = sorted({scope for scope in names.values() if scope is not None})
+    if len(wide) > 1:
+        message = f"{' and '.join(wide)} all watch every namespace; the one with the oldest Lease works"
+        yield warning(f"{component}s", message, "uninstall all but one, or give each namespaces of its own")
+    if wide and own:
+        yield ok(
+            f"{component}s", f"{wide[0]} leaves {', '.join(own)} to the {component}s of those namespaces"
+        )
+
+
+def _name(obj: Object) -> str:
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
 
 
 def _absent(component: str, facts: Facts) -> Finding:

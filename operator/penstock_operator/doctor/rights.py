@@ -21,6 +21,7 @@ OPERATOR_RIGHTS: Final = (
     *_rights("", ("configmaps", "serviceaccounts", "services"), _OWNED),
     *_rights("", ("pods",), ("get", "list", "patch", "watch")),
     *_rights("apps", ("deployments",), _OWNED),
+    *_rights("coordination.k8s.io", ("leases",), ("list", "watch")),
     *_rights("discovery.k8s.io", ("endpointslices",), _READ),
     *_rights("events.k8s.io", ("events",), ("create",)),
     *_rights("networking.k8s.io", ("networkpolicies",), _OWNED),
@@ -33,6 +34,7 @@ OPERATOR_RIGHTS: Final = (
 
 PLANNER_RIGHTS: Final = (
     *_rights("", ("pods",), _READ),
+    *_rights("coordination.k8s.io", ("leases",), ("list", "watch")),
     *_rights("events.k8s.io", ("events",), ("create",)),
     *_rights("penstock.dev", ("graphdeployments", "scalingadapters"), _READ),
     *_rights("penstock.dev", ("graphdeployments/status", "scalingadapters/scale"), ("patch",)),

@@ -17,12 +17,14 @@ from penstock_core.clock import ModelClock
 from penstock_core.errors import ConfigError
 from penstock_core.local_state import state_dir
 from penstock_core.logs import get_logger
-from penstock_graph.cluster_names import DECISION_ANNOTATION, PLANNER
+from penstock_graph.cluster_names import DECISION_ANNOTATION
 from penstock_graph.models import MetricsSource
 from penstock_kube.client import KubeClient
 from penstock_kube.lease import Election
+from penstock_kube.territory import Post
 from penstock_planner.cluster.events import EventListener, EventWriter
 from penstock_planner.cluster.fleet import Fleet, Job, last_report
+from penstock_planner.cluster.peers import OwnGraphs, post_of
 from penstock_planner.cluster.status import Report, Standing, StatusListener, StatusWriter
 from penstock_planner.cluster.watch import GraphWatch, Key, Watch
 from penstock_planner.dashboard import Dashboard
@@ -96,13 +98,15 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
     Raises:
         ConfigError: the metrics port is taken.
     """
-    namespace = service.namespace or client.namespace
+    namespace = client.namespace if service.all_namespaces else service.namespace or client.namespace
+    post = post_of(namespace, all_namespaces=service.all_namespaces, graph=service.graph)
     identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     election = Election(
         client,
-        name=PLANNER if service.graph is None else f"{PLANNER}-{service.graph}",
-        namespace=client.namespace if service.all_namespaces else namespace,
+        name=post.lease[1],
+        namespace=namespace,
         identity=identity,
+        labels=post.labels,
     )
     metrics = PlannerMetrics()
     server = None
@@ -117,9 +121,7 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
         if service.metrics_port:
             server = await serve(metrics, service.host, service.metrics_port)
         planning = asyncio.create_task(
-            election.lead(
-                lambda: Reign(service, client.fenced(lambda: election.is_leading), metrics, identity).run()
-            )
+            election.lead(lambda: Reign(service, client, election, post, metrics=metrics).run())
         )
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -140,46 +142,62 @@ class Reign:
     """One term of leadership: everything is built anew, so that nothing old is believed."""
 
     def __init__(
-        self, service: ClusterService, client: KubeClient, metrics: PlannerMetrics, identity: str
+        self,
+        service: ClusterService,
+        client: KubeClient,
+        election: Election,
+        post: Post,
+        *,
+        metrics: PlannerMetrics,
     ) -> None:
         """Build it.
 
         Args:
             service: What the process is told.
-            client: Writes only while this process leads.
+            client: Reads and writes.
+            election: Won by this process; nothing is written any more once it is lost.
+            post: What for.
             metrics: Of the process.
-            identity: Of the process, for Events.
         """
         self._service = service
-        self._client = client
         self._metrics = metrics
         self._pool = ConnectionPool()
         self._scrape = ScrapeSource(self._pool)
         self._clock = ModelClock(SPEED)
         namespace = None if service.all_namespaces else service.namespace or client.namespace
-        self._watch = Watch(client, namespace=namespace, graph=service.graph)
-        self._events = EventWriter(client, instance=identity)
-        self.status = StatusWriter(client, self._watch.live)
+        fenced = client.fenced(lambda: election.is_leading)
+        self._watch = Watch(fenced, namespace=namespace, graph=service.graph)
+        self._events = EventWriter(fenced, instance=election.identity)
+        self._own = OwnGraphs(self._watch, fenced, election, post, tell=self._events.post)
+        self._client = fenced.within(self._own.territory.may_write_in)
+        self.status = StatusWriter(self._client, self._watch.live)
         self.fleet = Fleet(
-            self._watch,
+            self._own,
             overrides=dict(service.overrides),
             work=self._plan,
             say=self.status.say,
             forget=self._forget,
         )
         self._watch.subscribe(self.fleet.mark)
+        self._own.subscribe(self._mark_all)
 
     async def run(self) -> None:
         """Watch and plan until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._own.territory.run())
                 group.create_task(self._watch.run())
                 group.create_task(self._events.run())
                 group.create_task(self.status.run())
                 await self._watch.synced()
+                await self._own.territory.settled()
                 group.create_task(self.fleet.run())
         finally:
             await self._pool.close()
+
+    def _mark_all(self) -> None:
+        for key in self._watch.known():
+            self.fleet.mark(key)
 
     async def _plan(self, job: Job, stop: asyncio.Event) -> None:
         """Plan one graph until ``stop`` is set.

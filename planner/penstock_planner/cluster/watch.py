@@ -88,6 +88,10 @@ class Watch:
             return None
         return found
 
+    def known(self) -> list[Key]:
+        """Return all graphs that this process is there for."""
+        return [key for key in self._graphs.objects if self._only in {None, key[1]}]
+
     def live(self, key: Key) -> Object | None:
         """Return a graph even while it is being deleted."""
         return self._graphs.objects.get(key)

@@ -210,3 +210,48 @@ async def test_errors_name_the_call(api, client):
     api.script = [(403, api.status(403))]
     with pytest.raises(ForbiddenError, match=r"^GET"):
         await client.get(CONFIG_MAP, "a")
+
+
+async def test_a_write_that_waited_is_not_sent_once_leadership_is_over(api, client, no_pause):
+    """The first try was allowed and failed for the moment; the second is not sent, whoever paused the process."""
+    leads = True
+
+    async def busy(responder):
+        nonlocal leads
+        leads = False
+        responder.send(429, b"{}")
+
+    api.script = [busy, (200, OBJECT)]
+    fenced = client.fenced(lambda: leads)
+    with pytest.raises(ClusterError, match="not sent: this process is not the leader any more"):
+        await fenced.apply(OBJECT, field_manager=ME)
+    assert len(api.asked) == 1
+    assert await fenced.get(CONFIG_MAP, "a") == OBJECT
+
+
+async def test_a_write_whose_connection_took_too_long_is_not_carried_out(api, client, no_pause):
+    """Leadership ends after the request is begun and before its body is sent: the server never has the whole."""
+    answers = iter([None, None])
+    fenced = client.fenced(lambda: next(answers, "over") is None)
+    api.script = [(200, OBJECT)] * 2
+    with pytest.raises(ClusterError, match=r"not sent|no answer"):
+        await fenced.apply(OBJECT, field_manager=ME)
+    assert api.asked == []
+
+
+async def test_writes_stay_within_the_namespaces_that_are_allowed(api, client):
+    """Each write asks for its own namespace; what lives in none is not concerned, and reads never are."""
+    asked = []
+
+    def may(namespace):
+        asked.append(namespace)
+        return namespace == "ours"
+
+    within = client.within(may)
+    api.script = [(200, OBJECT)] * 2
+    metadata = {"name": "a", "namespace": "ours"}
+    await within.apply({**OBJECT, "metadata": metadata}, field_manager=ME)
+    with pytest.raises(ClusterError, match="another installation works in namespace theirs"):
+        await within.delete(CONFIG_MAP, "a", namespace="theirs")
+    assert await within.get(CONFIG_MAP, "a", namespace="theirs") == OBJECT
+    assert set(asked) == {"ours", "theirs"}

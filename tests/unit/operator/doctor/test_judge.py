@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -152,6 +153,41 @@ def test_no_operator():
     found = only(judge(facts(deployments=(component("planner"),))))
     assert (found.severity, found.subject) == (Severity.PROBLEM, "operator")
     assert found.remedy.startswith("helm upgrade --install penstock")
+
+
+def elsewhere(deployment, namespace, *, scope):
+    """The same Deployment in another namespace, watching ``scope``."""
+    made = deepcopy(deployment)
+    made["metadata"]["namespace"] = namespace
+    made["spec"]["template"]["metadata"]["labels"]["penstock.dev/scope"] = scope
+    return made
+
+
+def test_two_cluster_wide_operators():
+    """One works, the other is of no use; stopped ones do not count."""
+    operator, planner = component("operator"), component("planner")
+    other = elsewhere(operator, "apps", scope="cluster")
+    found = only(judge(facts(deployments=(operator, other, planner))))
+    assert (found.severity, found.subject) == (Severity.WARNING, "operators")
+    assert found.message == (
+        "apps/penstock-operator and penstock-system/penstock-operator all watch every namespace; "
+        "the one with the oldest Lease works"
+    )
+    other["spec"]["replicas"] = 0
+    found = only(judge(facts(deployments=(operator, other, planner))))
+    assert found.message == "is scaled to 0"
+
+
+def test_an_operator_of_one_namespace_beside_a_cluster_wide_one():
+    """Both are right; it says who works where."""
+    operator = component("operator")
+    other = elsewhere(operator, "serving", scope="serving")
+    findings = judge(facts(deployments=(operator, other, component("planner"))))
+    assert is_healthy(findings)
+    [found] = [each for each in findings if each.subject == "operators"]
+    assert found.message == (
+        "penstock-system/penstock-operator leaves serving to the operators of those namespaces"
+    )
 
 
 def test_no_planner_where_a_graph_wants_one():
