@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from penstock_core.errors import ClusterError
+from penstock_core.errors import ClusterError, ConflictError
 from penstock_core.logs import get_logger
 
 Key = tuple[str, str]
@@ -201,7 +201,9 @@ async def _serve_one(queue: WorkQueue, work: Work) -> None:
             look_again_s = await asyncio.ensure_future(work(key))
         except ClusterError as exc:
             wait_s = queue.failed(key, retry_after_s=getattr(exc, "retry_after_s", None))
-            log.warning(
+            # Somebody else was first: that happens, and the next look sees what they wrote.
+            tell = log.info if isinstance(exc, ConflictError) else log.warning
+            tell(
                 "graph not reconciled",
                 namespace=key[0],
                 name=key[1],
