@@ -45,7 +45,7 @@ def test_load_scales_up_and_its_end_scales_down_without_a_lost_request(kube, dep
         return graph.ready("decode") >= 2
 
     wait_for("a second decode worker is ready", grown, 180)
-    light = Load(graph, "light", concurrency=2, max_tokens=1500)
+    light = Load(graph, "light", concurrency=2, max_tokens=800)
     outcome = heavy.stop()
     assert outcome.lost == []
     assert outcome.answered > 24
@@ -72,7 +72,7 @@ def test_a_scale_down_by_hand_drains_too(kube, deploy):
         services={"decode": {"replicas": 3}},
         planner={"enabled": False},
     )
-    load = Load(graph, "load", concurrency=6, max_tokens=1500)
+    load = Load(graph, "load", concurrency=6, max_tokens=800)
     wait_for("every decode worker streams", lambda: len(busy(graph)) == 3, 60)
     kube.kubectl("scale", f"gsa/{graph.name}-decode", *graph.scope, "--replicas=1")
 
