@@ -141,7 +141,8 @@ class Informer:
     async def _list_and_watch(self) -> None:
         started_s = time.monotonic()
         try:
-            if not self.resource_version:
+            # An event read while relist() was called has set the version again.
+            if not self.resource_version or self._waiting:
                 await self._list()
             await self._watch()
         except ExpiredError as exc:

@@ -14,8 +14,8 @@ from penstock_kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT, LEADER_WORKER_SET
 
 pytestmark = [
     pytest.mark.cluster,
-    # httpcore leaves a connection whose TLS handshake is cancelled to the garbage collector, and uvloop says so.
-    pytest.mark.filterwarnings("ignore:.*uvloop:pytest.PytestUnraisableExceptionWarning"),
+    # A connection whose TLS handshake is cancelled is left to the garbage collector, and uvloop says so.
+    pytest.mark.filterwarnings("ignore:unclosed resource:ResourceWarning"),
 ]
 
 ME = "penstock-test"

@@ -18,8 +18,8 @@ from penstock_kube.lease import Election
 
 pytestmark = [
     pytest.mark.cluster,
-    # httpcore leaves a connection whose TLS handshake is cancelled to the garbage collector, and uvloop says so.
-    pytest.mark.filterwarnings("ignore:.*uvloop:pytest.PytestUnraisableExceptionWarning"),
+    # A connection whose TLS handshake is cancelled is left to the garbage collector, and uvloop says so.
+    pytest.mark.filterwarnings("ignore:unclosed resource:ResourceWarning"),
 ]
 
 TERM_S = 3.0

@@ -18,8 +18,8 @@ from penstock_wire.client import ConnectionPool, Timeouts
 
 pytestmark = [
     pytest.mark.cluster,
-    # httpcore leaves a connection whose TLS handshake is cancelled to the garbage collector, and uvloop says so.
-    pytest.mark.filterwarnings("ignore:.*uvloop:pytest.PytestUnraisableExceptionWarning"),
+    # A connection whose TLS handshake is cancelled is left to the garbage collector, and uvloop says so.
+    pytest.mark.filterwarnings("ignore:unclosed resource:ResourceWarning"),
 ]
 
 ME = "penstock-test"
