@@ -456,6 +456,128 @@ async def test_an_invalid_graph_says_every_problem_and_keeps_its_children(api):
     assert children <= set(api.objects)
 
 
+def router():
+    """Return a router pod that serves."""
+    made = pod("f-1", "frontend", gated=False, ready=True, phase="Running")
+    made["metadata"]["labels"]["penstock.dev/role"] = "router"
+    del made["metadata"]["annotations"]
+    return made
+
+
+async def test_an_invalid_edit_of_a_graph_that_serves_leaves_it_ready(api):
+    """Its pods are counted as they are, GPUs and all; only Degraded says what is wrong."""
+    async with operator(api) as made:
+        await to_rest(api, made)
+        for each in ("prefill", "decode"):
+            ready = pod(f"{each}-1", each, gated=False, ready=True, phase="Running")
+            await api.create(ready, field_manager="kubelet")
+        await api.create(router(), field_manager="kubelet")
+        live = api.at("GraphDeployment", "g")
+        live["spec"]["router"] = {"policy": "fastest"}
+        live["metadata"]["generation"] += 1
+        api.stored(live, "MODIFIED")
+        await told(api)
+        await to_rest(api, made)
+    status = api.at("GraphDeployment", "g")["status"]
+    rows = {each["type"]: each for each in status["conditions"]}
+    assert (rows["Ready"]["status"], rows["Ready"]["reason"]) == ("True", "Serving")
+    assert rows["Degraded"]["reason"] == "InvalidSpec"
+    assert {name: each["gpus"] for name, each in status["services"].items()} == {
+        "decode": 1,
+        "frontend": 0,
+        "prefill": 1,
+    }
+
+
+async def test_a_deletion_reports_what_still_runs(api):
+    """GPUs that a draining worker holds are in use until it has gone."""
+    loads = Loads({"decode-1": Load(3, 0, 0.4)})
+    async with operator(api, loads) as made:
+        await to_rest(api, made)
+        busy = pod("decode-1", "decode", gated=False, ready=True, phase="Running")
+        busy["spec"]["terminationGracePeriodSeconds"] = 10**9
+        await api.create(busy, field_manager="kubelet")
+        await api.delete(GRAPH_DEPLOYMENT, "g", namespace="ns")
+        await told(api)
+        for _ in range(6):
+            await made.reconciler.reconcile(KEY)
+            await told(api)
+    status = api.at("GraphDeployment", "g")["status"]
+    assert status["services"]["decode"]["gpus"] == 1
+    rows = {each["type"]: each for each in status["conditions"]}
+    assert (rows["Ready"]["status"], rows["Ready"]["reason"]) == ("False", "Deleting")
+
+
+async def test_a_wish_beyond_the_bounds_is_no_progress(api):
+    """The adapter says that it was cut; the graph is as it should be and at rest."""
+    async with operator(api) as made:
+        await to_rest(api, made)
+        adapter = api.at("ScalingAdapter", "g-decode")
+        adapter["spec"]["replicas"] = 0
+        api.stored(adapter, "MODIFIED")
+        for each in ("prefill", "decode"):
+            ready = pod(f"{each}-1", each, gated=False, ready=True, phase="Running")
+            await api.create(ready, field_manager="kubelet")
+            workload = api.at("Deployment", f"g-{each}")
+            workload["status"] = {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1}
+            workload["status"]["observedGeneration"] = workload["metadata"]["generation"]
+            workload["status"]["availableReplicas"] = 1
+            api.stored(workload, "MODIFIED")
+        await api.create(router(), field_manager="kubelet")
+        workload = api.at("Deployment", "g-frontend")
+        workload["status"] = dict(api.at("Deployment", "g-decode")["status"])
+        api.stored(workload, "MODIFIED")
+        await told(api)
+        await to_rest(api, made)
+    rows = {each["type"]: each for each in api.at("GraphDeployment", "g")["status"]["conditions"]}
+    assert (rows["Progressing"]["status"], rows["Progressing"]["message"]) == (
+        "False",
+        "everything is as wanted",
+    )
+    told_of = api.at("ScalingAdapter", "g-decode")["status"]["conditions"]
+    assert any("scaling.minReplicas is 1" in each["message"] for each in told_of)
+
+
+async def test_pods_that_the_watch_does_not_show_yet_are_not_shrunk_away(api):
+    """The Deployment counts three, the view two: to go from three to two nothing of the two is given up."""
+    loads = Loads({"d-1": Load(0, 0, 0.0, idle_s=9.0), "d-2": Load(0, 0, 0.0, idle_s=9.0)})
+    now = [1_800_000_000.0]
+    async with operator(api, loads) as made:
+        made.reconciler._now_s = lambda: now[0]
+        live = api.at("GraphDeployment", "g")
+        live["spec"]["planner"]["maxGpuBudget"] = 8
+        live["metadata"]["generation"] += 1
+        api.stored(live, "MODIFIED")
+        await told(api)
+        await to_rest(api, made)
+        adapter = api.at("ScalingAdapter", "g-decode")
+        adapter["spec"]["replicas"] = 3
+        api.stored(adapter, "MODIFIED")
+        await told(api)
+        await to_rest(api, made)
+        workload = api.at("Deployment", "g-decode")
+        assert workload["spec"]["replicas"] == 3
+        workload["status"] = {"replicas": 3, "updatedReplicas": 3, "readyReplicas": 3, "availableReplicas": 3}
+        workload["status"]["observedGeneration"] = workload["metadata"]["generation"]
+        api.stored(workload, "MODIFIED")
+        for name in ("d-1", "d-2"):
+            ready = pod(name, "decode", gated=False, ready=True, phase="Running")
+            await api.create(ready, field_manager="kubelet")
+        adapter["spec"]["replicas"] = 1
+        api.stored(adapter, "MODIFIED")
+        await told(api)
+        for _ in range(6):
+            now[0] += 5
+            await made.reconciler.reconcile(KEY)
+            await told(api)
+        assert api.at("Deployment", "g-decode")["spec"]["replicas"] == 2
+        unseen = pod("d-3", "decode", gated=False, ready=True, phase="Running")
+        await api.create(unseen, field_manager="kubelet")
+        await told(api)
+        await made.reconciler.reconcile(KEY)
+        assert api.at("Deployment", "g-decode")["spec"]["replicas"] == 2
+
+
 async def test_a_graph_that_vanished_is_forgotten(api):
     """Its finalizer was removed by force."""
     async with operator(api) as made:
