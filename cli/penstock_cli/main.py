@@ -26,7 +26,10 @@ _SUBCOMMANDS = {
     "planner": ("penstock_cli.planner:planner", "Run the planner, or explain and replay its decisions."),
     "engine": ("penstock_cli.engine:engine", "Run a simulated worker."),
     "operator": ("penstock_cli.operator:operator", "Run the Kubernetes operator."),
-    "doctor": ("penstock_cli.doctor:doctor", "Check a cluster or this machine; every finding says what to do."),
+    "doctor": (
+        "penstock_cli.doctor:doctor",
+        "Check a cluster or this machine; every finding says what to do.",
+    ),
 }
 
 
