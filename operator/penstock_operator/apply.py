@@ -26,7 +26,8 @@ from penstock_kube.client import KubeClient
 from penstock_kube.kinds import GRAPH_DEPLOYMENT, ROLE_BINDING, SCALING_ADAPTER, kind_of
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.plan.drift import Difference, differences, drifted, stamped
-from penstock_operator.trim import POSTED, Object
+from penstock_operator.recent import Recent
+from penstock_operator.trim import POSTED, VERSION, Object, version_of
 from penstock_operator.workloads import WORKLOADS
 
 PARALLEL: Final = 2
@@ -35,6 +36,9 @@ PARALLEL: Final = 2
 _IN_TURN: Final = WORKLOADS | {ROLE_BINDING.kind}
 """Written last and one by one. The API server compares a RoleBinding's Role with the writer's own rights in a copy
 that lags behind its writes; right after the Role it would answer 404."""
+
+COMPARED: Final = 4000
+"""Children whose last comparison is remembered, until they change. Chosen: those of some 200 graphs, a megabyte."""
 
 INITIAL: Final = f"{OPERATOR}-init"
 """Field manager of an adapter's first number, which belongs to whoever scales afterwards."""
@@ -100,6 +104,7 @@ class Applier:
         self._metrics = metrics
         self._on_written = on_written
         self._tolerated: dict[tuple[str, str, str], tuple[str, frozenset[str]]] = {}
+        self._right: Recent[tuple[str, str, str], tuple[str, int]] = Recent(COMPARED)
 
     async def apply(
         self, desired: Iterable[Object], live: Mapping[tuple[str, str], Object], owner: Owner
@@ -189,16 +194,23 @@ class Applier:
             want: Not stamped.
             there: What the watches show.
         """
+        if self._right.get(_key(want)) == (_digest(stamped(want)), there.get(VERSION)):
+            return []
         tolerated = self._tolerated_paths(want, there)
         return [each for each in differences(want, there) if each.path not in tolerated]
 
     def _drift(self, want: Object, there: Object) -> str | None:
-        return drifted(want, there, tolerated=self._tolerated_paths(want, want))
+        key, compared = _key(want), (_digest(want), int(there.get(VERSION, 0)))
+        if compared[1] and self._right.get(key) == compared:
+            return None
+        drift = drifted(want, there, tolerated=self._tolerated_paths(want, want))
+        if drift is None:
+            self._right.put(key, compared)
+        return drift
 
     def _tolerated_paths(self, want: Object, stamp: Object) -> frozenset[str]:
-        metadata = want["metadata"]
         nothing: tuple[str, frozenset[str]] = ("", frozenset())
-        digest, paths = self._tolerated.get((metadata["namespace"], want["kind"], metadata["name"]), nothing)
+        digest, paths = self._tolerated.get(_key(want), nothing)
         return paths if digest == _digest(stamp) else frozenset()
 
     async def _one(self, want: Object, there: Object | None, owner: Owner, found: Applied) -> None:
@@ -297,14 +309,14 @@ class Applier:
 
     def _remember_insistence(self, want: Object, answer: Object) -> None:
         """Remember paths that differ right after an apply: a webhook insists on another value there."""
-        metadata = want["metadata"]
-        key = (metadata["namespace"], want["kind"], metadata["name"])
+        key = _key(want)
         paths = frozenset(each.path for each in differences(want, answer))
         if paths:
             self._tolerated[key] = (_digest(want), paths)
             log.warning("the cluster keeps other values", child="/".join(key), paths=sorted(paths))
         else:
             self._tolerated.pop(key, None)
+            self._right.put(key, (_digest(want), version_of(answer)))
 
     async def _written(self, verb: str, call: Any, obj: Object) -> Object:
         kind = obj["kind"]
@@ -343,6 +355,11 @@ def _has_lists(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(_has_lists, value.values()))
     return isinstance(value, list)
+
+
+def _key(obj: Object) -> tuple[str, str, str]:
+    metadata = obj["metadata"]
+    return metadata["namespace"], obj["kind"], metadata["name"]
 
 
 def _digest(obj: Object) -> str:

@@ -37,6 +37,7 @@ from penstock_operator.plan.pods import stamp
 from penstock_operator.plan.rollout import may_roll, may_surge
 from penstock_operator.plan.status import adapter_status, graph_status, is_current
 from penstock_operator.queue import Key
+from penstock_operator.recent import Recent
 from penstock_operator.trim import VERSION, Object
 from penstock_operator.workloads import (
     WORKLOADS,
@@ -55,6 +56,9 @@ DRAIN_LOOK_S: Final = 1.0
 
 UNREADY_LOOK_S: Final = 15.0
 """Between two looks while a pod is not ready, because some troubles only show by their duration. Chosen."""
+
+BUILT: Final = 64
+"""Graphs whose built objects are kept for the next look. Chosen: five megabytes."""
 
 CONFLICT_LOOK_S: Final = 60.0
 """Between two looks at a name that somebody else's object has. Chosen: a person has to act first."""
@@ -124,6 +128,7 @@ class Reconciler:
         self._models: dict[Key, tuple[str, int, GraphDeployment | None, tuple[Problem, ...]]] = {}
         self._settled: dict[Key, tuple[object, ...]] = {}
         self._told: dict[Key, frozenset[Note]] = {}
+        self._built: Recent[Key, tuple[tuple[object, ...], list[Object]]] = Recent(BUILT)
 
     async def reconcile(self, key: Key) -> float | None:
         """Look at one graph; return seconds until it wants a look of its own accord, or None.
@@ -146,6 +151,7 @@ class Reconciler:
         self._models.pop(key, None)
         self._settled.pop(key, None)
         self._told.pop(key, None)
+        self._built.forget(key)
         self._parts.gates.forget(key)
 
     async def _look(self, key: Key) -> Look:
@@ -297,9 +303,19 @@ class Reconciler:
             )
             for name, each in services.items()
         }
+        # A look builds twice, and the next one mostly the same.
+        known = (graph.uid, model, replicas, surge, graph.context)
+        built = self._built.get(graph.key)
+        if built is None or built[0] != known:
+            built = known, self._build(graph, replicas, surge)
+            self._built.put(graph.key, built)
+        return built[1]
+
+    def _build(self, graph: _Graph, replicas: dict[str, int], surge: dict[str, bool]) -> list[Object]:
+        model = graph.model
         adapters = [
             adapter(model, name, graph.context, replicas=None)
-            for name, each in services.items()
+            for name, each in model.spec.services.items()
             if each.scaling is not None
         ]
         built = children(model, graph.context, replicas=replicas, surge=surge)

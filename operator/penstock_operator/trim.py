@@ -89,6 +89,11 @@ def same(one: Object, other: Object) -> bool:
     return {**one, VERSION: 0} == {**other, VERSION: 0}
 
 
+def version_of(obj: Mapping[str, Any]) -> int:
+    """Return the resource version of an object that is not trimmed, as `VERSION` has it."""
+    return _version(obj["metadata"])
+
+
 def _version(metadata: Mapping[str, Any]) -> int:
     text = str(metadata.get("resourceVersion", ""))
     return int(text) if text.isdigit() else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -17,6 +17,9 @@ from penstock_operator.build.metadata import ROUTER_SUFFIX, metadata
 
 _DIGEST_CHARS = 16
 """64 bits; two configurations of one graph never meet by chance."""
+
+_DUMPER: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""libyaml's, ten times as fast, where PyYAML was built with it."""
 
 
 def config_map(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
@@ -41,7 +44,7 @@ def router_manifest(graph: GraphDeployment) -> str:
     Of services only the roles stay, so that scaling or changing a worker restarts no router. The planner
     is off, because its budget would be judged by numbers that are not there.
     """
-    return yaml.safe_dump(_kept(graph), sort_keys=True, width=110)
+    return str(yaml.dump(_kept(graph), Dumper=_DUMPER, sort_keys=True, width=110))
 
 
 def _kept(graph: GraphDeployment) -> dict[str, Any]:

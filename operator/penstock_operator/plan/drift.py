@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import orjson
+
 from penstock_graph.cluster_names import APPLIED_ANNOTATION
 from penstock_operator.plan.quantity import quantity
 
@@ -120,8 +122,8 @@ class Difference:
 
 def stamped(desired: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``desired`` with the digest of itself in `APPLIED_ANNOTATION`; the input is left as it is."""
-    text = json.dumps(desired, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    text = orjson.dumps(desired, option=orjson.OPT_SORT_KEYS)
+    digest = hashlib.sha256(text).hexdigest()[:16]
     metadata = dict(desired.get("metadata") or {})
     metadata["annotations"] = {**(metadata.get("annotations") or {}), APPLIED_ANNOTATION: digest}
     return {**desired, "metadata": metadata}
