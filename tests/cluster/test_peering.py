@@ -17,6 +17,8 @@ from apiserver import free_port
 from operating import graph, until
 
 from penstock_kube.kinds import DEPLOYMENT, EVENT, GRAPH_DEPLOYMENT, LEASE
+from penstock_planner.cluster.service import ClusterService, run_until_stopped
+from penstock_planner.ledger import Ledger
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -241,3 +243,59 @@ async def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(crds, clien
     await edited(client, home, "4")
     await until(lambda: carries(client, home, "4"), "its work")
     assert turns(writers(crds, mark, home)[home]) == [second.user]
+
+
+async def test_a_process_that_does_not_act_ends_at_once(crds, client, homes, install):
+    """SIGTERM while it stands by leaves the Lease alone; while it waits for its turn, gives it back."""
+    home, fresh = homes(2)
+    first = install(home, "first", cluster_wide=False)
+    await until(first.says("/metrics", "penstock_operator_leader 1.0"), "a leader", timeout_s=90)
+    second = install(home, "second", cluster_wide=False)
+    waiting = install(fresh, cluster_wide=False)
+    await until(second.says("/readyz", "stands by for"), "the other one to stand by", timeout_s=60)
+
+    async def is_held():
+        leases = (await client.list(LEASE, namespace=fresh)).items
+        return any(each["spec"].get("holderIdentity") for each in leases)
+
+    await until(is_held, "the third to win its Lease", timeout_s=60)
+    assert "penstock_operator_leader 0.0" in await asyncio.to_thread(waiting.page, "/metrics")
+    for each in (second, waiting):
+        each.send(signal.SIGTERM)
+    for each in (second, waiting):
+        assert await asyncio.to_thread(each.process.wait, 8) == 0
+    assert not await is_held()
+    live = await client.get(LEASE, OWN_LEASE, namespace=home)
+    assert live["spec"]["holderIdentity"]
+
+
+async def test_a_namespaces_own_planner_takes_its_graphs_from_a_cluster_wide_one(
+    crds, client, homes, tmp_path
+):
+    """The ledger of the one is free before the other begins its own."""
+    (home,) = homes(1)
+    await client.create(graph(home), field_manager="test")
+    stops = [asyncio.Event(), asyncio.Event()]
+    folders = [tmp_path / "wide", tmp_path / "own"]
+    services = [
+        ClusterService({}, all_namespaces=True, log_dir=folders[0]),
+        ClusterService({}, namespace=home, log_dir=folders[1]),
+    ]
+    ledgers = [each / home / "g" / "ledger.jsonl" for each in folders]
+
+    async def is_there(path):
+        return path.exists()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_until_stopped(services[0], client, stops[0]))
+        await until(lambda: is_there(ledgers[0]), "the cluster-wide one to plan", timeout_s=60)
+        group.create_task(run_until_stopped(services[1], client, stops[1]))
+        await until(lambda: is_there(ledgers[1]), "the namespace's own to plan", timeout_s=60)
+        ledger = Ledger(ledgers[0])
+        ledger.tail(frozenset({"header"}))
+        ledger.close()
+        for each in stops:
+            each.set()
+    leases = {each["metadata"]["name"] for each in (await client.list(LEASE, namespace=home)).items}
+    assert leases == {"penstock-planner"}
+    await client.delete(LEASE, "penstock-cluster-planner", namespace=client.namespace)
