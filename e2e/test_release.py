@@ -78,9 +78,10 @@ def test_the_readmes_commands_run_as_written(kube):
             if "scale" in here:
                 graph = Graph(kube, "serving", "llama")
                 wait_for("three decode workers", lambda graph=graph: graph.ready("decode") == 3, 120)
-        assert kube.get("deployments,services,pods", "--namespace=serving") == []
+        everything = ("deployments,services,pods", "--namespace=serving")
+        wait_for("nothing is left", lambda: kube.get(*everything) == [], 60)
     except BaseException:
-        kube.dump(OUTPUT / "readme", ["serving"])
+        kube.dump(OUTPUT / "readme", ["serving"])  # before it is cleaned up
         raise
     finally:
         with suppress(subprocess.CalledProcessError):  # where the installation failed there is no such kind
