@@ -11,6 +11,7 @@ from penstock_operator.doctor.facts import Right
 
 _OWNED: Final = ("create", "delete", "get", "list", "patch", "watch")
 _READ: Final = ("get", "list", "watch")
+_LOOK: Final = ("list", "watch")
 
 
 def _rights(group: str, resources: tuple[str, ...], verbs: tuple[str, ...]) -> tuple[Right, ...]:
@@ -19,13 +20,13 @@ def _rights(group: str, resources: tuple[str, ...], verbs: tuple[str, ...]) -> t
 
 OPERATOR_RIGHTS: Final = (
     *_rights("", ("configmaps", "serviceaccounts", "services"), _OWNED),
-    *_rights("", ("pods",), ("get", "list", "patch", "watch")),
+    *_rights("", ("pods",), ("list", "patch", "watch")),
     *_rights("apps", ("deployments",), _OWNED),
-    *_rights("coordination.k8s.io", ("leases",), ("list", "watch")),
+    *_rights("coordination.k8s.io", ("leases",), _LOOK),
     *_rights("discovery.k8s.io", ("endpointslices",), _READ),
     *_rights("events.k8s.io", ("events",), ("create",)),
     *_rights("networking.k8s.io", ("networkpolicies",), _OWNED),
-    *_rights("penstock.dev", ("graphdeployments",), ("get", "list", "patch", "watch")),
+    *_rights("penstock.dev", ("graphdeployments",), ("list", "patch", "watch")),
     *_rights("penstock.dev", ("graphdeployments/status", "scalingadapters/status"), ("patch",)),
     *_rights("penstock.dev", ("scalingadapters",), _OWNED),
     *_rights("policy", ("poddisruptionbudgets",), _OWNED),
@@ -33,10 +34,11 @@ OPERATOR_RIGHTS: Final = (
 )
 
 PLANNER_RIGHTS: Final = (
-    *_rights("", ("pods",), _READ),
-    *_rights("coordination.k8s.io", ("leases",), ("list", "watch")),
+    *_rights("", ("pods",), _LOOK),
+    *_rights("coordination.k8s.io", ("leases",), _LOOK),
     *_rights("events.k8s.io", ("events",), ("create",)),
-    *_rights("penstock.dev", ("graphdeployments", "scalingadapters"), _READ),
+    *_rights("penstock.dev", ("graphdeployments",), _LOOK),
+    *_rights("penstock.dev", ("scalingadapters",), _READ),
     *_rights("penstock.dev", ("graphdeployments/status", "scalingadapters/scale"), ("patch",)),
 )
 
