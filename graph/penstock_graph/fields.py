@@ -6,9 +6,10 @@ Used by the loader (suggestions for unknown keys) and by the reference document.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
@@ -41,7 +42,8 @@ def key_of(name: str, info: FieldInfo) -> str:
     return info.alias or name
 
 
-def keys_of(model: type[SpecModel]) -> dict[str, FieldInfo]:
+@cache
+def keys_of(model: type[SpecModel]) -> Mapping[str, FieldInfo]:
     """Return a model's fields by their keys in manifests."""
     return {key_of(name, info): info for name, info in model.model_fields.items()}
 
