@@ -34,7 +34,7 @@ class Installation:
         self._home = home
         self._scope = ["--all-namespaces"] if cluster_wide else ["--namespace", home]
         self.user = f"system:serviceaccount:{home}:{account}"
-        self.port = free_port()
+        self.port = 0
         self.process = None
         _grant(plane, home, account, cluster_wide=cluster_wide)
         self._kubeconfig = plane.service_account_kubeconfig(home, account)
@@ -42,11 +42,12 @@ class Installation:
     def start(self):
         """Start the process, again if need be."""
         self.close()
+        self.port = free_port()
         command = [sys.executable, "-m", "penstock_cli", "operator", "run", *self._scope]
         command += ["--kubeconfig", str(self._kubeconfig), "--host", "127.0.0.1"]
         command += ["--metrics-port", str(self.port)]
         environment = {**os.environ, "POD_NAME": f"operator-{self._home}", "POD_NAMESPACE": self._home}
-        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
 
     def send(self, number):
         """Send a signal."""
@@ -74,7 +75,7 @@ class Installation:
             return
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate()
+        self.process.wait()
 
 
 def _grant(plane, home, account, *, cluster_wide):
