@@ -60,6 +60,9 @@ UNREADY_LOOK_S: Final = 15.0
 BUILT: Final = 64
 """Graphs whose built objects are kept for the next look. Chosen: five megabytes."""
 
+MODELS: Final = 256
+"""Validated graphs that are kept; one at rest needs none. Chosen: five megabytes."""
+
 CONFLICT_LOOK_S: Final = 60.0
 """Between two looks at a name that somebody else's object has. Chosen: a person has to act first."""
 
@@ -125,7 +128,9 @@ class Reconciler:
         self._parts = parts
         self._now_s = now_s
         self._deletion = Deletion(parts.applier, parts.drains)
-        self._models: dict[Key, tuple[str, int, GraphDeployment | None, tuple[Problem, ...]]] = {}
+        self._models: Recent[Key, tuple[str, int, GraphDeployment | None, tuple[Problem, ...]]] = Recent(
+            MODELS
+        )
         self._settled: dict[Key, tuple[object, ...]] = {}
         self._told: dict[Key, frozenset[Note]] = {}
         self._built: Recent[Key, tuple[tuple[object, ...], list[Object]]] = Recent(BUILT)
@@ -148,7 +153,7 @@ class Reconciler:
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a graph that is gone."""
-        self._models.pop(key, None)
+        self._models.forget(key)
         self._settled.pop(key, None)
         self._told.pop(key, None)
         self._built.forget(key)
@@ -477,7 +482,7 @@ class Reconciler:
             found, model = judge(GraphDeployment, data)
             problems = tuple(Problem(path=dotted(path), message=message) for path, message in found)
             known = (*identity, model if isinstance(model, GraphDeployment) else None, problems)
-            self._models[key] = known
+            self._models.put(key, known)
         return known[2], known[3]
 
 

@@ -22,7 +22,7 @@ def test_a_flag_beats_the_environment_and_that_the_default():
     env = {"PENSTOCK_OPERATOR_METRICS_PORT": "9000", "PENSTOCK_OPERATOR_LEADER_ELECTION": "false"}
     options = _dry_run("--metrics-port", "9001", "--penstock-image", "me/penstock:1", env=env)
     chosen = [options[each] for each in ("metrics_port", "leader_election", "penstock_image", "workers")]
-    assert chosen == [9001, False, "me/penstock:1", 4]
+    assert chosen == [9001, False, "me/penstock:1", 8]
     assert _dry_run("--leader-election", env=env)["leader_election"] is True
     assert _dry_run("--all-namespaces")["all_namespaces"] is True
 
