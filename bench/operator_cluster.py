@@ -99,14 +99,24 @@ async def create_graphs(plane: ControlPlane, client: KubeClient, number: int) ->
 
 
 async def all_reconciled(client: KubeClient, number: int, timeout_s: float) -> None:
-    """Wait until every graph has a status, which is written after its children."""
+    """Wait until every graph has a status, which is written after its children.
+
+    By a watch, because listing a thousand graphs again and again would take the server's time from the operator.
+    """
+    done: set[str] = set()
+    all_done = asyncio.Event()
+
+    def changed(_what: str, obj: dict[str, Any]) -> None:
+        if "observedGeneration" in obj.get("status", {}):
+            done.add(obj["metadata"]["uid"])
+            if len(done) == number:
+                all_done.set()
+
+    informer = Informer(client, GRAPH_DEPLOYMENT, namespace=None, on_change=changed)
+    task = asyncio.create_task(informer.run())
     async with asyncio.timeout(timeout_s):
-        while True:
-            found = await client.list(GRAPH_DEPLOYMENT, namespace=None)
-            done = sum("observedGeneration" in each.get("status", {}) for each in found.items)
-            if done == number:
-                break
-            await asyncio.sleep(2)
+        await all_done.wait()
+    task.cancel()
     found = await client.list(DEPLOYMENT, namespace=None)
     assert len(found.items) == 3 * number, f"{len(found.items)} Deployments for {number} graphs"
 
