@@ -35,8 +35,8 @@ ANSWER_S: Final = 20.0
 BUDGET_S: Final = 30.0
 """Chosen: after this long no call is tried again; callers have their own, slower backoff."""
 
-SILENCE_S: Final = 80.0
-"""Longest silence of a watch: the server sends a bookmark every 60 s, so the connection is dead after this."""
+SILENCE_S: Final = 100.0
+"""Longest silence of a watch: the server sends a bookmark every 60 to 75 s, so the connection is dead after this."""
 
 MAX_CALLS: Final = 32
 """Chosen: calls under way at once; more would only queue in the server, which takes 400 reads and 200 writes."""
