@@ -199,7 +199,7 @@ class FaultyProxy:
         made = self._upstream.build_request(request.method, url, headers=headers, content=request.body)
         answer = await self._upstream.send(made, stream=True)
         if request.method in WRITES:
-            name = orjson.loads(request.body)["metadata"]["name"] if request.method == "POST" else ""
+            name = orjson.loads(request.body)["metadata"].get("name", "") if request.method == "POST" else ""
             self.carried.append((request.method, request.path, name, answer.status_code))
         try:
             yield answer

@@ -10,7 +10,7 @@ import pytest
 from penstock_kube.kinds import GRAPH_DEPLOYMENT, KINDS
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.queue import Pace
-from penstock_operator.service import Operator
+from penstock_operator.service import Operator, Service
 from penstock_operator.settings import OperatorSettings
 
 CHILDREN = {
@@ -54,6 +54,15 @@ class NoLoads:
     async def read(self, pods):
         """Know nothing."""
         return {pod.name: None for pod, _ in pods}
+
+
+def operate(kubeconfig, namespace):
+    """Be an operator process until killed."""
+    # Nobody else runs: without a Lease the next one need not wait for the end of this one's term.
+    settings = OperatorSettings(
+        namespace=namespace, kubeconfig=kubeconfig, leader_election=False, metrics_port=0
+    )
+    asyncio.run(Service(settings).run(asyncio.Event()))
 
 
 @asynccontextmanager

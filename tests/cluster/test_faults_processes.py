@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 import pytest
-from operating import CHILDREN, all_children, condition, graph, running, settled, until
+from operating import CHILDREN, all_children, condition, graph, operate, running, settled, until
 from test_faults_kinds import NAMESPACE, install
 from test_operator_pods import BudgetWatch, Loads
 from test_operator_process import process, says
@@ -32,18 +32,6 @@ pytestmark = [
 
 WAIT_S = 120.0
 KILLS = 20
-
-
-def operate(kubeconfig, namespace):
-    """Be an operator process until killed."""
-    from penstock_operator.service import Service
-    from penstock_operator.settings import OperatorSettings
-
-    # Nobody else runs: without a Lease the next one need not wait for the end of this one's term.
-    settings = OperatorSettings(
-        namespace=namespace, kubeconfig=kubeconfig, leader_election=False, metrics_port=0
-    )
-    asyncio.run(Service(settings).run(asyncio.Event()))
 
 
 async def edit(client, namespace, number):
