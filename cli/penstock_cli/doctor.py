@@ -45,7 +45,7 @@ _SUMMARY = {
     type=click.FloatRange(min=0, max=300),
     default=6.0,
     show_default=True,
-    help="Seconds between two looks, which tell what moves; Leases are renewed every 5 s.",
+    help="Time between two looks, seconds, which tell what moves; Leases are renewed every 5 s.",
 )
 @click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig.  [default: $KUBECONFIG]")
 @click.option("--context", metavar="NAME", help="Context of the kubeconfig.  [default: its current one]")

@@ -84,8 +84,8 @@ def cluster_options(function: F) -> F:
                 "--unschedulable-after",
                 type=click.FloatRange(min=0, min_open=True),
                 metavar="SECONDS",
-                help="On Kubernetes: withdraw a replica that the scheduler has found no node for during this "
-                f"long; make it longer than nodes take to appear.  [default: {UNSCHEDULABLE_S:g}]",
+                help="On Kubernetes: withdraw a replica that the scheduler has found no node for during so many "
+                f"seconds; make it longer than nodes take to appear.  [default: {UNSCHEDULABLE_S:g}]",
             ),
         )
     ):

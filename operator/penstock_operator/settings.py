@@ -41,7 +41,8 @@ class OperatorSettings(BaseModel):
         "IfNotPresent", description="Pull policy of the pods' images."
     )
     workers: Annotated[int, Field(ge=1, le=64)] = Field(
-        8, description="Graphs reconciled at once; they wait for the API server most of the time."
+        8,
+        description="How many graphs are reconciled at once; they wait for the API server most of the time.",
     )
     resync_interval: _Seconds = Field(
         300, description="A graph that nothing changed is looked at again after this; seconds."
