@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import tempfile
 from importlib import resources
 from pathlib import Path
 
 import click
+import yaml
 
 from penstock_cli.demo_run import DemoOptions, run_demo
+from penstock_graph.loading import load_graph
+from penstock_graph.models import RouterPolicy
 from penstock_local.ports import ephemeral_port
 from penstock_report.build import require_plots
 
@@ -26,6 +30,11 @@ from penstock_report.build import require_plots
     "--manifest",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="Graph to run instead of the demo's own.  [default: eight simulated A100s]",
+)
+@click.option(
+    "--policy",
+    type=click.Choice([each.value for each in RouterPolicy]),
+    help="How the router chooses a worker.  [default: the manifest's]",
 )
 @click.option(
     "--trace", default="mooncake", show_default=True, help="Trace to replay, as `penstock load` takes it."
@@ -53,7 +62,14 @@ from penstock_report.build import require_plots
     help="The router's TCP port on 127.0.0.1; 0 takes a free one.",
 )
 def demo(
-    *, output_dir: Path, manifest: Path | None, port: int, trace: str, rate_rps: float, speed: float
+    *,
+    output_dir: Path,
+    manifest: Path | None,
+    policy: str | None,
+    port: int,
+    trace: str,
+    rate_rps: float,
+    speed: float,
 ) -> None:
     """Start a graph, replay a slice of a real trace, let the planner scale it, stop it, and report.
 
@@ -61,9 +77,10 @@ def demo(
     """
     require_plots()
     own_manifest = resources.files("penstock_cli") / "data" / "demo.yaml"
-    with resources.as_file(own_manifest) as packaged:
+    with resources.as_file(own_manifest) as packaged, tempfile.TemporaryDirectory() as folder:
+        chosen = manifest or packaged
         options = DemoOptions(
-            manifest=manifest or packaged,
+            manifest=chosen if policy is None else with_policy(chosen, policy, Path(folder)),
             output_dir=output_dir.absolute(),
             port=port or ephemeral_port(),
             trace=trace,
@@ -73,3 +90,16 @@ def demo(
         # SIGTERM takes the way of Ctrl-C, so that a stopped demo leaves nothing running either.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         asyncio.run(run_demo(options))
+
+
+def with_policy(manifest: Path, policy: str, folder: Path) -> Path:
+    """Write the graph of ``manifest`` with another router policy into ``folder``; return the new file.
+
+    Raises:
+        InvalidSpecError: the manifest has problems.
+    """
+    plain = load_graph(manifest).to_manifest()
+    plain["spec"].setdefault("router", {})["policy"] = policy
+    path = folder / manifest.name
+    path.write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
+    return path

@@ -1,0 +1,21 @@
+"""`penstock demo` may run its graph with another policy."""
+
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from penstock_cli.demo import with_policy
+from penstock_graph.loading import load_graph
+from penstock_graph.models import RouterPolicy
+
+
+@pytest.mark.parametrize("policy", list(RouterPolicy))
+def test_only_the_policy_differs(tmp_path, policy):
+    """The file is a graph like the first but for the router's policy."""
+    with resources.as_file(resources.files("penstock_cli") / "data" / "demo.yaml") as manifest:
+        changed = load_graph(with_policy(Path(manifest), policy.value, tmp_path))
+        own = load_graph(Path(manifest))
+    assert changed.spec.router.policy is policy
+    router = own.spec.router.model_copy(update={"policy": policy})
+    assert changed.spec == own.spec.model_copy(update={"router": router})
