@@ -36,7 +36,7 @@ test: $(VENV)/.dev ## Run all tests; ARGS="-k name" chooses, here and for the ot
 	$(BIN)/pytest $(ARGS)
 
 test-cluster: $(VENV)/.dev ## Tests against a real kube-apiserver; needs KUBEBUILDER_ASSETS, skipped without
-	$(BIN)/pytest tests/cluster -m cluster -n 3 --dist loadfile $(ARGS)
+	$(BIN)/pytest tests/cluster -m cluster -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 e2e: $(VENV)/.dev ## Tests on a kind cluster; needs kind, kubectl, helm, KIND_NODE_IMAGE; skipped without
 	$(BIN)/pytest e2e -m e2e -v -s -p no:randomly $(ARGS)
