@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from penstock_core.errors import ClusterError, InvalidSpecError, Problem, UnavailableError
 from penstock_core.logs import get_logger
 from penstock_graph.cluster_names import DRAIN_FINALIZER, child_name
-from penstock_graph.loading.judge import judge
-from penstock_graph.models import GraphDeployment, dotted
+from penstock_graph.models import GraphDeployment
 from penstock_kube.kinds import LEADER_WORKER_SET, SCALING_ADAPTER
 from penstock_operator.apply import Applied, Applier, Owner
 from penstock_operator.build.children import BuildContext, adapter, children
@@ -33,12 +32,12 @@ from penstock_operator.plan.bounds import bounded
 from penstock_operator.plan.budget import starved
 from penstock_operator.plan.conditions import Failure, GraphFacts
 from penstock_operator.plan.observed import observed_services
-from penstock_operator.plan.pods import stamp
 from penstock_operator.plan.rollout import may_roll, may_surge
-from penstock_operator.plan.status import adapter_status, graph_status, is_current
 from penstock_operator.queue import Key
 from penstock_operator.recent import Recent
+from penstock_operator.statuses import Statuses
 from penstock_operator.trim import VERSION, Object
+from penstock_operator.validity import Models
 from penstock_operator.workloads import (
     WORKLOADS,
     is_own,
@@ -59,9 +58,6 @@ UNREADY_LOOK_S: Final = 15.0
 
 BUILT: Final = 64
 """Graphs whose built objects are kept for the next look. Chosen: five megabytes."""
-
-MODELS: Final = 256
-"""Validated graphs that are kept; one at rest needs none. Chosen: five megabytes."""
 
 CONFLICT_LOOK_S: Final = 60.0
 """Between two looks at a name that somebody else's object has. Chosen: a person has to act first."""
@@ -128,9 +124,8 @@ class Reconciler:
         self._parts = parts
         self._now_s = now_s
         self._deletion = Deletion(parts.applier, parts.drains)
-        self._models: Recent[Key, tuple[str, int, GraphDeployment | None, tuple[Problem, ...]]] = Recent(
-            MODELS
-        )
+        self._models = Models()
+        self._statuses = Statuses(parts.applier)
         self._settled: dict[Key, tuple[object, ...]] = {}
         self._told: dict[Key, frozenset[Note]] = {}
         self._built: Recent[Key, tuple[tuple[object, ...], list[Object]]] = Recent(BUILT)
@@ -172,7 +167,7 @@ class Reconciler:
         if self._settled.get(key) == seen_as:
             return Look("unchanged")
         self._settled.pop(key, None)
-        model, problems = self._model(key, raw)
+        model, problems = self._models.of(key, raw)
         if model is None:
             return await self._invalid(raw, sight, problems)
         try:
@@ -394,31 +389,11 @@ class Reconciler:
     async def _report(self, graph: _Graph, sight: Sight, seen: Seen) -> None:
         generation = graph.raw["metadata"].get("generation", 0)
         facts = graph_facts(graph.model, generation, sight.views(), seen, now_s=graph.now_s)
-        await self._write_status(graph.raw, facts)
-        now = stamp(graph.now_s)
+        await self._statuses.graph(graph.raw, facts, now_s=self._now_s())
         for name, service in graph.model.spec.services.items():
             live = sight.children.get((SCALING_ADAPTER.kind, child_name(graph.model.name, name)))
-            if service.scaling is None or live is None or not is_own(live, graph.uid):
-                continue
-            status = adapter_status(
-                facts.services[name],
-                seen.bounds[name],
-                generation=live["metadata"].get("generation", 0),
-                old=live.get("status"),
-                now=now,
-            )
-            if not is_current(status, live.get("status")):
-                await self._parts.applier.status(_status_of(live, status))
-
-    async def _write_status(self, raw: Object, facts: GraphFacts) -> bool:
-        old = raw.get("status") or None
-        status = graph_status(facts, old=old, now=stamp(self._now_s()))
-        if not status["services"]:
-            del status["services"]  # an empty map in place of a full one is stored as null, which is refused
-        if is_current(status, old):
-            return False
-        await self._parts.applier.status(_status_of(raw, status))
-        return True
+            if service.scaling is not None and live is not None and is_own(live, graph.uid):
+                await self._statuses.adapter(live, facts.services[name], seen.bounds[name], now_s=graph.now_s)
 
     async def _invalid(self, raw: Object, sight: Sight, problems: tuple[Problem, ...]) -> Look:
         """Say every problem; what runs keeps running as it is."""
@@ -430,7 +405,7 @@ class Reconciler:
             services=observed_services(sight.views()),
             failure=Failure("InvalidSpec", message),
         )
-        if await self._write_status(raw, facts):
+        if await self._statuses.graph(raw, facts, now_s=self._now_s()):
             await self._parts.recorder.tell(raw, Note("InvalidSpec", message, "Validate", is_warning=True))
         return Look("invalid")
 
@@ -447,7 +422,7 @@ class Reconciler:
                     services=observed_services(sight.views()),
                     deleting=step.message,
                 )
-                await self._write_status(raw, facts)
+                await self._statuses.graph(raw, facts, now_s=self._now_s())
                 return Look("waiting", DRAIN_LOOK_S if step.drain else UNREADY_LOOK_S)
         path = f"/metadata/finalizers/{finalizers.index(DRAIN_FINALIZER)}"
         patch = [
@@ -467,24 +442,6 @@ class Reconciler:
         patch = {"uid": metadata["uid"], "resourceVersion": str(raw[VERSION]), "finalizers": finalizers}
         await self._parts.applier.patch(raw, {"metadata": patch})
 
-    def _model(self, key: Key, raw: Object) -> tuple[GraphDeployment | None, tuple[Problem, ...]]:
-        """Return the validated graph, or everything wrong with it; remembered until it changes."""
-        metadata = raw["metadata"]
-        identity = (metadata["uid"], metadata.get("generation", 0))
-        known = self._models.get(key)
-        if known is None or known[:2] != identity:
-            data = {
-                "apiVersion": raw["apiVersion"],
-                "kind": raw["kind"],
-                "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
-                "spec": raw["spec"],
-            }
-            found, model = judge(GraphDeployment, data)
-            problems = tuple(Problem(path=dotted(path), message=message) for path, message in found)
-            known = (*identity, model if isinstance(model, GraphDeployment) else None, problems)
-            self._models.put(key, known)
-        return known[2], known[3]
-
 
 def _fingerprint(sight: Sight) -> tuple[object, ...]:
     """Return what changes whenever anything of a graph does."""
@@ -492,16 +449,6 @@ def _fingerprint(sight: Sight) -> tuple[object, ...]:
     versions += [each[VERSION] for each in sight.pods.values()]
     graph = None if sight.graph is None else sight.graph[VERSION]
     return (graph, len(sight.children), len(sight.pods), *sorted(versions))
-
-
-def _status_of(obj: Object, status: dict[str, Any]) -> Object:
-    metadata = obj["metadata"]
-    return {
-        "apiVersion": obj["apiVersion"],
-        "kind": obj["kind"],
-        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]},
-        "status": status,
-    }
 
 
 def _failure(applied: Applied, graph: _Graph) -> Failure | None:
