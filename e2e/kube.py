@@ -157,12 +157,12 @@ class Graph:
         return next((each for each in conditions if each["type"] == kind), {})
 
     def is_ready(self) -> bool:
-        """Whether the graph says that it serves its newest generation."""
+        """Whether the graph says that its newest generation serves and that every replica is there."""
         found = self.object()
         status = found.get("status", {})
         return (
             status.get("observedGeneration") == found["metadata"]["generation"]
-            and self.condition("Ready").get("status") == "True"
+            and status.get("phase") == "Ready"
         )
 
     def pods(self, roles: str = WORKERS) -> list[dict[str, Any]]:

@@ -79,16 +79,16 @@ def test_a_replica_without_a_node_is_withdrawn_with_the_schedulers_reason(kube, 
     planner = {"adjustmentIntervalSeconds": 5, "maxGpuBudget": 6, "newDecodeWorkerGraceIntervals": 1}
     graph = deploy("two-node-pools", **POOLED, planner=planner)
     load = Load(graph, "load", concurrency=40, max_tokens=500)
-    reasons = []
+    reasons = set()
 
     def told():
         condition = graph.condition("Schedulable")
         if condition.get("status") == "False":
-            reasons.append(condition["message"])
+            reasons.add(condition["message"])
         return reasons
 
     wait_for("the status tells that a pod has no node", told, 240)
-    assert any("nvidia.com/gpu" in reason for reason in reasons)
+    assert all("nvidia.com/gpu" in reason for reason in reasons), reasons
     wait_for(
         "the replica is withdrawn",
         lambda: (

@@ -333,4 +333,4 @@ def _brings_news(kind: Kind, old: Object, new: Object) -> bool:
 
 def _but_for_ours(view: PodView) -> PodView:
     """Return a pod's view without what the operator itself writes on pods."""
-    return replace(view, gated=False, serving="", drain_since_s=None, deletion_cost=0, conditions=())
+    return replace(view, gates=(), serving="", drain_since_s=None, deletion_cost=0, conditions=())

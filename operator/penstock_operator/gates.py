@@ -96,7 +96,7 @@ class Gates:
         """Remove the gate from this very pod; return False if it is certain that nothing was lifted."""
         metadata = pod["metadata"]
         target = {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata}
-        path = f"/spec/schedulingGates/{pod['gates'].index(BUDGET_GATE)}"
+        path = f"/spec/schedulingGates/{pod['view'].gates.index(BUDGET_GATE)}"
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": pod["view"].uid},
             {"op": "test", "path": f"{path}/name", "value": BUDGET_GATE},

@@ -67,14 +67,13 @@ def trim_child(obj: Object) -> Object:
 
 
 def trim_pod(obj: Object) -> Object:
-    """Return a pod as the view of the plans, with its address and its scheduling gates in order."""
+    """Return a pod as the view of the plans, with its address."""
     metadata = obj["metadata"]
     return {
         "metadata": {key: metadata[key] for key in ("name", "namespace", "labels") if key in metadata},
         "view": pod_view(obj),
         "ip": obj.get("status", {}).get("podIP", ""),
         VERSION: _version(metadata),
-        "gates": [each["name"] for each in obj.get("spec", {}).get("schedulingGates", ())],
     }
 
 

@@ -165,15 +165,17 @@ def _of_scheduling(pod: PodView, budget_reason: str) -> _Found:
             f"waits for GPUs of the budget{': ' if budget_reason else ''}{budget_reason}",
             "raise planner.maxGpuBudget or scale another service down",
         )
+    if pod.gates:
+        return (
+            Category.UNSCHEDULABLE,
+            f"is held by scheduling gate {', '.join(pod.gates)}",
+            "see who set spec.schedulingGates of the pod",
+        )
     scheduled = pod.condition("PodScheduled")
     if pod.bound or scheduled is None or scheduled.status != "False":
         return None
-    if scheduled.reason == "SchedulingGated":
-        return (
-            Category.UNSCHEDULABLE,
-            "is held by another scheduling gate",
-            "see spec.schedulingGates of the pod",
-        )
+    if scheduled.reason == "SchedulingGated":  # until the scheduler looks again, its word is that of before
+        return None
     return (
         Category.UNSCHEDULABLE,
         f"cannot be scheduled: {_stable(scheduled.message)}",

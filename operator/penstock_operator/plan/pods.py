@@ -108,7 +108,7 @@ class PodView:
         role: router, prefill, decode or aggregated; empty if the label is absent.
         revision: Which pod template it was made from; empty if unknown.
         gpus: GPUs that it counts against the budget.
-        gated: Whether the budget's scheduling gate still holds it.
+        gates: Names of the scheduling gates that still hold it, in order.
         bound: Whether it is assigned to a node.
         node: Name of that node; empty if not bound.
         phase: Pending, Running, Succeeded, Failed or Unknown.
@@ -141,7 +141,7 @@ class PodView:
     role: str = ""
     revision: str = ""
     gpus: int = 0
-    gated: bool = False
+    gates: tuple[str, ...] = ()
     bound: bool = False
     node: str = ""
     phase: str = "Pending"
@@ -164,6 +164,11 @@ class PodView:
     group_index: int | None = None
     worker_index: int = 0
     group_size: int = 1
+
+    @property
+    def gated(self) -> bool:
+        """Whether the budget's scheduling gate still holds it."""
+        return BUDGET_GATE in self.gates
 
     @property
     def draining(self) -> bool:
@@ -218,7 +223,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         role=_text(labels, ROLE_LABEL),
         revision=_text(labels, HASH_LABEL) or _text(labels, GROUP_REVISION_LABEL),
         gpus=_gpus(annotations, spec),
-        gated=any(each.get("name") == BUDGET_GATE for each in _maps(spec, "schedulingGates")),
+        gates=tuple(_text(each, "name") for each in _maps(spec, "schedulingGates")),
         bound=bool(spec.get("nodeName")),
         node=_text(spec, "nodeName"),
         phase=phase,

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock_graph.cluster_names import BUDGET_GATE
 from penstock_operator.plan.budget import OVERDUE_S, Releases, releases, starved
 from penstock_operator.plan.pods import PodView
 
@@ -15,13 +16,13 @@ PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 def worker(name, *, gpus=1, role="decode", **more):
     """Return a gated worker pod whose uid is its name."""
-    defaults = {"uid": name, "service": role, "role": role, "gated": True, "gpus": gpus}
+    defaults = {"uid": name, "service": role, "role": role, "gates": (BUDGET_GATE,), "gpus": gpus}
     return PodView(name, **{**defaults, **more})
 
 
 def running(name, **more):
     """Return a worker pod whose gate is lifted."""
-    return worker(name, gated=False, **more)
+    return worker(name, gates=(), **more)
 
 
 def judge(*pods, budget=8, priorities=None, released=(), now_s=0.0):
@@ -158,7 +159,7 @@ def test_a_group_starts_as_a_whole():
 
 def test_a_started_groups_rest_has_its_room():
     """Nobody takes the GPUs that a group's missing pods will need."""
-    leader = group("g", 0, gated=False)
+    leader = group("g", 0, gates=())
     found = judge(leader, worker("other"))
     assert (found.release, found.gpus) == ((), 8)
     assert judge(leader, group("g", 1)).release == ("g-1",)
@@ -168,8 +169,8 @@ def test_a_started_groups_rest_has_its_room():
 def test_a_groups_replacement_waits_for_what_it_replaces():
     """A terminating pod of a running group counts beside the group's whole."""
     pods = (
-        group("g", 0, gated=False),
-        replace(group("g", 1, gated=False, terminating=True), uid="old"),
+        group("g", 0, gates=()),
+        replace(group("g", 1, gates=(), terminating=True), uid="old"),
         group("g", 1),
     )
     found = judge(*pods)
@@ -184,7 +185,7 @@ PODS = st.lists(
         service=st.sampled_from(["prefill", "decode"]),
         role=st.sampled_from(["prefill", "decode"]),
         gpus=st.integers(0, 4),
-        gated=st.booleans(),
+        gates=st.sampled_from([(), (BUDGET_GATE,)]),
         terminating=st.booleans(),
         finished=st.booleans(),
         created_s=st.integers(0, 3).map(float),
@@ -280,7 +281,7 @@ class World:
         if self.in_flight:
             uid = self.in_flight.pop(pick % len(self.in_flight))
             if uid in self.pods:
-                self.pods[uid] = replace(self.pods[uid], gated=False)
+                self.pods[uid] = replace(self.pods[uid], gates=())
                 self.record()
 
     def restart(self):

@@ -180,10 +180,10 @@ CASES = [
         "raise planner.maxGpuBudget or scale another service down",
     ),
     (
-        unscheduled("", "SchedulingGated"),
+        pod(spec={"nodeName": "", "schedulingGates": [{"name": "quota"}]}),
         Category.UNSCHEDULABLE,
-        "is held by another scheduling gate",
-        "see spec.schedulingGates of the pod",
+        "is held by scheduling gate quota",
+        "see who set spec.schedulingGates of the pod",
     ),
     (
         pod(container=running(100, started=True)),
@@ -289,6 +289,7 @@ def test_the_budgets_reason_is_told():
         pod(metadata={"deletionTimestamp": stamp(NOW + 1)}),
         pod(status={"phase": "Succeeded"}),
         pod(spec={"nodeName": "", "containers": []}, status={"phase": "Pending"}),
+        unscheduled("", "SchedulingGated"),  # released; the scheduler has not looked again
         pod(
             status={
                 "conditions": [

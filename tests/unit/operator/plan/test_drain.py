@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_graph.cluster_names import DRAINING, SERVING
+from penstock_graph.cluster_names import BUDGET_GATE, DRAINING, SERVING
 from penstock_operator.plan.drain import plan_scale
 from penstock_operator.plan.pods import ContainerView, PodView
 from penstock_operator.plan.scale import DRAINING_COST, LEAVING_COST, Load, ScalePlan
@@ -122,7 +122,7 @@ def test_who_never_served_goes_without_waiting(never_served):
 def test_victims_are_the_cheapest():
     """Unassigned, then pending, then not ready, then fewest requests, least KV, youngest, by name."""
     pods = {
-        "gated": pending("gated", gated=True),
+        "gated": pending("gated", gates=(BUDGET_GATE,)),
         "unassigned": pending("unassigned", created_s=9.0),
         "pending": pod("pending", phase="Pending", ready=False, containers=()),
         "unready": pod("unready", ready=False),
@@ -297,7 +297,7 @@ def make(name, state, mark, since, age):
             "phase": "Pending",
             "ready": False,
             "containers": (),
-            "gated": state == "gated",
+            "gates": (BUDGET_GATE,) if state == "gated" else (),
         }
     elif state == "loading":
         more |= {"ready": False, "containers": (ContainerView("worker"),)}

@@ -1,6 +1,6 @@
 """Replicas counted from pods."""
 
-from penstock_graph.cluster_names import DRAINING, SERVING
+from penstock_graph.cluster_names import BUDGET_GATE, DRAINING, SERVING
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import Replicas, count
 
@@ -20,7 +20,7 @@ def test_each_pod_is_counted_once_for_what_it_is():
     pods = [
         pod("ready"),
         pod("starting", ready=False),
-        pod("gated", ready=False, gated=True),
+        pod("gated", ready=False, gates=(BUDGET_GATE,)),
         pod("draining", serving=DRAINING),
         pod("stripped", serving=""),
         pod("terminating", terminating=True),
