@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock_simulator.observer import Floats, Recording
 from penstock_simulator.scenario import Scenario
-from penstock_simulator.workload import Workload, ideal_hits
+from penstock_simulator.workload import Workload
 from penstock_workload.statistics import describe
 
 _DECIMALS = 6
@@ -109,7 +109,7 @@ def goodput(points: Sequence[tuple[float, float]], *, share: float = 0.9) -> tup
 
 def _hits(recording: Recording, workload: Workload, judged: slice) -> dict[str, float | None]:
     requests = recording.requests
-    bound = np.array(ideal_hits(workload.requests), dtype=np.float64)[judged]
+    bound = np.array(workload.ideal_hits, dtype=np.float64)[judged]
     prompts, cached = requests.prompt_tokens[judged], requests.cached_tokens[judged]
     rate, most = _ratio(cached.sum(), prompts.sum()), _ratio(bound.sum(), prompts.sum())
     return {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from penstock_workload.traces import BLOCK_TOKENS, TraceFormat, TraceRequest, lo
 _IDS_APART = 1 << 48
 _LINES_APART = 10_000_000
 """Far more than any trace has."""
+
+KEPT = 32
+"""Workloads that a process keeps: a sweep comes back to each with every policy. Chosen: five rates of five seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class WorkloadSpec:
             raise ConfigError(f"--warmup: {self.warmup} leaves nothing of --limit {self.limit}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Workload:
     """Requests ready to run.
 
@@ -77,6 +80,11 @@ class Workload:
     dropped: int
     spread: Spread
 
+    @cached_property
+    def ideal_hits(self) -> Sequence[int]:
+        """Tokens of each prompt that one endless cache for everybody would hold."""
+        return ideal_hits(self.requests)
+
 
 @lru_cache(maxsize=4)
 def _read(source: str) -> tuple[str, TraceFormat, tuple[TraceRequest, ...]]:
@@ -84,6 +92,7 @@ def _read(source: str) -> tuple[str, TraceFormat, tuple[TraceRequest, ...]]:
     return f"{source} (sha256 {trace.sha256[:12]})", trace.format, trace.requests
 
 
+@lru_cache(maxsize=KEPT)
 def prepare(spec: WorkloadSpec, *, seed: int, qps: float | None = None) -> Workload:
     """Return the requests of one run.
 
