@@ -2,11 +2,11 @@
 # runs it but for vLLM's and Dynamo's workers.
 #
 #   docker build -t penstock:dev .
-#   docker build --build-arg EXTRAS=kubernetes,prometheus,tensorboard -t penstock:dev-tensorboard .
+#   docker build --build-arg EXTRAS=kubernetes,kv-events,prometheus,tensorboard -t penstock:dev-tensorboard .
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim
 
 FROM ${BASE_IMAGE} AS build
-ARG EXTRAS=kubernetes,prometheus
+ARG EXTRAS=kubernetes,kv-events,prometheus
 WORKDIR /src
 RUN python3 -m venv /opt/penstock
 # Dependencies first, by themselves: a changed source file then costs seconds, not a download of numpy.

@@ -95,6 +95,12 @@ def engine() -> None:
     help="vLLM's JSON: kv_role, kv_load_failure_policy, kv_connector_extra_config.kv_lease_duration (seconds).",
 )
 @click.option(
+    "--kv-events-config",
+    default=None,
+    help="vLLM's JSON: enable_kv_cache_events, endpoint, topic. Changes of the KV cache are then published over ZMQ; "
+    "needs penstock[kv-events].",
+)
+@click.option(
     "--kv-link-gigabytes-per-second",
     "link_gigabytes_per_s",
     default=25.0,

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from penstock_core.simulated_tokens import SIMULATED
 from penstock_graph.models.base import KeyPath, Violation
 from penstock_graph.models.enums import WORKER_ROLES, Role, RouterPolicy, Runtime
 
@@ -41,6 +42,7 @@ def spec_violations(spec: GraphSpec) -> list[Violation]:
         *_node_pool_violations(spec),
         *_engine_gpu_violations(spec),
         *_runtime_violations(spec),
+        *_tokenizer_violations(spec),
     ]
     if spec.planner.enabled:
         violations += _budget_violations(spec)
@@ -125,6 +127,24 @@ def _runtime_violations(spec: GraphSpec) -> list[Violation]:
         message = f"{spec.router.policy} is not known to Dynamo's frontend, which routes here; choose {known}"
         violations.append(Violation(("router", "policy"), message, related))
     return violations
+
+
+def _tokenizer_violations(spec: GraphSpec) -> list[Violation]:
+    """A router that makes its keys of other tokens than its workers' would wait for events in vain."""
+    router, is_simulated = spec.router, spec.runtime is Runtime.SIMULATED
+    message = None
+    if router.tokenizer == SIMULATED and not is_simulated:
+        message = (
+            f"{SIMULATED}, but workers of runtime {spec.runtime} have their model's; give its tokenizer.json"
+        )
+    elif is_simulated and router.kv_events_port is not None and router.tokenizer not in {None, SIMULATED}:
+        message = (
+            f"{router.tokenizer}, but the events of simulated workers name tokens of their own; "
+            f"write {SIMULATED}, or remove kvEventsPort"
+        )
+    if message is None:
+        return []
+    return [Violation(("router", "tokenizer"), message, (("runtime",),))]
 
 
 def _node_pool_violations(spec: GraphSpec) -> list[Violation]:

@@ -1,7 +1,7 @@
 """Follows the KV events that workers publish over ZMQ, as vLLM does; needs the extra ``penstock[kv-events]``.
 
 One subscription per worker of the first stage, renewed with each new process. Messages are three frames: topic, batch
-number, and msgpack of ``[time, events, ...]``. What is no such message is counted and passed over: a worker that
+number, and msgpack that `kv_wire` reads. What is no such message is counted and passed over: a worker that
 talks nonsense costs hits, never a request.
 """
 
@@ -15,7 +15,9 @@ from urllib.parse import urlsplit
 from penstock_core.errors import ConfigError
 from penstock_core.logs import get_logger
 from penstock_graph.models import Role
+from penstock_router.discovery.spec import WorkerSpec
 from penstock_router.fleet import Fleet
+from penstock_router.kv_wire import Cleared, Elsewhere, Removed, Stored, read_batch, read_event
 from penstock_router.policy.kv_events import KvEvents
 from penstock_router.policy.prefix_index import PrefixIndex
 
@@ -58,7 +60,7 @@ class KvListener:
             fleet: The workers.
             role: Whose caches decide.
             index_of: A worker's prefix index; None while it takes no requests.
-            port: On which every worker publishes.
+            port: On which workers publish whose discovery names no port of their own.
             unit_tokens: Tokens of an engine block.
 
         Raises:
@@ -107,7 +109,7 @@ class KvListener:
         if self._context is None:
             return
         wanted = {
-            each.name: (each.spec.url, each.spec.incarnation)
+            each.name: (self._address(each.spec), each.spec.incarnation)
             for each in self._fleet
             if each.spec.role is self._role
         }
@@ -120,14 +122,21 @@ class KvListener:
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
 
-    async def _follow(self, name: str, url: str) -> None:
+    def _address(self, spec: WorkerSpec) -> str:
+        parts = urlsplit(spec.url)
+        # Of an IPv6 address `hostname` drops the brackets, which tell it from the port.
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        return f"tcp://{host}:{spec.kv_events_port or self._port}"
+
+    async def _follow(self, name: str, address: str) -> None:
         if self._context is None:
             return
         socket = self._context.socket(self._zmq.SUB)
         try:
             socket.setsockopt(self._zmq.SUBSCRIBE, b"")
-            socket.connect(f"tcp://{urlsplit(url).hostname}:{self._port}")
-            log.debug("kv events followed", worker=name)
+            socket.setsockopt(self._zmq.IPV6, 1)
+            socket.connect(address)
+            log.debug("kv events followed", worker=name, address=address)
             await self._read(name, socket)
         finally:
             socket.close(linger=0)
@@ -152,31 +161,26 @@ class KvListener:
             self.malformed += 1
             return
         try:
-            batch = self._decode(frames[2])
+            found = read_batch(self._decode(frames[2]))
         except self._decode_error:
-            batch = None
-        if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
+            found = None
+        if found is None:
             self.malformed += 1
             return
-        if events.numbered(int.from_bytes(frames[1], "big")):
-            for event in batch[1]:
-                self._apply_one(events, event)
-            self.batches += 1
+        events.numbered(int.from_bytes(frames[1], "big"))
+        for event in found:
+            self._apply_one(events, event)
+        self.batches += 1
 
-    def _apply_one(self, events: KvEvents, event: Any) -> None:
-        match event:
-            case ["BlockStored", list(hashes), parent, list(tokens), int(unit), *_] if (
-                unit == self._unit_tokens and _are_names([*hashes, parent])
-            ):
+    def _apply_one(self, events: KvEvents, raw: Any) -> None:
+        match read_event(raw):
+            case Stored(hashes, parent, tokens, unit) if unit == self._unit_tokens:
                 events.stored(hashes, parent, tokens)
-            case ["BlockRemoved", list(hashes), *_] if _are_names(hashes):
+            case Removed(hashes):
                 events.removed(hashes)
-            case ["AllBlocksCleared", *_]:
+            case Cleared():
                 events.cleared()
+            case Elsewhere():
+                pass
             case _:
                 self.malformed += 1
-
-
-def _are_names(names: Sequence[Any]) -> bool:
-    """Return whether an engine's names of blocks can be looked up."""
-    return all(name is None or isinstance(name, int | bytes | str) for name in names)

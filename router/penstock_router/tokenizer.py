@@ -1,21 +1,24 @@
-"""Loads a model's tokenizer for exact prefix keys; needs the extra ``penstock[tokenizer]``."""
+"""Loads a tokenizer for exact prefix keys: a model's, with the extra ``penstock[tokenizer]``, or simulated workers'."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from penstock_core.errors import ConfigError
+from penstock_core.simulated_tokens import SIMULATED, token_ids
 
 
 def load_tokenizer(path: str) -> Callable[[str], Sequence[int]]:
     """Return what turns a text into the model's token ids, special tokens included.
 
     Args:
-        path: Of a ``tokenizer.json``.
+        path: Of a ``tokenizer.json``, or ``simulated``.
 
     Raises:
         ConfigError: the library is not installed, or the file is none.
     """
+    if path == SIMULATED:
+        return lambda text: token_ids(text.encode())
     try:
         from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
     except ImportError as exc:

@@ -61,6 +61,8 @@ SAME_WORDS = {
     "mocker outside Dynamo",
     "request limit on vLLM",
     "policy unknown to Dynamo",
+    "simulated tokens on vLLM",
+    "events of simulated workers for a model's tokenizer",
     "value and valueFrom",
     "envFrom of nothing",
 }
@@ -368,6 +370,8 @@ CHANGES = (
     {"planner": {"metrics": {"prometheusUrl": "http://prometheus:9090"}}},
     *({"runtime": runtime} for runtime in ("vllm", "dynamo", "simulated")),
     *({"router": {"policy": policy}} for policy in ("dualmap", "round-robin", "kv-cost")),
+    *({"router": {"tokenizer": tokenizer}} for tokenizer in ("simulated", "/models/tokenizer.json")),
+    {"router": {"kvEventsPort": 5557}},
     *({"engine": change} for change in ({"mocker": True}, {"requestLimit": 4})),
     *({"lease": change} for change in ({"durationSeconds": 5}, {"acknowledgeShortLease": True})),
     *(

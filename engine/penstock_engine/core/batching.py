@@ -11,6 +11,7 @@ import heapq
 from dataclasses import dataclass, field
 
 from penstock_engine.core.kv_blocks import BlockPool
+from penstock_engine.core.kv_facts import KvJournal
 from penstock_engine.core.requests import RequestState, Status
 
 
@@ -83,6 +84,7 @@ class Batcher:
         "_blocked",
         "_dead",
         "_finish_due",
+        "_journal",
         "_limits",
         "_loaded",
         "_next_generated_key",
@@ -95,9 +97,10 @@ class Batcher:
         "tick",
     )
 
-    def __init__(self, limits: BatchLimits, pool: BlockPool) -> None:
+    def __init__(self, limits: BatchLimits, pool: BlockPool, journal: KvJournal | None = None) -> None:
         self._limits = limits
         self._pool = pool
+        self._journal = journal
         self._waiting: list[tuple[int, int, RequestState]] = []
         self._loaded: list[tuple[int, int, RequestState]] = []
         self._dead = 0
@@ -277,6 +280,11 @@ class Batcher:
         known = len(prompt_keys)
         keys = [*prompt_keys[first:full_blocks]]
         keys += state.generated_keys[max(0, first - known) : max(0, full_blocks - known)]
+        if self._journal is not None:
+            prompts = enumerate(prompt_keys[first:full_blocks], first)
+            self._journal.stored(
+                state.request, [place for place, key in prompts if not self._pool.is_cached(key)]
+            )
         self._pool.register(state.blocks[first:full_blocks], keys)
         state.registered = full_blocks
 

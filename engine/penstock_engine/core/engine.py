@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from penstock_engine.core.batching import Batch, Batcher, BatchLimits
 from penstock_engine.core.kv_blocks import BlockPool
+from penstock_engine.core.kv_facts import KvFact, KvJournal
 from penstock_engine.core.latency import LatencyModel
 from penstock_engine.core.lease import LeaseTable, LeaseTerms
 from penstock_engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
@@ -28,6 +29,7 @@ class EngineSettings:
         limits: Batch limits, block size included.
         lease: Terms granted to decode workers.
         link: This worker's incoming KV link.
+        keeps_journal: Changes of the cache are noted for `Engine.take_kv_facts`.
     """
 
     role: EngineRole
@@ -36,6 +38,7 @@ class EngineSettings:
     limits: BatchLimits = field(default_factory=BatchLimits)
     lease: LeaseTerms = field(default_factory=LeaseTerms)
     link: LinkTerms = field(default_factory=LinkTerms)
+    keeps_journal: bool = False
 
 
 @dataclass(slots=True)
@@ -106,6 +109,7 @@ class Engine:
     __slots__ = (
         "_batcher",
         "_events",
+        "_journal",
         "_last_end_s",
         "_latency",
         "_leases",
@@ -124,8 +128,9 @@ class Engine:
         self.settings = settings
         self.counters = EngineCounters()
         self._latency = latency
-        self._pool = BlockPool(settings.num_blocks)
-        self._batcher = Batcher(settings.limits, self._pool)
+        self._journal = KvJournal(settings.limits.block_size) if settings.keeps_journal else None
+        self._pool = BlockPool(settings.num_blocks, self._journal)
+        self._batcher = Batcher(settings.limits, self._pool, self._journal)
         self._leases = LeaseTable(settings.lease)
         self._link = Link(settings.link)
         self._pinned: dict[str, list[int]] = {}
@@ -213,6 +218,14 @@ class Engine:
     def pinned_blocks(self, request_id: str) -> list[int]:
         """Return the block numbers kept for another worker; empty if none."""
         return self._pinned.get(request_id, [])
+
+    def clear_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing changed, while any block is in use."""
+        return self._pool.clear()
+
+    def take_kv_facts(self) -> list[KvFact]:
+        """Return what changed in the cache since the last call, oldest first; empty without a journal."""
+        return [] if self._journal is None else self._journal.take()
 
     # -- time -----------------------------------------------------------------------------------------
 

@@ -10,19 +10,23 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from penstock_engine.core.kv_facts import KvJournal
+
 
 class BlockPool:
     """Owns ``capacity`` blocks, numbered from 0."""
 
-    __slots__ = ("_blank", "_by_key", "_idle", "_key_of", "_references", "capacity", "version")
+    __slots__ = ("_blank", "_by_key", "_idle", "_journal", "_key_of", "_references", "capacity", "version")
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, journal: KvJournal | None = None) -> None:
         """Start with every block blank.
 
         Args:
             capacity: Blocks, >= 1.
+            journal: Is told of evictions; None: nobody is.
         """
         self.capacity = capacity
+        self._journal = journal
         self.version = 0
         self._references = [0] * capacity
         self._key_of: list[int | None] = [None] * capacity
@@ -96,6 +100,8 @@ class BlockPool:
             if key is not None:
                 del self._by_key[key]
                 self._key_of[block] = None
+                if self._journal is not None:
+                    self._journal.removed(key)
             blocks.append(block)
         for block in blocks:
             references[block] = 1
@@ -109,6 +115,23 @@ class BlockPool:
                 key_of[block] = key
                 by_key[key] = block
         self.version += 1
+
+    def is_cached(self, key: int) -> bool:
+        """Return whether a block is found under ``key``."""
+        return key in self._by_key
+
+    def clear(self) -> bool:
+        """Forget the content of every block; False, and nothing changed, while one is in use."""
+        if self.used:
+            return False
+        self._key_of = [None] * self.capacity
+        self._by_key.clear()
+        self._idle.clear()
+        self._blank = list(range(self.capacity - 1, -1, -1))
+        self.version += 1
+        if self._journal is not None:
+            self._journal.cleared()
+        return True
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference of each block; the last block of a request is evicted before the first.

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import xxhash
 
-BYTES_PER_TOKEN = 4
-"""The simulated tokenizer: chosen, about the mean of English text under the Llama tokenizer."""
+from penstock_core.simulated_tokens import BYTES_PER_TOKEN
 
 
 def count_tokens(prompt: bytes) -> int:

@@ -52,6 +52,7 @@ class EngineRequest:
         output_tokens: Tokens that it generates, >= 1; ``ends_by`` says what stops it there.
         arrival_s: Modelled seconds.
         block_keys: Prefix keys of the prompt's full blocks; empty disables reuse.
+        prompt: Its token ids, packed into 4 bytes each; only a journal of the cache reads it.
         priority: Lower runs first; read under the priority policy only.
         ends_by: ``stop`` or ``length``.
         load_remote: The prompt's KV lies on another worker and is fetched instead of computed.
@@ -67,6 +68,7 @@ class EngineRequest:
     ends_by: FinishReason = FinishReason.LENGTH
     load_remote: bool = False
     pin_blocks: bool = False
+    prompt: bytes = b""
 
 
 class RequestState:

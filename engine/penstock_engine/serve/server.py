@@ -52,6 +52,7 @@ class EngineServer:
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
             ("POST", "/kv/notify"): self._notify,
+            ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
         }
 
     @property
@@ -72,6 +73,7 @@ class EngineServer:
             ConfigError: the address cannot be bound.
         """
         flags = self.settings.flags
+        self.worker.start_publishing()
         await self._http.start(flags.host, flags.port)
         self.worker.listen_as(str(uuid.uuid4()), self.port)
         await asyncio.sleep(self.worker.clock.to_real_s(flags.startup_s))
@@ -165,6 +167,9 @@ class EngineServer:
     async def _metrics(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
         responder.send(200, self.worker.metrics.render(), content_type=metrics.CONTENT_TYPE)
 
+    async def _reset_prefix_cache(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
+        responder.send(200 if self.worker.clear_cache() else 409, b"")
+
     async def _notify(self, request: Request, responder: Responder) -> None:
         try:
             message = orjson.loads(request.body)
@@ -231,4 +236,5 @@ def _described(settings: ServeSettings) -> dict[str, Any]:
         "max_num_seqs": engine.limits.max_num_seqs,
         "max_num_batched_tokens": engine.limits.max_num_batched_tokens,
         "lease_s": engine.lease.duration_s,
+        "kv_events": settings.kv_events.endpoint if settings.kv_events.is_on else None,
     }

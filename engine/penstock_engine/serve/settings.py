@@ -18,6 +18,7 @@ from penstock_engine.core.engine import EngineSettings
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.core.requests import EngineRole
 from penstock_engine.core.transfer import LinkTerms
+from penstock_engine.serve.kv_publisher import KvEventsConfig, parse_events_config
 
 log = get_logger(__name__)
 
@@ -46,7 +47,7 @@ class ServeFlags:
         num_gpu_blocks_override: KV blocks; None takes the profile's capacity.
         max_model_len: Longest prompt plus output, tokens; None is the smaller of capacity and 131,072.
         max_num_batched_tokens: Tokens per step; None is vLLM's 8,192, or max_num_seqs if that is more.
-        kv_transfer_config: vLLM's JSON, or None.
+        kv_transfer_config, kv_events_config: vLLM's JSON, or None.
         link_gigabytes_per_s, link_latency_ms: The incoming KV link, modelled.
         mean_output_tokens: Mean output of requests without ``ignore_eos``, tokens.
         startup_s: Modelled seconds until the worker is ready.
@@ -70,6 +71,7 @@ class ServeFlags:
     stream_interval: int = 1
     scheduling_policy: str = "fcfs"
     kv_transfer_config: str | None = None
+    kv_events_config: str | None = None
     link_gigabytes_per_s: float = 25.0
     link_latency_ms: float = 5.0
     mean_output_tokens: float = 256.0
@@ -88,6 +90,7 @@ class ServeSettings:
         max_model_len: Tokens.
         served_names: At least one.
         load_failure: Policy for KV that could not be fetched.
+        kv_events: Whether and where changes of the KV cache are published.
     """
 
     flags: ServeFlags
@@ -96,6 +99,7 @@ class ServeSettings:
     max_model_len: int
     served_names: tuple[str, ...]
     load_failure: LoadFailurePolicy = field(default=LoadFailurePolicy.FAIL)
+    kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
 
     @property
     def by_priority(self) -> bool:
@@ -132,6 +136,7 @@ def resolve(flags: ServeFlags) -> ServeSettings:
     _check_numbers(flags)
     profile = profiles.load(flags.profile)
     transfer = _parse_transfer_config(flags)
+    kv_events = parse_events_config(flags.kv_events_config)
     batched = flags.max_num_batched_tokens or max(8192, flags.max_num_seqs)
     if batched < flags.max_num_seqs:
         raise ConfigError(
@@ -159,9 +164,10 @@ def resolve(flags: ServeFlags) -> ServeSettings:
         limits=limits,
         lease=LeaseTerms(transfer.kv_connector_extra_config.kv_lease_duration),
         link=LinkTerms(flags.link_latency_ms / 1000, flags.link_gigabytes_per_s * 1e9),
+        keeps_journal=kv_events.is_on,
     )
     names = flags.served_names or (flags.model,)
-    return ServeSettings(flags, profile, engine, longest, names, transfer.kv_load_failure_policy)
+    return ServeSettings(flags, profile, engine, longest, names, transfer.kv_load_failure_policy, kv_events)
 
 
 def _check_numbers(flags: ServeFlags) -> None:

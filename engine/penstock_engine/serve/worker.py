@@ -19,6 +19,7 @@ from penstock_engine.core.heartbeat import HeartbeatSchedule
 from penstock_engine.core.prefix_keys import prefix_keys
 from penstock_engine.core.requests import EngineRequest, FinishReason, RequestState
 from penstock_engine.core.timeline import Timeline
+from penstock_engine.serve.kv_publisher import KvPublisher
 from penstock_engine.serve.metrics import EngineMetrics
 from penstock_engine.serve.notifier import Notifier, NotifyResult
 from penstock_engine.serve.protocol import Call
@@ -49,6 +50,11 @@ class Worker:
         self._notify_urls: dict[str, str] = {}
         self._heartbeats = HeartbeatSchedule(settings.engine.lease.heartbeat_interval_s)
         self._notifier = Notifier(group, self._on_notified)
+        self._publisher = (
+            KvPublisher(settings.kv_events, settings.engine.limits.block_size)
+            if settings.kv_events.is_on
+            else None
+        )
         self._engine_id = ""
         self._port = 0
         self._timer: asyncio.Handle | None = None
@@ -60,10 +66,27 @@ class Worker:
         """Whether no request, transfer, pinned prompt, answer or notification is left."""
         return self.timeline.is_idle and not self._streams and self._notifier.is_idle
 
+    @property
+    def kv_events_endpoint(self) -> str | None:
+        """Where changes of the KV cache are published, once started; None: nowhere."""
+        return None if self._publisher is None else self._publisher.endpoint
+
+    def start_publishing(self) -> None:
+        """Publish changes of the KV cache from now on, where the settings ask for it.
+
+        Raises:
+            PortInUseError: the port is taken.
+            ConfigError: the address cannot be bound.
+        """
+        if self._publisher is not None:
+            self._publisher.start()
+
     async def close(self) -> None:
-        """Stop the timer and close connections to prefill workers."""
+        """Stop the timer and close connections to prefill workers and subscribers."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._publisher is not None:
+            self._publisher.close()
         await self._notifier.close()
 
     # -- requests -------------------------------------------------------------------------------------
@@ -103,6 +126,12 @@ class Worker:
         self._arm()
         return unknown
 
+    def clear_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing changed, while any block is in use."""
+        is_cleared = self.engine.clear_cache()
+        self._publish()
+        return is_cleared
+
     def _request(
         self, request_id: str, call: Call, arrival_s: float, *, is_local: bool = False
     ) -> EngineRequest:
@@ -117,12 +146,18 @@ class Worker:
             FinishReason.STOP if call.ends_by_stop else FinishReason.LENGTH,
             load_remote=call.remote is not None and not is_local,
             pin_blocks=call.pin,
+            prompt=call.prompt,
         )
 
     # -- time -----------------------------------------------------------------------------------------
 
+    def _publish(self) -> None:
+        if self._publisher is not None and (facts := self.engine.take_kv_facts()):
+            self._publisher.publish(facts)
+
     def _arm(self) -> None:
-        """Set the timer to whatever is due next."""
+        """Set the timer to whatever is due next, after whatever changed the engine, and tell of its cache."""
+        self._publish()
         due = [at for at in (self.timeline.next_due_s(), self._heartbeats.next_s()) if at is not None]
         due_s = min(due, default=math.inf)
         if due_s == self._timer_due_s and self._timer is not None:

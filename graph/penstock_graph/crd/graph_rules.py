@@ -6,6 +6,7 @@ one ``format`` with nothing appended. And its cost grows with the services' boun
 
 from __future__ import annotations
 
+from penstock_core.simulated_tokens import SIMULATED
 from penstock_graph.crd.rule import Rule
 from penstock_graph.models.base import DNS_LABEL_PATTERN
 from penstock_graph.models.enums import WORKER_ROLES, Role
@@ -207,6 +208,29 @@ _RUNTIME_RULES = (
         ),
         short=f"not known to Dynamo's frontend, which routes here; choose {_KNOWN_POLICIES}",
         field=".router.policy",
+    ),
+    Rule(
+        rule=(
+            f"!has(self.router.tokenizer) || self.router.tokenizer != '{SIMULATED}' || self.runtime == 'simulated'"
+        ),
+        message=(
+            f"'{SIMULATED}, but workers of runtime %s have their model\\'s; give its tokenizer.json'"
+            ".format([self.runtime])"
+        ),
+        short="workers of this runtime have their model's tokenizer; give its tokenizer.json",
+        field=".router.tokenizer",
+    ),
+    Rule(
+        rule=(
+            "self.runtime != 'simulated' || !has(self.router.kvEventsPort) || !has(self.router.tokenizer) || "
+            f"self.router.tokenizer == '{SIMULATED}'"
+        ),
+        message=(
+            "'%s, but the events of simulated workers name tokens of their own; "
+            f"write {SIMULATED}, or remove kvEventsPort'.format([self.router.tokenizer])"
+        ),
+        short=f"the events of simulated workers name tokens of their own; write {SIMULATED}",
+        field=".router.tokenizer",
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from penstock_graph.runtimes.build import process_specs
 from penstock_graph.runtimes.process import (
+    KV_EVENTS_PORT,
     PLANNER_ROLE,
     PORT,
     ProcessSpec,
@@ -14,6 +15,7 @@ from penstock_graph.runtimes.process import (
 )
 
 __all__ = [
+    "KV_EVENTS_PORT",
     "PLANNER_ROLE",
     "PORT",
     "ProcessSpec",

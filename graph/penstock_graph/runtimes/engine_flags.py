@@ -45,12 +45,17 @@ def parallel_flags(service: ServiceSpec) -> list[str]:
     return flags
 
 
-def kv_event_flags(spec: GraphSpec) -> list[str]:
-    """Return the publishing of KV events, where the router follows them."""
-    port = spec.router.kv_events_port
-    if port is None:
+def kv_event_flags(spec: GraphSpec, role: Role, endpoint: str) -> list[str]:
+    """Return the publishing of KV events, where the router follows them: of caches that decide who gets a prompt.
+
+    Args:
+        spec: Says whether.
+        role: The worker's.
+        endpoint: What it binds.
+    """
+    if spec.router.kv_events_port is None or role is Role.DECODE:
         return []
-    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{port}"}
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
     return ["--kv-events-config", json.dumps(config)]
 
 

@@ -1,7 +1,7 @@
 """What a process needs to run, whoever starts it.
 
-Placeholders in `argv` and `env` are filled by whoever starts the process: ``{port}`` and
-``{side_channel_port}``. They are replaced as text, because arguments hold JSON with braces of its own.
+Placeholders in `argv` and `env` are filled by whoever starts the process: ``{port}``,
+``{side_channel_port}`` and ``{kv_events_port}``. They are replaced as text, because arguments hold JSON with braces of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from penstock_graph.models.service import EnvFrom, EnvVar
 
 PORT = "port"
 SIDE_CHANNEL_PORT = "side_channel_port"
+KV_EVENTS_PORT = "kv_events_port"
 PLANNER_ROLE = "planner"
 """Role of the planner's process, which is no service of the graph."""
 

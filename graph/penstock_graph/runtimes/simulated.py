@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from penstock_graph.models.enums import Role
+from penstock_graph.models.enums import Environment, Role
 from penstock_graph.models.graph import GraphSpec
 from penstock_graph.models.service import ServiceSpec
-from penstock_graph.runtimes.engine_flags import batch_flags, kv_transfer_flags, stream_flags
-from penstock_graph.runtimes.process import PORT, RuntimeContext
+from penstock_graph.runtimes.engine_flags import (
+    batch_flags,
+    kv_event_flags,
+    kv_transfer_flags,
+    stream_flags,
+)
+from penstock_graph.runtimes.process import KV_EVENTS_PORT, PORT, RuntimeContext
 from penstock_graph.runtimes.worker import WorkerCommand
 
 
@@ -18,8 +23,19 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
     argv += ["--role", service.role.value, "--profile", service.profile or spec.engine.profile]
     argv += ["--speed", f"{context.speed:g}"]
     argv += batch_flags(spec) + stream_flags(spec) + kv_transfer_flags(spec, service.role)
+    events = _kv_events(spec, service, context)
+    argv += events
     if service.startup_seconds > 0:
         argv += ["--startup-seconds", f"{service.startup_seconds:g}"]
     reached_elsewhere = context.peer_host != context.host and service.role is not Role.AGGREGATED
     env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host} if reached_elsewhere else {}
-    return WorkerCommand(argv=tuple(argv), ports=(PORT,), env=env)
+    has_own_port = events and context.environment is Environment.LOCAL
+    ports = (PORT, KV_EVENTS_PORT) if has_own_port else (PORT,)
+    return WorkerCommand(argv=tuple(argv), ports=ports, env=env)
+
+
+def _kv_events(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:
+    if context.environment is Environment.KUBERNETES:
+        return kv_event_flags(spec, service.role, f"tcp://*:{spec.router.kv_events_port}")
+    # Workers of one host need a port each; the router reads it in the statefile.
+    return kv_event_flags(spec, service.role, f"tcp://{context.host}:{{{KV_EVENTS_PORT}}}")

@@ -27,9 +27,9 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
     argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
     argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
     argv += kv_transfer_flags(spec, service.role)
-    if context.environment is Environment.KUBERNETES and service.role is not Role.DECODE:
-        # On one host, workers would compete for the port.
-        argv += kv_event_flags(spec)
+    if context.environment is Environment.KUBERNETES:
+        # vLLM binds wildcards alone; on a host that would show the prompts' token ids to its whole network.
+        argv += kv_event_flags(spec, service.role, f"tcp://*:{spec.router.kv_events_port}")
     if service.role is Role.AGGREGATED:
         return WorkerCommand(argv=tuple(argv), ports=(PORT,))
     env = {

@@ -40,7 +40,7 @@ def worker_policy(graph: GraphDeployment, context: BuildContext) -> dict[str, An
     """
     routers: dict[str, Any] = {"from": [{"podSelector": _roles(graph, (Role.ROUTER,))}]}
     if graph.spec.runtime is not Runtime.DYNAMO:
-        routers["ports"] = _http()
+        routers["ports"] = _http() + _kv_events(graph)
     readers = [
         {
             "namespaceSelector": _namespace(context.operator_namespace or context.namespace),
@@ -81,6 +81,11 @@ def _roles(graph: GraphDeployment, roles: tuple[Role, ...]) -> dict[str, Any]:
 
 def _http() -> list[dict[str, Any]]:
     return [{"port": HTTP_PORT, "protocol": "TCP"}]
+
+
+def _kv_events(graph: GraphDeployment) -> list[dict[str, Any]]:
+    port = graph.spec.router.kv_events_port
+    return [] if port is None else [{"port": port, "protocol": "TCP"}]
 
 
 def _namespace(name: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class WorkerSpec:
         supervised: Somebody restarts it when it dies, so requests may wait for it.
         incarnation: Changes with every start of the process; what was learnt about the last one is void.
         reason: Why it is not ready, or empty.
+        kv_events_port: Where it publishes KV events; None: on the graph's port, if at all.
     """
 
     name: str
@@ -32,6 +33,7 @@ class WorkerSpec:
     supervised: bool = False
     incarnation: str = ""
     reason: str = ""
+    kv_events_port: int | None = None
 
 
 def parse_static_workers(values: Sequence[str]) -> tuple[WorkerSpec, ...]:

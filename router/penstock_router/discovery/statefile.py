@@ -14,6 +14,7 @@ import orjson
 from penstock_core.local_state import ARBITER_KEY, EMPTY_STATES, EntryState
 from penstock_core.logs import get_logger
 from penstock_graph.models import WORKER_ROLES, Role
+from penstock_graph.runtimes import KV_EVENTS_PORT
 from penstock_router.discovery.spec import WorkerSpec
 
 log = get_logger(__name__)
@@ -106,4 +107,11 @@ def _spec(name: str, entry: Any) -> WorkerSpec | None:
         supervised=state != EntryState.DRAINING,
         incarnation=f"{entry.get('pid')}/{entry.get('create_time')}/{entry.get('restarts')}",
         reason="" if state in {EntryState.READY, EntryState.DRAINING} else str(state),
+        kv_events_port=_kv_events_port(entry),
     )
+
+
+def _kv_events_port(entry: dict[str, Any]) -> int | None:
+    ports = entry.get("ports")
+    port = ports.get(KV_EVENTS_PORT) if isinstance(ports, dict) else None
+    return port if isinstance(port, int) else None

@@ -23,6 +23,7 @@ HEAD_PARTS = 8
 caches by 16, so that such a key is worth its prefill."""
 MAX_BLOCKS = 512
 """Blocks hashed of one prompt. Chosen: 262,144 tokens; what follows cannot change where a request goes."""
+MAX_TOKENS = MAX_BLOCKS * BLOCK_TOKENS
 KEY_BYTES = 8
 
 ROOT = 0x50E570C4
@@ -95,7 +96,7 @@ def token_keys(
     Raises:
         OverflowError, TypeError: what is no token id.
     """
-    packed = array("I", tokens[: MAX_BLOCKS * block_tokens]).tobytes()
+    packed = array("I", tokens[:MAX_TOKENS]).tobytes()
     if unit_tokens is None:
         return tuple(_chained(memoryview(packed), 4 * block_tokens, seed))
     units = _chained(memoryview(packed), 4 * unit_tokens, seed)

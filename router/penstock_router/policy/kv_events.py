@@ -63,19 +63,16 @@ class KvEvents:
         """Return the engine blocks known."""
         return len(self._blocks)
 
-    def numbered(self, sequence: int) -> bool:
-        """Take note of a batch's number; False: it is old, and must not be applied.
+    def numbered(self, sequence: int) -> None:
+        """Take note of a batch's number before it is applied.
 
-        A number beyond the expected one, or 0 from an engine that has started anew, forgets everything first.
+        Any other than the expected one forgets everything first: a larger one means lost batches; a smaller one an
+        engine that has started anew, whose first batches may be lost, because messages never overtake each other.
         """
-        expected = self._expected
-        if expected is not None and sequence != expected:
-            if 0 < sequence < expected:
-                return False
+        if self._expected is not None and sequence != self._expected:
             self.gaps += 1
             self.cleared()
         self._expected = sequence + 1
-        return True
 
     def stored(self, hashes: Sequence[Hashable], parent: Hashable | None, tokens: Sequence[int]) -> None:
         """Learn that blocks are held.

@@ -24,6 +24,22 @@ HASHES = [bytes([number]) * 32 for number in range(64)]
 STORED = ["BlockStored", HASHES, None, TOKENS, 16, None, "GPU", None]
 
 
+STORED_MAP = {
+    "type": "BlockStored",
+    "block_hashes": HASHES,
+    "parent_block_hash": None,
+    "token_ids": TOKENS,
+    "block_size": 16,
+    "lora_id": None,
+    "medium": "GPU",
+    "lora_name": None,
+    "extra_keys": [None] * 64,
+    "group_idx": 0,
+    "kv_cache_spec_kind": "full_attention",
+}
+"""As vLLM 0.26 sent it, in another project's issue: volcano-sh/kthena 1535."""
+
+
 def frames(number, *events):
     """Return a batch as vLLM publishes it."""
     payload = msgspec.msgpack.encode([1.5, list(events), None])
@@ -88,6 +104,10 @@ async def test_what_a_worker_says_it_holds_is_held():
         frames(0, ["BlockStored", HASHES, None, TOKENS, 32]),
         frames(0, ["BlockRemoved", None]),
         frames(0, {"type": "map"}),
+        frames(0, {"type": ["BlockStored"]}),
+        frames(0, {**STORED_MAP, "token_ids": None}),
+        frames(0, {**STORED_MAP, "block_size": 32}),
+        [b"topic", bytes(8), msgspec.msgpack.encode({"ts": 1.5})],
         frames(0, None),
     ],
 )
@@ -100,6 +120,72 @@ def test_messages_that_are_none_are_counted(message):
 
     assert events.malformed == 1
     assert index.count == 0
+
+
+def apply_all(*messages):
+    """Return the index and the listener after some messages of one worker."""
+    index = PrefixIndex(100)
+    _, events = listener(index)
+    of_worker = KvEvents(index, unit_tokens=16)
+    for message in messages:
+        events.apply(of_worker, message)
+    return index, events
+
+
+def test_events_may_be_maps():
+    """As vLLM writes them since 0.24; they mean what the arrays meant."""
+    removed = {"type": "BlockRemoved", "block_hashes": HASHES[32:], "medium": "GPU", "group_idx": 0}
+
+    index, events = apply_all(frames(0, STORED_MAP))
+    assert (index.count, events.malformed) == (2, 0)
+
+    index, events = apply_all(frames(0, STORED_MAP), frames(1, removed))
+    assert (index.count, events.malformed) == (1, 0)
+
+    index, events = apply_all(frames(0, STORED_MAP), frames(1, {"type": "AllBlocksCleared"}))
+    assert (index.count, events.malformed) == (0, 0)
+
+
+def test_batches_may_be_maps():
+    """All fields by name."""
+    payload = msgspec.msgpack.encode({"ts": 1.5, "events": [STORED_MAP], "data_parallel_rank": 0})
+
+    index, events = apply_all([b"", bytes(8), payload])
+
+    assert (index.count, events.batches, events.malformed) == (2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "BlockRemoved", "block_hashes": HASHES, "medium": "CPU"},
+        ["BlockRemoved", HASHES, "CPU"],
+        {**STORED_MAP, "block_hashes": [b"x"], "token_ids": TOKENS[:16], "medium": "CPU"},
+    ],
+)
+def test_blocks_in_other_memory_change_nothing(event):
+    """An offloading connector drops its copy; the worker's own is still there."""
+    index, events = apply_all(frames(0, STORED_MAP), frames(1, event))
+
+    assert (index.count, events.malformed) == (2, 0)
+
+
+async def test_a_workers_own_port_goes_before_the_graphs():
+    """Workers of one host publish on a port each; an address may be IPv6."""
+    index, publisher = PrefixIndex(100), Publisher()
+    fleet, events = listener(index, port=1)
+    own = publisher.port
+    spec = WorkerSpec("a", Role.PREFILL, "http://127.0.0.1:1", supervised=True, kv_events_port=own)
+    events.start()
+    fleet.apply([spec])
+    number = 0
+    async with asyncio.timeout(10):
+        while events.batches == 0:
+            publisher.socket.send_multipart(frames(number, ["AllBlocksCleared"]))
+            number += 1
+            await asyncio.sleep(0.01)
+    await events.close()
+    publisher.close()
 
 
 @pytest.mark.parametrize("tokens", [["x"] * 1024, [-1] * 1024, [1 << 40] * 1024, TOKENS[:5]])

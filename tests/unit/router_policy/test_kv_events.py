@@ -69,20 +69,34 @@ def test_cleared_forgets_everything():
 
 
 @pytest.mark.parametrize(
-    ("numbers", "expected", "gaps"),
+    ("numbers", "gaps", "held"),
     [
-        ([5, 6, 7], [True, True, True], 0),
-        ([5, 7], [True, True], 1),
-        ([5, 6, 5], [True, True, False], 0),
-        ([5, 6, 0], [True, True, True], 1),
+        ([5, 6, 7], 0, [5, 6, 7]),
+        ([5, 7], 1, [7]),
+        ([5, 6, 0, 1], 1, [0, 1]),
+        ([5, 6, 2, 3], 1, [2, 3]),
     ],
 )
-def test_numbers_tell_lost_events_and_old_ones(numbers, expected, gaps):
-    """A jump or a fresh start forgets; an old number is not applied."""
-    _, events = feed()
+def test_numbers_tell_lost_events_and_fresh_starts(numbers, gaps, held):
+    """Any jump forgets, also back to where an engine's second life was first heard of; then it is followed."""
+    index, events = feed()
+    for number in numbers:
+        events.numbered(number)
+        events.stored(names(number * 8, number * 8 + 8), None, [number] * 32)
 
-    assert expected == [events.numbered(number) for number in numbers]
     assert gaps == events.gaps
+    assert held == [number for number in sorted(numbers) if index.held(prefix([number] * 32))]
+
+
+def test_a_long_prompts_blocks_may_come_in_one_event():
+    """A step of 16,384 tokens stores 1,024 engine blocks of 16 at once; all of them are learnt."""
+    index = PrefixIndex(1000)
+    events = KvEvents(index, unit_tokens=16)
+    tokens = list(range(16_384))
+    events.stored(names(0, 1024), None, tokens)
+
+    assert len(events) == 1024
+    assert index.held(Prefix(token_keys(tokens, unit_tokens=16))) == 32
 
 
 def test_lost_events_forget_what_they_might_have_removed():

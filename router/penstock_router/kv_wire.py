@@ -1,0 +1,99 @@
+"""Reads one batch of KV events as engines send it; `KvListener` applies what comes out. Pure.
+
+vLLM wrote events as arrays up to 0.23 and as maps since (its pull request 42892); batches stayed arrays. Both are
+read, a batch as a map, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "BlockStored": (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+    ),
+    "BlockRemoved": ("block_hashes", "medium"),
+    "AllBlocksCleared": (),
+}
+"""The first fields of each event in the order of an array."""
+_MEDIA: Final = {None, "GPU"}
+"""Blocks elsewhere, in an offloading connector's memory, come and go by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Blocks are held; see `KvEvents.stored`."""
+
+    hashes: list[Any]
+    parent: Any
+    tokens: list[Any]
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Blocks are no longer held."""
+
+    hashes: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Nothing is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """About memory that prompts are not served from."""
+
+
+Event = Stored | Removed | Cleared | Elsewhere
+
+
+def read_batch(batch: Any) -> list[Any] | None:
+    """Return a decoded batch's events, each for `read_event`; None: it is no batch."""
+    events = None
+    if isinstance(batch, dict):
+        events = batch.get("events")
+    elif isinstance(batch, list) and len(batch) > 1:
+        events = batch[1]
+    return events if isinstance(events, list) else None
+
+
+def read_event(event: Any) -> Event | None:
+    """Return an event; None: it is none that is known."""
+    match _as_array(event):
+        case ["BlockStored", list(hashes), parent, list(tokens), int(unit), *rest] if _are_names(
+            [*hashes, parent]
+        ):
+            return Stored(hashes, parent, tokens, unit) if _is_served(rest[1:2]) else Elsewhere()
+        case ["BlockRemoved", list(hashes), *rest] if _are_names(hashes):
+            return Removed(hashes) if _is_served(rest[:1]) else Elsewhere()
+        case ["AllBlocksCleared", *_]:
+            return Cleared()
+        case _:
+            return None
+
+
+def _as_array(event: Any) -> Any:
+    if not isinstance(event, dict):
+        return event
+    kind = event.get("type")
+    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    return None if fields is None else [kind, *(event.get(name) for name in fields)]
+
+
+def _is_served(medium: Sequence[Any]) -> bool:
+    return not medium or medium[0] in _MEDIA
+
+
+def _are_names(names: Sequence[Any]) -> bool:
+    """Return whether an engine's names of blocks can be looked up."""
+    return all(name is None or isinstance(name, int | bytes | str) for name in names)
