@@ -42,6 +42,7 @@ class KvListener:
 
     Attributes:
         batches: Applied so far.
+        gaps: How often a worker's batches were lost, or it started anew, and its cache was forgotten.
         malformed: Messages and events that were none.
     """
 
@@ -86,6 +87,7 @@ class KvListener:
         # The context may end only after the last socket, so those of cancelled tasks are waited for, too.
         self._running: set[asyncio.Task[None]] = set()
         self.batches = 0
+        self.gaps = 0
         self.malformed = 0
 
     def start(self) -> None:
@@ -155,19 +157,24 @@ class KvListener:
                 index, events = current, KvEvents(current, unit_tokens=self._unit_tokens)
             self.apply(events, frames)
 
+    def blocks(self) -> dict[str, int]:
+        """Return the prefix blocks that each worker is believed to hold; without those that take no requests."""
+        found = {name: self._index_of(name) for name in self._tasks}
+        return {name: index.count for name, index in found.items() if index is not None}
+
     def apply(self, events: KvEvents, frames: Sequence[bytes]) -> None:
         """Apply one message; anything that is none is counted."""
         if len(frames) != _FRAMES or len(frames[1]) != _NUMBER_BYTES:
-            self.malformed += 1
+            self._not_understood()
             return
         try:
             found = read_batch(self._decode(frames[2]))
         except self._decode_error:
             found = None
         if found is None:
-            self.malformed += 1
+            self._not_understood()
             return
-        events.numbered(int.from_bytes(frames[1], "big"))
+        self.gaps += events.numbered(int.from_bytes(frames[1], "big"))
         for event in found:
             self._apply_one(events, event)
         self.batches += 1
@@ -183,4 +190,9 @@ class KvListener:
             case Elsewhere():
                 pass
             case _:
-                self.malformed += 1
+                self._not_understood()
+
+    def _not_understood(self) -> None:
+        if not self.malformed:
+            log.warning("kv events not understood; a metric counts them from here on")
+        self.malformed += 1

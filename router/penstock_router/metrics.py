@@ -7,9 +7,9 @@ second, so one custom collector exports everything. All durations are modelled s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -70,6 +70,17 @@ class QueueView:
     oldest_s: float
 
 
+class KvEventCounts(Protocol):
+    """What following the workers' KV events counts."""
+
+    batches: int
+    gaps: int
+    malformed: int
+
+    def blocks(self) -> Mapping[str, int]:
+        """Return the prefix blocks that each worker is believed to hold."""
+
+
 class RouterCollector:
     """Builds the metric families at scrape time."""
 
@@ -82,6 +93,7 @@ class RouterCollector:
         discovery_problem: Callable[[], str | None],
         model: str,
         now_s: Callable[[], float],
+        kv_events: KvEventCounts | None = None,
     ) -> None:
         self._metrics = metrics
         self._fleet = fleet
@@ -89,12 +101,15 @@ class RouterCollector:
         self._discovery_problem = discovery_problem
         self._model = model
         self._now_s = now_s
+        self._kv_events = kv_events
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
         yield from self._queue_families()
         yield from self._worker_families()
         yield from self._request_families()
+        if self._kv_events is not None:
+            yield from _kv_event_families(self._kv_events)
         discovery = GaugeMetricFamily(
             names.ROUTER_DISCOVERY_CURRENT,
             "1 if the view of the workers is up to date, 0 if it is the last good one.",
@@ -198,6 +213,27 @@ class RouterCollector:
             buckets = list(zip(edges, map(float, histogram.cumulative()), strict=True))
             family.add_metric([model], buckets, histogram.total)
             yield family
+
+
+def _kv_event_families(counts: KvEventCounts) -> Iterator[Metric]:
+    blocks = GaugeMetricFamily(
+        names.ROUTER_WORKER_PREFIX_BLOCKS,
+        "Prefix blocks that the worker's cache is believed to hold.",
+        labels=["worker"],
+    )
+    for worker, count in counts.blocks().items():
+        blocks.add_metric([worker], count)
+    yield blocks
+    for name, text, value in (
+        (names.ROUTER_KV_EVENT_BATCHES, "Batches of workers' KV events applied.", counts.batches),
+        (
+            names.ROUTER_KV_EVENT_GAPS,
+            "Times that a worker's cache was forgotten for lost batches.",
+            counts.gaps,
+        ),
+        (names.ROUTER_KV_EVENTS_MALFORMED, "KV events and messages not understood.", counts.malformed),
+    ):
+        yield _counter(name, text, [], [((), value)])
 
 
 def _counter(

@@ -233,6 +233,7 @@ class RouterServer:
             discovery_problem=self._discovery_problem,
             model=settings.model,
             now_s=clock.now_s,
+            kv_events=self._kv_events,
         )
         return RouterApp(
             model=settings.model,

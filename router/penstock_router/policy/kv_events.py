@@ -38,7 +38,7 @@ class _Block:
 class KvEvents:
     """The events of one instance."""
 
-    __slots__ = ("_blocks", "_expected", "_index", "_per_key", "_seed", "_unit_tokens", "gaps")
+    __slots__ = ("_blocks", "_expected", "_index", "_per_key", "_seed", "_unit_tokens")
 
     def __init__(
         self, index: PrefixIndex, *, unit_tokens: int, block_tokens: int = BLOCK_TOKENS, seed: int = ROOT
@@ -57,22 +57,22 @@ class KvEvents:
         self._seed = seed
         self._blocks: dict[Hashable, _Block] = {}
         self._expected: int | None = None
-        self.gaps = 0
 
     def __len__(self) -> int:
         """Return the engine blocks known."""
         return len(self._blocks)
 
-    def numbered(self, sequence: int) -> None:
-        """Take note of a batch's number before it is applied.
+    def numbered(self, sequence: int) -> bool:
+        """Take note of a batch's number before it is applied; return whether there was a gap.
 
         Any other than the expected one forgets everything first: a larger one means lost batches; a smaller one an
         engine that has started anew, whose first batches may be lost, because messages never overtake each other.
         """
-        if self._expected is not None and sequence != self._expected:
-            self.gaps += 1
+        is_gap = self._expected is not None and sequence != self._expected
+        if is_gap:
             self.cleared()
         self._expected = sequence + 1
+        return is_gap
 
     def stored(self, hashes: Sequence[Hashable], parent: Hashable | None, tokens: Sequence[int]) -> None:
         """Learn that blocks are held.

@@ -209,7 +209,7 @@ def test_a_lost_batch_forgets_what_may_be_gone():
 
     events.apply(of_worker, frames(5, ["BlockStored", [b"x"], None, TOKENS[:16], 16]))
 
-    assert (index.count, of_worker.gaps) == (0, 1)
+    assert (index.count, events.gaps) == (0, 1)
 
 
 # ---------------------------------------------------------------------- exact keys
