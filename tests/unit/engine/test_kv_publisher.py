@@ -1,0 +1,175 @@
+"""KV events of a simulated worker over real ZMQ sockets, field by field as vLLM sends them."""
+
+import asyncio
+import builtins
+import json
+
+import pytest
+
+from penstock_core.errors import ConfigError, PortInUseError
+from penstock_core.simulated_tokens import token_ids
+from penstock_engine.core.prefix_keys import prefix_keys
+from penstock_engine.serve.kv_publisher import KvEventsConfig, KvPublisher, parse_events_config
+
+msgspec = pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
+zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
+
+PROMPT = "0123456789abcdef" * 12
+"""192 bytes: 48 tokens, 3 blocks of 16."""
+KEYS = prefix_keys(PROMPT.encode(), 16)
+
+
+def config(**changes):
+    """Return the flag's value; port 0 takes a free one."""
+    return json.dumps({"enable_kv_cache_events": True, "endpoint": "tcp://127.0.0.1:*", **changes})
+
+
+class Subscriber:
+    """The router's side."""
+
+    def __init__(self, endpoint):
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.SUB)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self._socket.connect(endpoint)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._context.destroy(linger=0)
+
+    async def message(self):
+        """Return the next message: topic, number and batch."""
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    topic, number, payload = self._socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    await asyncio.sleep(0.005)
+                else:
+                    return topic, int.from_bytes(number, "big"), msgspec.msgpack.decode(payload)
+
+    async def joined(self, client):
+        """Return once messages arrive, and the number of the last; a subscription takes a moment."""
+        while True:
+            status = (await client.pool.request("POST", f"{client.server.url}/reset_prefix_cache")).status
+            assert status == 200
+            try:
+                _, number, _ = await asyncio.wait_for(self.message(), 0.05)
+            except TimeoutError:
+                continue
+            return number
+
+
+async def test_events_have_vllms_fields(serving):
+    """Stored, removed and cleared: three frames, numbers without gaps, a map per event, all fields by name."""
+    flags = {"kv_events_config": config(topic="kv"), "num_gpu_blocks_override": 4, "max_model_len": 64}
+    async with serving(**flags) as worker:
+        with Subscriber(worker.server.worker.kv_events_endpoint) as subscriber:
+            number = await subscriber.joined(worker)
+            await worker.complete(PROMPT, max_tokens=1)
+            topic, next_number, (sent_s, events, rank) = await subscriber.message()
+
+            assert (topic, next_number, rank) == (b"kv", number + 1, 0)
+            assert sent_s > 1.7e9
+            assert events == [
+                {
+                    "type": "BlockStored",
+                    "block_hashes": KEYS,
+                    "parent_block_hash": None,
+                    "token_ids": token_ids(PROMPT.encode()).tolist(),
+                    "block_size": 16,
+                    "lora_id": None,
+                    "medium": "GPU",
+                    "lora_name": None,
+                    "group_idx": 0,
+                    "kv_cache_spec_kind": "full_attention",
+                }
+            ]
+
+            await worker.complete("x" * 128, max_tokens=1)
+            _, last_number, (_, events, _) = await subscriber.message()
+            removed = {"type": "BlockRemoved", "block_hashes": KEYS[:1:-1], "medium": "GPU", "group_idx": 0}
+            assert (last_number, events[0]) == (number + 2, removed)
+            assert events[1]["block_hashes"] == prefix_keys(b"x" * 128, 16)
+
+            await worker.pool.request("POST", f"{worker.server.url}/reset_prefix_cache")
+            _, _, (_, events, _) = await subscriber.message()
+            assert events == [{"type": "AllBlocksCleared"}]
+
+
+async def test_text_and_its_ids_are_one_prompt(serving):
+    """What is published as ids, sent as a prompt, hits the blocks that the text has stored."""
+    async with serving(kv_events_config=config()) as worker:
+        await worker.complete(PROMPT, max_tokens=1)
+
+        answer = await worker.complete(token_ids(PROMPT.encode()).tolist(), max_tokens=1)
+
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 32
+
+
+async def test_a_cache_in_use_answers_409(serving):
+    """And is kept."""
+    async with serving(speed=1.0) as worker:
+        stream = await worker.stream(max_tokens=1000)
+        await worker.until("vllm:num_requests_running", 1)
+
+        answer = await worker.pool.request("POST", f"{worker.server.url}/reset_prefix_cache")
+
+        assert answer.status == 409
+        stream.abort()
+
+
+@pytest.mark.parametrize("value", [None, "{}", '{"enable_kv_cache_events": true, "publisher": "null"}'])
+def test_nothing_is_published_unless_asked_for(value):
+    """As in vLLM."""
+    assert not parse_events_config(value).is_on
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("{", "JSON"),
+        ('{"publisher": "kafka"}', "publisher"),
+        ('{"endpoint": "5557"}', "endpoint"),
+        ('{"hwm": -1}', "hwm"),
+    ],
+)
+def test_bad_values_are_named(value, message):
+    """Flag and field are in the message."""
+    with pytest.raises(ConfigError, match=rf"--kv-events-config: .*{message}"):
+        parse_events_config(value)
+
+
+def test_a_taken_port_is_named():
+    """Two workers of one host with one port."""
+    first = KvPublisher(parse_events_config(config()), 16)
+    first.start()
+    second = KvPublisher(KvEventsConfig(endpoint=first.endpoint), 16)
+    try:
+        with pytest.raises(PortInUseError, match=f"{first.endpoint} is in use"):
+            second.start()
+    finally:
+        first.close()
+
+
+def test_an_address_of_another_host_is_refused():
+    """The message has the endpoint."""
+    with pytest.raises(ConfigError, match=r"cannot bind tcp://192\.0\.2\.1:5557"):
+        KvPublisher(KvEventsConfig(endpoint="tcp://192.0.2.1:5557"), 16).start()
+
+
+@pytest.mark.parametrize("missing", ["msgspec", "zmq"])
+def test_a_missing_library_names_its_extra(monkeypatch, missing):
+    """At start, with the command that installs it."""
+    original = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name == missing:
+            raise ImportError(name=name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ConfigError, match=rf"the package {missing}; pip install 'penstock\[kv-events\]'"):
+        KvPublisher(KvEventsConfig(), 16)
