@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -35,6 +36,14 @@ class _Socket(Protocol):
 
     def close(self, linger: int) -> None:
         """Close without waiting."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    """What one subscription has learnt: of which index, from which events; None before the first."""
+
+    index: PrefixIndex | None = None
+    events: KvEvents | None = None
 
 
 class KvListener:
@@ -134,28 +143,44 @@ class KvListener:
         if self._context is None:
             return
         socket = self._context.socket(self._zmq.SUB)
+        monitor = socket.get_monitor_socket(self._zmq.EVENT_DISCONNECTED)
         try:
             socket.setsockopt(self._zmq.SUBSCRIBE, b"")
             socket.setsockopt(self._zmq.IPV6, 1)
             socket.connect(address)
             log.debug("kv events followed", worker=name, address=address)
-            await self._read(name, socket)
+            followed = _Followed()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read(name, socket, followed))
+                group.create_task(self._watch(name, monitor, followed))
         finally:
+            socket.disable_monitor()
             socket.close(linger=0)
 
-    async def _read(self, name: str, socket: _Socket) -> None:
-        events: KvEvents | None = None
-        index: PrefixIndex | None = None
+    async def _read(self, name: str, socket: _Socket, followed: _Followed) -> None:
         while True:
             frames = await socket.recv_multipart()
-            current = self._index_of(name)
-            if current is None:
-                events = index = None
+            index = self._index_of(name)
+            if index is None:
+                followed.events = None
                 continue
-            if events is None or current is not index:
+            if followed.events is None or index is not followed.index:
                 # Whoever joins anew begins with an empty index, and so does what is known of its blocks.
-                index, events = current, KvEvents(current, unit_tokens=self._unit_tokens)
-            self.apply(events, frames)
+                followed.index, followed.events = index, KvEvents(index, unit_tokens=self._unit_tokens)
+            self.apply(followed.events, frames)
+
+    async def _watch(self, name: str, monitor: _Socket, followed: _Followed) -> None:
+        """Forget a worker's cache with its connection: what it evicts until the next is told to nobody.
+
+        Numbers alone would not do: a process that starts anew may reach the expected one before it is heard.
+        """
+        while True:
+            await monitor.recv_multipart()
+            followed.events = None
+            index = self._index_of(name)
+            if index is not None:
+                index.clear()
+                self.gaps += 1
 
     def blocks(self) -> dict[str, int]:
         """Return the prefix blocks that each worker is believed to hold; without those that take no requests."""

@@ -315,7 +315,7 @@ def test_secrets_are_masked_by_name():
 
 
 def test_vllm_publishes_kv_events_in_a_cluster_where_the_router_follows_them(build, context):
-    """Prefill workers only, on the port that the graph names; never on one host, where workers would compete."""
+    """Prefill workers only, on the port that the graph names; never on one host, whose network would read along."""
     cluster = dataclasses.replace(context, environment=Environment.KUBERNETES, discovery="kubernetes")
     graph = build(runtime="vllm", router={"kvEventsPort": 5557})
     specs = by_service(graph, cluster)
@@ -327,3 +327,26 @@ def test_vllm_publishes_kv_events_in_a_cluster_where_the_router_follows_them(bui
     }
     assert "--kv-events-config" not in specs["decode"].argv
     assert "--kv-events-config" not in by_service(graph, context)["prefill"].argv
+
+
+def test_simulated_workers_publish_kv_events_where_the_router_follows_them(build, context):
+    """In a cluster on the graph's port; on one host each on a port of its own, for this host alone."""
+    graph = build(router={"kvEventsPort": 5557})
+    local = by_service(graph, context)
+    cluster = dataclasses.replace(context, environment=Environment.KUBERNETES, discovery="kubernetes")
+    remote = by_service(graph, cluster)
+
+    def endpoint(spec):
+        return json.loads(after(spec.argv, "--kv-events-config"))["endpoint"]
+
+    assert (endpoint(local["prefill"]), local["prefill"].ports) == (
+        "tcp://127.0.0.1:{kv_events_port}",
+        ("port", "kv_events_port"),
+    )
+    assert endpoint(remote["prefill"]) == "tcp://*:5557"
+    assert remote["prefill"].ports == ("port",)
+    filled = filled_argv(local["prefill"], {"port": 1, "kv_events_port": 2})
+    assert json.loads(after(filled, "--kv-events-config"))["endpoint"] == "tcp://127.0.0.1:2"
+    assert local["decode"].ports == ("port",)
+    assert "--kv-events-config" not in local["decode"].argv
+    assert "--kv-events-config" not in by_service(build(), context)["prefill"].argv

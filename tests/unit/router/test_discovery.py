@@ -40,6 +40,22 @@ def test_states_of_the_statefile(state, ready, draining, supervised):
 
 
 @pytest.mark.parametrize(
+    ("ports", "expected"),
+    [
+        ({"port": 9, "kv_events_port": 7}, 7),
+        ({"port": 9}, None),
+        ({"kv_events_port": "7"}, None),
+        ([7], None),
+    ],
+)
+def test_a_workers_port_of_kv_events_is_in_its_entry(ports, expected):
+    """Where it has one; anything else leaves it to the graph."""
+    (spec,) = parse_statefile(json.dumps({"w": _entry(ports=ports)}).encode())
+
+    assert spec.kv_events_port == expected
+
+
+@pytest.mark.parametrize(
     "entry",
     [
         _entry(state="failed"),

@@ -1,6 +1,7 @@
 """Workers' KV events over real ZMQ sockets, and the exact keys that they correct."""
 
 import asyncio
+import sys
 
 import pytest
 
@@ -270,3 +271,12 @@ def test_a_real_tokenizer_is_loaded(tmp_path):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
 
     assert list(load_tokenizer(str(tmp_path / "tokenizer.json"))("hello big world")) == [1, 0, 2]
+
+
+@pytest.mark.parametrize("text", ["", "abc", "abcdefgh", "größe\N{SNOWMAN}"])
+def test_simulated_workers_tokens_need_no_file(text):
+    """Pieces of 4 bytes of UTF-8, the last filled up; packed again they are the text."""
+    ids = load_tokenizer("simulated")(text)
+
+    assert len(ids) == -(-len(text.encode()) // 4)
+    assert b"".join(each.to_bytes(4, sys.byteorder) for each in ids).rstrip(b"\0") == text.encode()

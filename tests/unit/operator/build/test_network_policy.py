@@ -52,6 +52,14 @@ def test_workers_are_reached_by_routers_each_other_and_readers(objects):
     }
 
 
+def test_routers_that_follow_kv_events_reach_their_port(objects):
+    """The graph's port beside HTTP, for routers alone."""
+    ingress = objects(router={"kvEventsPort": 5557})["NetworkPolicy", "llama-worker"]["spec"]["ingress"]
+    port = {"port": 5557, "protocol": "TCP"}
+    assert ingress[0] == {"from": [{"podSelector": pods("router")}], "ports": [*HTTP, port]}
+    assert ingress[2] == readers("penstock")
+
+
 def test_an_operator_of_no_known_namespace_is_in_the_graphs(build, context):
     """A namespaced operator lives beside its graphs."""
     unknown = dataclasses.replace(context, operator_namespace=None)

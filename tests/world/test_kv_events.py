@@ -1,0 +1,286 @@
+"""The router follows the KV events of simulated workers: in one process to see what it believes, then as a graph."""
+
+import asyncio
+import itertools
+import json
+import time
+import urllib.request
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock_core.simulated_tokens import token_ids
+from penstock_engine.serve.server import EngineServer
+from penstock_engine.serve.settings import ServeFlags, resolve
+from penstock_graph.models import RouterConfig
+from penstock_router.policy.keys import Prefix, token_keys
+from penstock_router.server import RouterServer
+from penstock_router.settings import RouterSettings
+from penstock_wire.client import ConnectionPool
+
+pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
+pytest.importorskip("zmq", reason="pyzmq is not installed")
+
+CACHE_BLOCKS = 160
+"""2,560 tokens: one prompt of 2,048 beside the first 512 of another."""
+EVENTS = {"tokenizer": "simulated", "kvEventsPort": 5557}
+POLICY = {"policy": "prefix-cost", "health": {"intervalSeconds": 5}}
+
+
+def prompt(name, tokens):
+    """Return a text of so many simulated tokens that no other name shares."""
+    text = "".join(f"{name}{number:06d}." for number in itertools.islice(itertools.count(), tokens))
+    return text[: 4 * tokens]
+
+
+def post(url, body=None, timeout_s=30):
+    """POST and return the decoded answer; None where it is empty."""
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body or {}).encode(), headers)
+    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        content = answer.read()
+    return json.loads(content) if content else None
+
+
+class Engine:
+    """A worker in this process that can be started again on its ports."""
+
+    def __init__(self, name, pool):
+        self.name = name
+        self.pool = pool
+        self.server = None
+        self.ports = {"port": 0, "kv_events_port": "*"}
+        self._group = None
+
+    async def start(self):
+        """Listen and publish, where it did before if it did."""
+        self._group = await asyncio.TaskGroup().__aenter__()
+        config = {
+            "enable_kv_cache_events": True,
+            "endpoint": f"tcp://127.0.0.1:{self.ports['kv_events_port']}",
+        }
+        flags = ServeFlags(
+            model="m",
+            profile="h200-llama-3.1-8b-tp1",
+            port=self.ports["port"],
+            speed=100.0,
+            num_gpu_blocks_override=CACHE_BLOCKS,
+            kv_events_config=json.dumps(config),
+        )
+        self.server = EngineServer(resolve(flags), self._group)
+        await self.server.start()
+        endpoint = self.server.worker.kv_events_endpoint
+        self.ports = {"port": self.server.port, "kv_events_port": int(endpoint.rpartition(":")[2])}
+
+    async def stop(self):
+        """End without a word."""
+        await self.server.close(grace_s=0.0)
+        await self._group.__aexit__(None, None, None)
+
+    async def complete(self, text):
+        """Send a prompt past the router."""
+        body = json.dumps({"prompt": text, "max_tokens": 1}).encode()
+        answer = await self.pool.request("POST", f"{self.server.url}/v1/completions", body=body)
+        assert answer.status == 200, answer.body
+
+    def entry(self):
+        """Return what the statefile says of it."""
+        return {"role": "aggregated", "state": "ready", "url": self.server.url, "ports": self.ports}
+
+
+class Scene:
+    """Two engines and a router that learns of them from a statefile."""
+
+    def __init__(self, router, engines, pool):
+        self.router = router
+        self.engines = engines
+        self.pool = pool
+
+    def believed(self, engine, text):
+        """Return how many blocks of a prompt the router believes a worker to hold."""
+        index = self.router.gate.index_of(engine.name)
+        prefix = Prefix(token_keys(token_ids(text.encode()), unit_tokens=16))
+        return 0 if index is None else index.held(prefix)
+
+    async def until(self, condition, what, within_s=10.0):
+        """Wait for a condition."""
+        deadline_s = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline_s, f"not in time: {what}"
+            await asyncio.sleep(0.01)
+
+    async def complete(self, text):
+        """Send a prompt through the router; return who holds it now."""
+        body = json.dumps({"model": "m", "prompt": text, "max_tokens": 1}).encode()
+        url = f"http://127.0.0.1:{self.router.port}/v1/completions"
+        headers = ((b"content-type", b"application/json"),)
+        answer = await self.pool.request("POST", url, body=body, headers=headers)
+        assert answer.status == 200, answer.body
+        keys = token_ids(text.encode())
+        (holder,) = (each for each in self.engines if self.believed(each, text) == len(keys) // 512)
+        return holder
+
+    async def joined(self):
+        """Return once events of every worker arrive; a subscription takes a moment."""
+        for engine in self.engines:
+            for number in itertools.count():
+                text = prompt(f"{engine.name}{number}", 512)
+                await engine.complete(text)
+                await asyncio.sleep(0.05)
+                if self.believed(engine, text):
+                    break
+                assert number < 100, f"no events of {engine.name}"
+
+
+@pytest.fixture
+def scene(tmp_path):
+    """Make a scene."""
+
+    @asynccontextmanager
+    async def make():
+        pool = ConnectionPool()
+        engines = [Engine("a", pool), Engine("b", pool)]
+        for engine in engines:
+            await engine.start()
+        statefile = tmp_path / "state.json"
+        statefile.write_text(json.dumps({each.name: each.entry() for each in engines}))
+        config = RouterConfig.model_validate({**EVENTS, **POLICY})
+        router = RouterServer(
+            RouterSettings(model="m", disaggregated=False, config=config, statefile=statefile)
+        )
+        await router.start()
+        made = Scene(router, engines, pool)
+        try:
+            await made.until(lambda: not router.gate.problems(), "the router serves")
+            await made.joined()
+            yield made
+        finally:
+            await pool.close()
+            await router.close()
+            for engine in engines:
+                await engine.stop()
+
+    return make
+
+
+async def test_what_a_worker_evicts_is_no_longer_believed(scene):
+    """Another router's prompts push ours out of the worker: ours is forgotten there, theirs are known."""
+    ours, theirs = prompt("ours", 1024), prompt("theirs", 2048)
+    async with scene() as made:
+        holder = await made.complete(ours)
+        assert made.believed(holder, ours) == 2
+
+        await holder.complete(theirs)
+        await made.until(lambda: made.believed(holder, theirs) == 4, "their blocks are known")
+
+        # 160 blocks less their 128 leave room for the first half of ours.
+        assert made.believed(holder, ours) == 1
+        await holder.complete(prompt("more", 2048))
+        await made.until(lambda: made.believed(holder, ours) == 0, "ours is forgotten")
+        assert await made.complete(ours) in made.engines
+
+
+async def test_without_events_what_was_evicted_is_still_believed(scene):
+    """The difference that events make: nothing else tells the router."""
+    ours = prompt("ours", 1024)
+    async with scene() as made:
+        holder = await made.complete(ours)
+        await made.router._kv_events.close()
+
+        await holder.complete(prompt("theirs", 2048))
+        await holder.complete(prompt("more", 2048))
+        await asyncio.sleep(0.3)
+
+        assert made.believed(holder, ours) == 2
+
+
+async def test_lost_events_forget_the_workers_cache(scene):
+    """Two batches never arrive; with the next, all of that worker's is forgotten, and only that worker's."""
+    ours, later = prompt("ours", 1024), prompt("later", 512)
+    async with scene() as made:
+        holder = await made.complete(ours)
+        (other,) = (each for each in made.engines if each is not holder)
+        await other.complete(prompt("others", 1024))
+        await made.until(lambda: made.believed(other, prompt("others", 1024)) == 2, "the other's are known")
+
+        numbers = holder.server.worker._publisher._numbers
+        next(numbers), next(numbers)
+        await holder.complete(later)
+        await made.until(lambda: made.believed(holder, later) == 1, "what came after the gap is known")
+
+        assert made.believed(holder, ours) == 0
+        assert made.believed(other, prompt("others", 1024)) == 2
+
+
+async def test_a_worker_that_starts_anew_is_forgotten_and_followed(scene):
+    """On its old ports, unseen by discovery, and with its first batch lost before the router is back."""
+    ours = prompt("ours", 1024)
+    async with scene() as made:
+        holder = await made.complete(ours)
+        await holder.stop()
+        await made.until(lambda: made.believed(holder, ours) == 0, "ours is forgotten")
+        await holder.start()
+        await made.joined()
+
+        assert made.believed(holder, ours) == 0
+
+
+GRAPH = """
+apiVersion: penstock.dev/v1alpha1
+kind: GraphDeployment
+metadata: {name: world}
+spec:
+  model: {name: m, servedName: m, contextTokens: 2100}
+  runtime: simulated
+  services:
+    frontend: {role: router}
+    worker: {role: aggregated, replicas: 2}
+  engine: {profile: h200-llama-3.1-8b-tp1, kvBlocks: 160}
+  router: {tokenizer: simulated, kvEventsPort: 5557}
+  planner: {enabled: false}
+"""
+
+
+def sample(world, name):
+    """Return the router's samples of a metric by their labels."""
+    with urllib.request.urlopen(f"{world.url}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    found = (line.rpartition(" ") for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+    return {key.partition('"')[2].rstrip('"}'): float(value) for key, _, value in found}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_graph_of_processes_follows_its_workers(world, eventually):
+    """Each worker has a port of its own; the router knows what was sent past it, cleared, and lost in a crash."""
+    manifest = world.folder / "graph.yaml"
+    manifest.write_text(GRAPH)
+    world.up(manifest, speed=20)
+    eventually(lambda: len(world.entries("aggregated", "ready")) == 2, 20, "two workers are ready")
+    entries = world.entries("aggregated")
+    ports = {name: entry["ports"]["kv_events_port"] for name, entry in entries.items()}
+    assert len(set(ports.values())) == 2
+
+    def blocks():
+        return sample(world, "penstock_router_worker_prefix_blocks")
+
+    def send(name, tokens=1024):
+        post(f"{entries[name]['url']}/v1/completions", {"prompt": prompt(name, tokens), "max_tokens": 1})
+
+    for name in entries:
+        send(name)
+    eventually(lambda: blocks() == dict.fromkeys(entries, 2.0), 5, f"both are followed: {blocks()}")
+
+    cleared, killed = entries
+    post(f"{entries[cleared]['url']}/reset_prefix_cache")
+    eventually(lambda: blocks() == {cleared: 0.0, killed: 2.0}, 5, f"one is cleared: {blocks()}")
+
+    world.kill(killed)
+    eventually(lambda: world.entries("aggregated")[killed]["restarts"] == 1, 20, "the other is restarted")
+    eventually(lambda: len(world.entries("aggregated", "ready")) == 2, 20, "both are ready")
+    eventually(lambda: blocks() == dict.fromkeys(entries, 0.0), 5, f"both are empty: {blocks()}")
+    entries = world.entries("aggregated")
+    send(killed)
+    eventually(lambda: blocks()[killed] == 2, 5, f"the new process is followed: {blocks()}")
+    assert sample(world, "penstock_router_kv_events_malformed_total") == {"": 0}
+    world.down()
