@@ -18,6 +18,8 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
         "block_size",
         "lora_id",
         "medium",
+        "lora_name",
+        "extra_keys",
     ),
     "BlockRemoved": ("block_hashes", "medium"),
     "AllBlocksCleared": (),
@@ -25,6 +27,8 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 """The first fields of each event in the order of an array."""
 _MEDIA: Final = {None, "GPU"}
 """Blocks elsewhere, in an offloading connector's memory, come and go by themselves."""
+_MEDIUM, _EXTRA_KEYS = 1, 3
+"""Places after a stored block's size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,10 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """About memory that prompts are not served from."""
+    """About blocks that a plain prompt cannot hit: in other memory, or of a salt, an adapter or an image.
+
+    Tokens alone do not tell those apart from a plain prompt's.
+    """
 
 
 Event = Stored | Removed | Cleared | Elsewhere
@@ -73,7 +80,8 @@ def read_event(event: Any) -> Event | None:
         case ["BlockStored", list(hashes), parent, list(tokens), int(unit), *rest] if _are_names(
             [*hashes, parent]
         ):
-            return Stored(hashes, parent, tokens, unit) if _is_served(rest[1:2]) else Elsewhere()
+            is_plain = _is_served(rest[_MEDIUM : _MEDIUM + 1]) and not _has_extra(rest[_EXTRA_KEYS:])
+            return Stored(hashes, parent, tokens, unit) if is_plain else Elsewhere()
         case ["BlockRemoved", list(hashes), *rest] if _are_names(hashes):
             return Removed(hashes) if _is_served(rest[:1]) else Elsewhere()
         case ["AllBlocksCleared", *_]:
@@ -92,6 +100,10 @@ def _as_array(event: Any) -> Any:
 
 def _is_served(medium: Sequence[Any]) -> bool:
     return not medium or medium[0] in _MEDIA
+
+
+def _has_extra(rest: Sequence[Any]) -> bool:
+    return bool(rest) and isinstance(rest[0], list) and any(each is not None for each in rest[0])
 
 
 def _are_names(names: Sequence[Any]) -> bool:

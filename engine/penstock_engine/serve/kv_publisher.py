@@ -145,6 +145,7 @@ class KvPublisher:
                     "lora_id": None,
                     "medium": _MEDIUM,
                     "lora_name": None,
+                    "extra_keys": [None] * len(keys),
                     "group_idx": 0,
                     "kv_cache_spec_kind": "full_attention",
                 }

@@ -168,7 +168,7 @@ class EngineServer:
         responder.send(200, self.worker.metrics.render(), content_type=metrics.CONTENT_TYPE)
 
     async def _reset_prefix_cache(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
-        responder.send(200 if self.worker.clear_cache() else 409, b"")
+        responder.send(200, orjson.dumps({"success": self.worker.clear_cache()}))
 
     async def _notify(self, request: Request, responder: Responder) -> None:
         try:

@@ -162,10 +162,12 @@ def test_batches_may_be_maps():
         {"type": "BlockRemoved", "block_hashes": HASHES, "medium": "CPU"},
         ["BlockRemoved", HASHES, "CPU"],
         {**STORED_MAP, "block_hashes": [b"x"], "token_ids": TOKENS[:16], "medium": "CPU"},
+        {**STORED_MAP, "token_ids": TOKENS[::-1], "extra_keys": [["salt"], *[None] * 63]},
+        ["BlockStored", HASHES, None, TOKENS[::-1], 16, 1, "GPU", "adapter", [["adapter"]] * 64],
     ],
 )
-def test_blocks_in_other_memory_change_nothing(event):
-    """An offloading connector drops its copy; the worker's own is still there."""
+def test_blocks_that_plain_prompts_cannot_hit_change_nothing(event):
+    """An offloading connector drops its copy, the worker's own is still there; a salted prompt shares with nobody."""
     index, events = apply_all(frames(0, STORED_MAP), frames(1, event))
 
     assert (index.count, events.malformed) == (2, 0)
