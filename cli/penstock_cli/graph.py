@@ -108,7 +108,7 @@ def render(
 ) -> None:
     """Print the processes that the graph in FILE becomes: command, environment, ports, GPUs.
 
-    Values of secrets are masked. ``{port}`` and ``{side_channel_port}`` are filled at start.
+    Values of secrets are masked. ``{port}`` and other ports in braces are filled at start.
 
     With --kubernetes, its objects without an owner; variables are shown as the manifest has them. Compare
     with a cluster: penstock render FILE --kubernetes | kubectl diff -f -
