@@ -191,6 +191,19 @@ async def _writes_of_a_whole_run():
     return len(api.writes), state(api)
 
 
+def _crash_at(k, *, answered):
+    """Die before write ``k``, or once it is stored and before its answer."""
+
+    def fault(number, _write):
+        if number != k:
+            return None
+        if answered:
+            return Crash()
+        raise Crash
+
+    return fault
+
+
 @pytest.mark.parametrize("answered", [False, True])
 async def test_a_crash_at_any_write_of_the_first_run_costs_a_second_look(answered):
     """Killed before write k, or after it was stored and before its answer: the end is the same."""
@@ -199,15 +212,7 @@ async def test_a_crash_at_any_write_of_the_first_run_costs_a_second_look(answere
         api = FakeApi()
         await api.create(graph(), field_manager="user")
         api.writes.clear()
-
-        def fault(number, _write, k=k):
-            if number != k:
-                return None
-            if answered:
-                return Crash()
-            raise Crash
-
-        api.fault = fault
+        api.fault = _crash_at(k, answered=answered)
         async with operator(api) as made:
             with pytest.raises((Crash, BaseExceptionGroup)):
                 await to_rest(api, made)
@@ -232,15 +237,7 @@ async def test_a_crash_at_any_write_of_a_deletion_costs_a_second_look(answered):
             await to_rest(api, made)
         await api.delete(GRAPH_DEPLOYMENT, "g", namespace="ns")
         api.writes.clear()
-
-        def fault(number, _write, k=k):
-            if number != k:
-                return None
-            if answered:
-                return Crash()
-            raise Crash
-
-        api.fault = fault
+        api.fault = _crash_at(k, answered=answered)
         async with operator(api) as made:
             try:
                 await to_rest(api, made)

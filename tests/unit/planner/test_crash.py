@@ -121,31 +121,29 @@ async def test_dying_again_and_again_changes_no_decision(new_world, kill_type, m
 
 async def test_a_recorded_decision_is_carried_out_after_the_restart(world, kill_type):
     """Killed between the ledger and the backend: the next planner asks the backend."""
-    _prepare(world)
     world.killer.at = world.killer.steps
-    world.backend.scale, scale = _dying(world, kill_type), world.backend.scale
-    with pytest.raises(kill_type):
-        await world.run_until(HORIZON_S)
+    await _die_before_scaling(world, kill_type)
     assert world.backend.calls == []
-    world.backend.scale = scale
     await world.run_until(31)
     assert world.backend.calls == [(D, 2, "d000001"), (P, 2, "d000001")]
 
 
-def _dying(world, kill_type):
-    async def scale(*_args, **_keys):
+async def _die_before_scaling(world, kill_type):
+    """Run until a decision is recorded, and die before the backend hears of it."""
+    _prepare(world)
+
+    async def dying(*_args, **_keys):
         raise kill_type("before scale")
 
-    return scale
+    world.backend.scale, scale = dying, world.backend.scale
+    with pytest.raises(kill_type):
+        await world.run_until(HORIZON_S)
+    world.backend.scale = scale
 
 
 async def test_an_old_recorded_decision_is_abandoned(world, kill_type):
     """An hour later its load is gone: it is written off and planned from what is there."""
-    _prepare(world)
-    world.backend.scale, scale = _dying(world, kill_type), world.backend.scale
-    with pytest.raises(kill_type):
-        await world.run_until(HORIZON_S)
-    world.backend.scale = scale
+    await _die_before_scaling(world, kill_type)
     world.time.at_s += 3600
     await world.run_until(3640)
     outcomes = [r["outcome"] for r in read_ledger(world.folder).records if r["type"] == "actuation"]
@@ -156,11 +154,7 @@ async def test_an_old_recorded_decision_is_abandoned(world, kill_type):
 
 async def test_a_recorded_decision_of_another_clock_is_not_carried_out(world, kill_type):
     """Its age cannot be told; nothing stays outstanding."""
-    _prepare(world)
-    world.backend.scale, scale = _dying(world, kill_type), world.backend.scale
-    with pytest.raises(kill_type):
-        await world.run_until(HORIZON_S)
-    world.backend.scale = scale
+    await _die_before_scaling(world, kill_type)
     world.timeline = "test@20"
     await world.run_until(45)
     assert world.backend.calls == []
@@ -170,11 +164,7 @@ async def test_a_recorded_decision_of_another_clock_is_not_carried_out(world, ki
 
 async def test_a_recorded_scale_up_is_abandoned_if_the_budget_is_gone(world, kill_type):
     """Somebody took the GPUs while the planner was dead."""
-    _prepare(world)
-    world.backend.scale, scale = _dying(world, kill_type), world.backend.scale
-    with pytest.raises(kill_type):
-        await world.run_until(HORIZON_S)
-    world.backend.scale = scale
+    await _die_before_scaling(world, kill_type)
     world.backend.gpus = 4
     await world.run_until(32)
     assert world.backend.calls == []

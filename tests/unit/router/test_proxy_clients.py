@@ -13,6 +13,21 @@ def _error(answer):
     return orjson.loads(answer.body)["error"]
 
 
+async def _taken(harness, **queue):
+    """A router whose only prefill worker is busy with a request until that is cancelled.
+
+    Returns:
+        The router, the prefill worker and the request.
+    """
+    prefill, decode = await harness.pair()
+    started = asyncio.Event()
+    prefill.script = [harness.answers.hang(started)]
+    router = await harness.router(prefill, decode, config={"prefillQueue": {"workerTokens": 1, **queue}})
+    first = asyncio.create_task(router.post())
+    await started.wait()
+    return router, prefill, first
+
+
 @pytest.mark.parametrize("stage", ["prefill", "decode"])
 async def test_a_client_that_leaves_cancels_its_worker(harness, stage):
     """In both stages the worker's connection is closed, and every counter returns to zero."""
@@ -48,12 +63,7 @@ async def test_a_client_that_leaves_in_mid_stream_cancels_its_worker(harness):
 
 async def test_a_client_that_leaves_the_queue_makes_room(harness):
     """It is not sent to the worker later, and the next in line is."""
-    prefill, decode = await harness.pair()
-    started = asyncio.Event()
-    prefill.script = [harness.answers.hang(started)]
-    router = await harness.router(prefill, decode, config={"prefillQueue": {"workerTokens": 1}})
-    first = asyncio.create_task(router.post())
-    await started.wait()
+    router, prefill, first = await _taken(harness)
     leaver, waiter = asyncio.create_task(router.post()), asyncio.create_task(router.post())
     await router.until(lambda: len(router.server.gate.queue) == 2)
 
@@ -101,12 +111,7 @@ async def test_a_slow_client_pauses_its_worker(harness):
 
 async def test_the_prefill_queue_holds_what_workers_cannot_take(harness):
     """One request per slot goes to the worker, the others wait, and the queue's numbers show it."""
-    prefill, decode = await harness.pair()
-    started = asyncio.Event()
-    prefill.script = [harness.answers.hang(started)]
-    router = await harness.router(prefill, decode, config={"prefillQueue": {"workerTokens": 1}})
-    first = asyncio.create_task(router.post())
-    await started.wait()
+    router, prefill, first = await _taken(harness)
     others = [asyncio.create_task(router.post(prompt="x" * 40)) for _ in range(3)]
     await router.until(lambda: len(router.server.gate.queue) == 3)
 
@@ -123,14 +128,7 @@ async def test_the_prefill_queue_holds_what_workers_cannot_take(harness):
 
 async def test_a_full_queue_refuses(harness):
     """429 with Retry-After, and not ready; the waiting ones are not disturbed."""
-    prefill, decode = await harness.pair()
-    started = asyncio.Event()
-    prefill.script = [harness.answers.hang(started)]
-    router = await harness.router(
-        prefill, decode, config={"prefillQueue": {"workerTokens": 1, "maxRequests": 1}}
-    )
-    first = asyncio.create_task(router.post())
-    await started.wait()
+    router, _, first = await _taken(harness, maxRequests=1)
     waiter = asyncio.create_task(router.post())
     await router.until(lambda: len(router.server.gate.queue) == 1)
 
@@ -147,14 +145,7 @@ async def test_a_full_queue_refuses(harness):
 
 async def test_waits_are_bounded(harness):
     """503 with Retry-After once the longest wait is over."""
-    prefill, decode = await harness.pair()
-    started = asyncio.Event()
-    prefill.script = [harness.answers.hang(started)]
-    router = await harness.router(
-        prefill, decode, config={"prefillQueue": {"workerTokens": 1, "maxWaitSeconds": 0.05}}
-    )
-    first = asyncio.create_task(router.post())
-    await started.wait()
+    router, _, first = await _taken(harness, maxWaitSeconds=0.05)
 
     refused = await router.post()
 

@@ -30,6 +30,17 @@ def _statefile(path, workers, **states):
     new.replace(path)
 
 
+async def _starting(harness, path, role):
+    """A router by whose statefile the only worker of ``role`` is being started.
+
+    Returns:
+        The router, and both its workers, prefill first.
+    """
+    pair = await harness.pair()
+    _statefile(path, pair, **{each.name: "starting" for each in pair if each.role == role})
+    return await harness.router(statefile=path, disaggregated=True, ready=False), pair
+
+
 async def test_workers_come_and_go_with_the_statefile(harness, tmp_path):
     """A worker added to the file is routed to within a poll, and one taken out is not."""
     path = tmp_path / "llama.json"
@@ -55,14 +66,12 @@ async def test_workers_come_and_go_with_the_statefile(harness, tmp_path):
 async def test_requests_wait_for_a_worker_that_is_being_restarted(harness, tmp_path):
     """The statefile says that somebody starts it: the request is held, then served."""
     path = tmp_path / "llama.json"
-    prefill, decode = await harness.pair()
-    _statefile(path, [prefill, decode], **{prefill.name: "starting"})
-    router = await harness.router(statefile=path, disaggregated=True, ready=False)
+    router, pair = await _starting(harness, path, "prefill")
     request = asyncio.create_task(router.post())
     await router.until(lambda: len(router.server.gate.queue) == 1)
     assert (await router.get("/ready")).status == 503
 
-    _statefile(path, [prefill, decode])
+    _statefile(path, pair)
 
     assert (await request).status == 200
     assert (await router.get("/ready")).status == 200
@@ -72,14 +81,12 @@ async def test_requests_wait_for_a_worker_that_is_being_restarted(harness, tmp_p
 async def test_a_prefill_waits_until_somebody_can_decode(harness, tmp_path):
     """Blocks are not pinned for nobody."""
     path = tmp_path / "llama.json"
-    prefill, decode = await harness.pair()
-    _statefile(path, [prefill, decode], **{decode.name: "starting"})
-    router = await harness.router(statefile=path, disaggregated=True, ready=False)
+    router, pair = await _starting(harness, path, "decode")
     request = asyncio.create_task(router.post())
     await router.until(lambda: len(router.server.gate.queue) == 1)
-    assert prefill.seen == []
+    assert pair[0].seen == []
 
-    _statefile(path, [prefill, decode])
+    _statefile(path, pair)
 
     assert (await request).status == 200
 
@@ -311,10 +318,7 @@ async def test_a_decode_pool_that_leaves_during_the_prefill_is_waited_for(harnes
 
 async def test_several_prompts_without_a_decode_worker_are_refused(harness, tmp_path):
     """They wait for no prefill, so there is no queue to hold them."""
-    path = tmp_path / "llama.json"
-    prefill, decode = await harness.pair()
-    _statefile(path, [prefill, decode], **{decode.name: "starting"})
-    router = await harness.router(statefile=path, disaggregated=True, ready=False)
+    router, _ = await _starting(harness, tmp_path / "llama.json", "decode")
 
     answer = await router.post(prompt=["a", "b"])
 

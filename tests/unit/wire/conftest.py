@@ -65,6 +65,64 @@ def until():
     return wait
 
 
+@pytest.fixture
+def at_rest():
+    """Return a coroutine function that waits until a number stands still from one look to the next."""
+
+    async def wait(number, *, look_s=0.1):
+        before = None
+        while number() != before:
+            before = number()
+            await asyncio.sleep(look_s)
+
+    return wait
+
+
+class Flood:
+    """A handler that writes pieces of 64 KiB, each when the one before it has drained.
+
+    Attributes:
+        total: Bytes that it is to write.
+        sent: Bytes that it has written.
+    """
+
+    def __init__(self, pieces):
+        self.total = pieces * 65536
+        self.sent = 0
+
+    async def __call__(self, request, responder):
+        """Write all pieces."""
+        responder.start(200)
+        while self.sent < self.total:
+            responder.write(b"x" * 65536)
+            self.sent += 65536
+            await responder.drain()
+        responder.end()
+
+
+@pytest.fixture
+def flood():
+    """Return a function that makes a flood of so many pieces."""
+    return Flood
+
+
+@pytest.fixture
+def in_two():
+    """Return a function that makes a handler which answers in two pieces, the second once a gate is open."""
+
+    def make(gate, first, second):
+        async def handler(request, responder):
+            responder.start(200)
+            responder.write(first)
+            await gate.wait()
+            responder.write(second)
+            responder.end()
+
+        return handler
+
+    return make
+
+
 class RawClient:
     """Sends bytes as they are and reads what comes back."""
 

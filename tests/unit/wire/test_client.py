@@ -135,46 +135,24 @@ async def test_stream_yields_bytes_as_they_arrive(serve, pool):
     assert pool.idle_connections == 1
 
 
-async def test_a_slow_consumer_pauses_the_upstream(serve, pool):
+async def test_a_slow_consumer_pauses_the_upstream(serve, pool, flood, at_rest):
     """Unread body bytes are bounded: the server is held back until the consumer goes on."""
-    sent = 0
-    total = 200 * 65536
-
-    async def handler(request, responder):
-        nonlocal sent
-        responder.start(200)
-        for _ in range(200):
-            responder.write(b"x" * 65536)
-            sent += 65536
-            await responder.drain()
-        responder.end()
-
-    server = await serve(handler)
+    source = flood(200)
+    server = await serve(source)
     async with await pool.stream("GET", url_of(server)) as response:
-        before = -1
-        while sent != before:
-            before = sent
-            await asyncio.sleep(0.1)
-        assert sent < total
+        await at_rest(lambda: source.sent)
+        assert source.sent < source.total
         assert response._buffered_bytes < 2 * 1024 * 1024
         received = 0
         async for part in response:
             received += len(part)
-    assert received == total
+    assert received == source.total
 
 
-async def test_a_sink_gets_everything_in_order(serve, pool):
+async def test_a_sink_gets_everything_in_order(serve, pool, in_two):
     """Callbacks receive what came before they were set, then the rest, then the end."""
     gate = asyncio.Event()
-
-    async def handler(request, responder):
-        responder.start(200)
-        responder.write(b"early ")
-        await gate.wait()
-        responder.write(b"late")
-        responder.end()
-
-    server = await serve(handler)
+    server = await serve(in_two(gate, b"early ", b"late"))
     response = await pool.stream("GET", url_of(server))
     await asyncio.sleep(0.02)
     seen = []
@@ -195,18 +173,10 @@ async def test_a_sink_set_after_the_end_gets_body_and_end(serve, pool, until):
     assert seen[1] == "end"
 
 
-async def test_pause_holds_a_sink_until_resume(serve, pool, until):
+async def test_pause_holds_a_sink_until_resume(serve, pool, until, in_two):
     """Between pause and resume the sink gets nothing."""
     gate = asyncio.Event()
-
-    async def handler(request, responder):
-        responder.start(200)
-        responder.write(b"a")
-        await gate.wait()
-        responder.write(b"b")
-        responder.end()
-
-    server = await serve(handler)
+    server = await serve(in_two(gate, b"a", b"b"))
     response = await pool.stream("GET", url_of(server))
     seen = []
     done = asyncio.get_running_loop().create_future()

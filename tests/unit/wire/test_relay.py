@@ -142,33 +142,18 @@ async def test_an_observer_that_raises_ends_the_relay(serve, connect, make_pool,
     await until(lambda: not pool.connections)
 
 
-async def test_a_slow_client_holds_the_source_back(serve, make_pool):
+async def test_a_slow_client_holds_the_source_back(serve, make_pool, flood, at_rest):
     """Bytes between source and client are bounded; all arrive when the client reads."""
-    sent = 0
-    total = 400 * 65536
-
-    async def flood(request, responder):
-        nonlocal sent
-        responder.start(200)
-        for _ in range(400):
-            responder.write(b"x" * 65536)
-            sent += 65536
-            await responder.drain()
-        responder.end()
-
-    source = await serve(flood)
-    front = await serve(relaying(make_pool(), url_of(source), observe=lambda data: data))
+    source = flood(400)
+    front = await serve(relaying(make_pool(), url_of(await serve(source)), observe=lambda data: data))
     loop = asyncio.get_running_loop()
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
         await loop.sock_connect(sock, ("127.0.0.1", front.port))
         await loop.sock_sendall(sock, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        before = -1
-        while sent != before:
-            before = sent
-            await asyncio.sleep(0.1)
-        assert 0 < sent < total
+        await at_rest(lambda: source.sent)
+        assert 0 < source.sent < source.total
         received = 0
         tail = b""
         while not tail.endswith(b"0\r\n\r\n"):
@@ -176,7 +161,7 @@ async def test_a_slow_client_holds_the_source_back(serve, make_pool):
             assert data
             received += len(data)
             tail = (tail + data)[-5:]
-        assert received > total
+        assert received > source.total
 
 
 @pytest.mark.parametrize("count", [1, 50])

@@ -19,7 +19,7 @@ def slow_socket(port):
     return sock
 
 
-async def test_drain_bounds_what_a_slow_reader_costs(serve):
+async def test_drain_bounds_what_a_slow_reader_costs(serve, at_rest):
     """A writer that drains is held while its client does not read, then sends every byte."""
     written = 0
     total = 64 * 65536
@@ -39,10 +39,7 @@ async def test_drain_bounds_what_a_slow_reader_costs(serve):
     loop = asyncio.get_running_loop()
     with slow_socket(server.port) as sock:
         await loop.sock_sendall(sock, GET)
-        before = -1
-        while written != before:
-            before = written
-            await asyncio.sleep(0.05)
+        await at_rest(lambda: written, look_s=0.05)
         assert written < total
         received = 0
         while received < total:
@@ -109,7 +106,7 @@ async def test_a_client_that_leaves_its_last_answer_unread_is_cut_off(serve, unt
         await until(lambda: not server.connections)
 
 
-async def test_no_new_handler_starts_for_a_client_that_does_not_read(serve):
+async def test_no_new_handler_starts_for_a_client_that_does_not_read(serve, at_rest):
     """Pipelining without reading does not pile answers up in memory."""
     started = 0
 
@@ -122,10 +119,7 @@ async def test_no_new_handler_starts_for_a_client_that_does_not_read(serve):
     loop = asyncio.get_running_loop()
     with slow_socket(server.port) as sock:
         await loop.sock_sendall(sock, GET * 20)
-        before = -1
-        while started != before:
-            before = started
-            await asyncio.sleep(0.05)
+        await at_rest(lambda: started, look_s=0.05)
         assert started < 20
         received = 0
         while received < 20_000_000:
@@ -160,18 +154,10 @@ async def test_requests_that_wait_for_their_turn_are_bounded(serve, connect, unt
     assert answered == [f"/{number}" for number in range(count)]
 
 
-async def test_close_lets_a_response_finish(serve, connect):
+async def test_close_lets_a_response_finish(serve, connect, in_two):
     """Within the grace, a response under way is completed and idle connections are closed at once."""
     gate = asyncio.Event()
-
-    async def handler(request, responder):
-        responder.start(200)
-        responder.write(b"a")
-        await gate.wait()
-        responder.write(b"b")
-        responder.end()
-
-    server = await serve(handler)
+    server = await serve(in_two(gate, b"a", b"b"))
     idle, busy = await connect(server), await connect(server)
     busy.send(GET)
     await busy.head()
