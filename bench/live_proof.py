@@ -30,6 +30,7 @@ import orjson
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
+import graphs
 import live_page
 import sse_load
 from live_page import Request, Side
@@ -59,20 +60,6 @@ from penstock_workload.statistics import summarise
 from penstock_workload.traces import TraceRequest
 
 MODEL = "live"
-_GRAPH = """
-apiVersion: penstock.dev/v1alpha1
-kind: GraphDeployment
-metadata: {{name: live}}
-spec:
-  model: {{name: {model}, servedName: {model}, contextTokens: 131072}}
-  runtime: simulated
-  services:
-    frontend: {{role: router}}
-{workers}
-  engine: {{profile: {profile}}}
-  router: {{policy: {policy}}}
-  planner: {{enabled: false}}
-"""
 
 
 class TextChains(PrefixChains):
@@ -100,10 +87,10 @@ def write_graph(folder: Path, instances: str, policy: str, profile: str) -> Path
     apart = re.fullmatch(r"(\d+)P(\d+)D", instances)
     if apart is None and not instances.isdigit():
         raise SystemExit(f"--instances {instances}: write 4P4D, or 8 for aggregated workers")
-    pools = {"aggregated": instances} if apart is None else {"prefill": apart[1], "decode": apart[2]}
-    workers = "\n".join(f"    {role}: {{role: {role}, replicas: {count}}}" for role, count in pools.items())
+    counts = {"aggregated": instances} if apart is None else {"prefill": apart[1], "decode": apart[2]}
+    pools = {role: int(count) for role, count in counts.items()}
     path = folder / "graph.yaml"
-    path.write_text(_GRAPH.format(model=MODEL, workers=workers, profile=profile, policy=policy))
+    path.write_text(graphs.manifest("live", MODEL, pools, policy=policy, profile=profile))
     return path
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import graphs
 import sse_load
 
 from penstock_local.ports import ephemeral_port
@@ -54,19 +55,6 @@ http {{
                   proxy_set_header Connection ""; }} }}
 }}
 """
-_GRAPH = """
-apiVersion: penstock.dev/v1alpha1
-kind: GraphDeployment
-metadata: {{name: bench}}
-spec:
-  model: {{name: {model}, servedName: {model}, contextTokens: 131072}}
-  runtime: simulated
-  services:
-    frontend: {{role: router}}
-    worker: {{role: aggregated, replicas: {workers}}}
-  engine: {{profile: a100-llama-8b-bf16-tp1}}
-  planner: {{maxGpuBudget: {workers}}}
-"""
 
 # ---------------------------------------------------------------------- routers
 
@@ -87,8 +75,8 @@ def penstock(policy: str | None, sources: Sequence[str]) -> Iterator[tuple[str, 
     """Run ``penstock router serve``; gives its URL and PID."""
     with tempfile.TemporaryDirectory() as folder:
         graph, port = Path(folder) / "graph.yaml", ephemeral_port()
-        text = _GRAPH.format(model=sse_load.MODEL, workers=len(sources))
-        graph.write_text(text + (f"  router: {{policy: {policy}}}\n" if policy else ""))
+        pools = {"aggregated": len(sources)}
+        graph.write_text(graphs.manifest("bench", sse_load.MODEL, pools, policy=policy))
         argv = [sys.executable, "-m", "penstock_cli", "router", "serve", "--graph", str(graph)]
         argv += [f"--worker=aggregated={url}" for url in sources] + ["--port", str(port)]
         with _process(argv, f"http://127.0.0.1:{port}/ready", Path(folder) / "log") as found:

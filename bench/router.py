@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import graphs
 import relay as relays
 import sse_load
 
@@ -33,23 +35,6 @@ _STREAMS = 64
 # Chosen: on an idle machine two cores see 1.00 to 1.02 events per read and a direct p99 below 5 ms.
 _BUSY_EVENTS_PER_READ = 1.1
 _BUSY_TTFT_MS = 10.0
-_GRAPH = """
-apiVersion: penstock.dev/v1alpha1
-kind: GraphDeployment
-metadata: {{name: bench}}
-spec:
-  model: {{name: {model}, servedName: {model}, contextTokens: 131072}}
-  runtime: simulated
-  services:
-    frontend: {{role: router}}
-{workers}
-  engine: {{profile: a100-llama-8b-bf16-tp1}}
-  planner: {{maxGpuBudget: 8}}
-"""
-_WORKERS = {
-    "aggregated": "    worker: {role: aggregated, replicas: 2}",
-    "disaggregated": "    prefill: {role: prefill, replicas: 1}\n    decode: {role: decode, replicas: 1}",
-}
 _ROLES = {"aggregated": ("aggregated", "aggregated"), "disaggregated": ("prefill", "decode")}
 
 
@@ -82,8 +67,8 @@ def _router(mode: str, sources: list[str], policy: str | None) -> Iterator[tuple
     """Run ``penstock router serve`` before the sources; gives its URL and PID."""
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder) / "graph.yaml"
-        text = _GRAPH.format(model=sse_load.MODEL, workers=_WORKERS[mode])
-        graph.write_text(text + (f"  router: {{policy: {policy}}}\n" if policy else ""))
+        pools = Counter(_ROLES[mode])
+        graph.write_text(graphs.manifest("bench", sse_load.MODEL, pools, policy=policy))
         port = ephemeral_port()
         workers = [f"--worker={role}={url}" for role, url in zip(_ROLES[mode], sources, strict=True)]
         argv = [sys.executable, "-m", "penstock_cli", "router", "serve", "--graph", str(graph), *workers]
