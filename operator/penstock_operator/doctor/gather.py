@@ -19,6 +19,7 @@ from penstock_core import metric_names as names
 from penstock_core.errors import ClusterError, ForbiddenError, NotFoundError
 from penstock_graph.cluster_names import GRAPH_LABEL, HTTP_PORT, OPERATOR, PLANNER, WORKER_PORT, lease_name
 from penstock_graph.crd import definitions
+from penstock_graph.pod_words import FINISHED_PHASES
 from penstock_kube.client import KubeClient
 from penstock_kube.kinds import (
     ACCESS_REVIEW,
@@ -356,7 +357,7 @@ def _http_port(pod: Object) -> int:
 def _add_requests(requested: dict[str, dict[str, int]], pod: Object) -> None:
     """Add a pod's extended resources to those of its node; finished pods hold none."""
     node = pod.get("spec", {}).get("nodeName")
-    if not node or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+    if not node or pod.get("status", {}).get("phase") in FINISHED_PHASES:
         return
     here = requested.setdefault(node, {})
     for container in pod["spec"].get("containers", ()):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from penstock_graph.pod_words import CONFIG_REASONS, CRASH_LOOP, PULL_REASONS
 from penstock_operator.plan.pods import ContainerView, PodView, pod_view
 
 SLOW_START_S: Final = 300.0
@@ -47,22 +48,6 @@ class Category(StrEnum):
 
 
 _SEVERITY: Final = {category: rank for rank, category in enumerate(Category)}
-
-_PULL_REASONS: Final = frozenset(
-    {
-        "ErrImageNeverPull",
-        "ErrImagePull",
-        "ImageInspectError",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "RegistryUnavailable",
-        "SignatureValidationFailed",
-    }
-)
-_CONFIG_REASONS: Final = frozenset(
-    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
-)
-"""Reasons of waiting containers: kubernetes/pkg/kubelet/images/types.go and kuberuntime."""
 
 _ABSENT: Final = re.compile(r'(secret|configmap) "([^"]+)" not found')
 _KEY_ABSENT: Final = re.compile(r"couldn't find key (\S+) in (Secret|ConfigMap) \S+?/([^\s/]+)")
@@ -234,14 +219,14 @@ def _of_containers(pod: PodView, now_s: float, slow_start_s: float) -> _Found:
 
 def _of_waiting(container: ContainerView) -> _Found:
     reason = container.waiting_reason
-    if reason in _PULL_REASONS:
+    if reason in PULL_REASONS:
         cause = container.waiting_message.rpartition("ErrImagePull: ")[2].strip()
         told = "" if not cause or cause.startswith("Back-off") else f": {cause}"
         message = f"image {container.image} cannot be pulled{told}"
         return Category.IMAGE_PULL, message, "correct the image, or add imagePullSecrets in podTemplate"
-    if reason in _CONFIG_REASONS:
+    if reason in CONFIG_REASONS:
         return _of_config(container)
-    if reason == "CrashLoopBackOff":
+    if reason == CRASH_LOOP:
         return _of_exit(container)
     return None
 

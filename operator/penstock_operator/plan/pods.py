@@ -23,16 +23,15 @@ from penstock_graph.cluster_names import (
     SERVING_LABEL,
 )
 from penstock_graph.models import Role
+from penstock_graph.pod_words import FINISHED_PHASES, GROUP_KEY_LABEL, WORKER_INDEX_LABEL
 
 HASH_LABEL: Final = "pod-template-hash"
 """Kubernetes' own: revision of a Deployment's pod."""
 
-GROUP_KEY_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-key"
 GROUP_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-index"
-WORKER_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/worker-index"
 GROUP_SIZE_ANNOTATION: Final = "leaderworkerset.sigs.k8s.io/size"
 GROUP_REVISION_LABEL: Final = "leaderworkerset.sigs.k8s.io/template-revision-hash"
-"""LeaderWorkerSet's own: which group of which set a pod belongs to, and how many pods a group has."""
+"""LeaderWorkerSet's own: which group of its set a pod belongs to, of how many pods, from which template."""
 
 GPU_RESOURCES: Final = ("gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi", "google.com/tpu")
 """Accelerators whose resource name does not end in ``/gpu``."""
@@ -229,7 +228,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         phase=phase,
         ready=any(each.type == "Ready" and each.status == "True" for each in conditions),
         terminating=bool(metadata.get("deletionTimestamp")),
-        finished=phase in {"Succeeded", "Failed"},
+        finished=phase in FINISHED_PHASES,
         serving=_text(labels, SERVING_LABEL),
         drain_since_s=seconds(annotations.get(DRAIN_ANNOTATION)),
         deletion_cost=_integer(annotations.get(DELETION_COST_ANNOTATION)) or 0,

@@ -18,11 +18,15 @@ from penstock_graph.cluster_names import (
     WORKER_PORT,
 )
 from penstock_graph.models import Role
+from penstock_graph.pod_words import (
+    CONFIG_REASONS,
+    CRASH_LOOP,
+    FINISHED_PHASES,
+    GROUP_KEY_LABEL,
+    PULL_REASONS,
+    WORKER_INDEX_LABEL,
+)
 from penstock_planner.targets.base import Endpoint, PoolState
-
-GROUP_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-key"
-INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/worker-index"
-"""LeaderWorkerSet's own; index 0 is the leader."""
 
 SERVED_AFTER_S: Final = 5.0
 """Chosen: a Ready condition that changed this long after the kubelet first saw the pod changed because the pod
@@ -31,19 +35,7 @@ was ready once; the first one is written within a second."""
 CRASHES: Final = 3
 """Chosen: restarts before the first readiness that make it a crash loop; one or two may be a dependency."""
 
-_STUCK = frozenset(
-    {
-        "CrashLoopBackOff",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "ErrImageNeverPull",
-        "ErrImagePull",
-        "ImageInspectError",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "RunContainerError",
-    }
-)
+_STUCK: Final = PULL_REASONS | CONFIG_REASONS | {CRASH_LOOP}
 """The kubelet's reasons for a container that does not run and will not by waiting alone."""
 
 
@@ -94,13 +86,13 @@ def pod_facts(obj: Mapping[str, Any]) -> PodFacts:
         name=metadata["name"],
         uid=metadata.get("uid", metadata["name"]),
         role=_role(labels.get(ROLE_LABEL)),
-        group=labels.get(GROUP_LABEL) or metadata["name"],
-        is_leader=labels.get(INDEX_LABEL, "0") == "0",
+        group=labels.get(GROUP_KEY_LABEL) or metadata["name"],
+        is_leader=labels.get(WORKER_INDEX_LABEL, "0") == "0",
         url=f"http://{_host(address)}:{WORKER_PORT}" if address else None,
         ready=ready.get("status") == "True",
         served=_gap_s(status.get("startTime"), ready.get("lastTransitionTime")) > SERVED_AFTER_S,
         leaving=bool(metadata.get("deletionTimestamp")) or labels.get(SERVING_LABEL) == DRAINING,
-        finished=status.get("phase") in {"Succeeded", "Failed"},
+        finished=status.get("phase") in FINISHED_PHASES,
         bound=bool(spec.get("nodeName")),
         trouble=trouble,
         message=message,
