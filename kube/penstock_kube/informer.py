@@ -237,8 +237,7 @@ class Informer:
             return
         try:
             self._on_change(what, obj)
-        except Exception:
-            # One bad object must not end the view of all others.
+        except Exception:  # whatever the listener does: one bad object must not end the view of all others
             log.exception(
                 "change not handled", kind=self._kind.plural, key="/".join(key_of(obj)), change=what
             )

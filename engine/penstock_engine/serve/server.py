@@ -200,7 +200,7 @@ async def serve(settings: ServeSettings, stop: asyncio.Event) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             await _serve_until(stop, EngineServer(settings, group))
-    except ExceptionGroup as failures:
+    except ExceptionGroup as failures:  # the task group wraps even the one error that this function promises
         if len(failures.exceptions) == 1 and isinstance(failures.exceptions[0], PenstockError):
             raise failures.exceptions[0] from None
         raise

@@ -68,7 +68,7 @@ class FleetWatch:
         while True:
             try:
                 await self.check(worker)
-            except Exception:
+            except Exception:  # root of the worker's task: without checks it would stay as it was last seen
                 log.exception("health check failed unexpectedly", worker=worker.name)
             due_s = max(due_s + self._period_real_s, loop.time() + FLOOR_REAL_S / 2)
             await asyncio.sleep(due_s - loop.time())
