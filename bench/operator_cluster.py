@@ -151,10 +151,7 @@ async def change_latencies(client: KubeClient, keys: list[tuple[str, str]], chan
 async def measure(plane: ControlPlane, arguments: argparse.Namespace) -> dict[str, float]:
     """Return the figures."""
     client = await KubeClient.connect(kubeconfig=plane.kubeconfig)
-    for file in sorted((ROOT / "crds").glob("*.yaml")):
-        plane.kubectl("apply", "--server-side", "-f", str(file))
-        plane.kubectl("wait", "--for=jsonpath={.status.conditions}", "--timeout=30s", "-f", str(file))
-        plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(file))
+    plane.install_crds()
     keys = await create_graphs(plane, client, arguments.graphs)
     started_s = time.monotonic()
     with operator(plane) as pid:

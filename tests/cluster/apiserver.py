@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import datetime as dt
-import ipaddress
 import json
 import os
 import secrets
@@ -25,11 +23,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from certificates import pem, write_certificates
+from cryptography.hazmat.primitives.asymmetric import rsa
 
+CRDS = Path(__file__).parents[2] / "crds"
 ASSETS = "KUBEBUILDER_ASSETS"
 NEEDED = ("etcd", "kube-apiserver")
 ADMIN = "admin"
@@ -234,6 +231,19 @@ class ControlPlane:
         assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
         return done.stdout
 
+    def apply(self, *objects: dict[str, Any]) -> None:
+        """Apply objects as the administrator."""
+        manifest = {"apiVersion": "v1", "kind": "List", "items": objects}
+        self.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(manifest))
+
+    def install_crds(self) -> None:
+        """Install Penstock's CustomResourceDefinitions and wait until they are served."""
+        for file in sorted(CRDS.glob("*.yaml")):
+            self.kubectl("apply", "--server-side", "-f", str(file))
+            # kubectl's condition fails on an object whose status nobody has written yet.
+            self.kubectl("wait", "--for=jsonpath={.status.conditions}", "--timeout=30s", "-f", str(file))
+            self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(file))
+
     def audit_events(self, *, after: int = 0, user: str | None = None) -> list[dict[str, Any]]:
         """Return finished requests in order, from byte ``after`` of the log (see `audit_mark`).
 
@@ -350,9 +360,9 @@ class ControlPlane:
 
     def _write_keys(self) -> None:
         folder = self.folder
-        _write_certificates(folder)
+        write_certificates(folder)
         signing = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        (folder / "sa.key").write_bytes(_pem(signing))
+        (folder / "sa.key").write_bytes(pem(signing))
         (folder / "audit-policy.yaml").write_text(yaml.safe_dump(AUDIT_POLICY))
         self._tokens[ADMIN] = secrets.token_hex(16)
         (folder / "tokens.csv").write_text(f'{self._tokens[ADMIN]},{ADMIN},{ADMIN},"system:masters"\n')
@@ -375,86 +385,3 @@ class ControlPlane:
         path = self.folder / "kwok.yaml"
         path.write_text("")
         return path
-
-
-def _pem(key: Any) -> bytes:
-    pem: bytes = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return pem
-
-
-def _write_certificates(folder: Path) -> None:
-    """Write an authority, the server's certificate and an administrator's client certificate."""
-    authority = ec.generate_private_key(ec.SECP256R1())
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "penstock-test-ca")])
-    ca = _certificate(issuer, issuer, authority.public_key(), authority, is_ca=True)
-    (folder / "ca.crt").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
-    for name, subject, names in (
-        ("server", [x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")], ["localhost", "127.0.0.1"]),
-        (
-            "client",
-            [
-                x509.NameAttribute(NameOID.COMMON_NAME, "certified-admin"),
-                x509.NameAttribute(NameOID.ORGANIZATION_NAME, "system:masters"),
-            ],
-            [],
-        ),
-    ):
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _certificate(x509.Name(subject), issuer, key.public_key(), authority, names=names)
-        (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        (folder / f"{name}.key").write_bytes(_pem(key))
-
-
-def _certificate(
-    subject: x509.Name,
-    issuer: x509.Name,
-    public_key: Any,
-    signer: ec.EllipticCurvePrivateKey,
-    *,
-    is_ca: bool = False,
-    names: list[str] | None = None,
-) -> x509.Certificate:
-    now = dt.datetime.now(dt.UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public_key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-        )
-    )
-    if is_ca:
-        usage = x509.KeyUsage(
-            digital_signature=True,
-            content_commitment=False,
-            key_encipherment=False,
-            data_encipherment=False,
-            key_agreement=False,
-            key_cert_sign=True,
-            crl_sign=True,
-            encipher_only=False,
-            decipher_only=False,
-        )
-        builder = builder.add_extension(usage, critical=True)
-    else:
-        uses = [ExtendedKeyUsageOID.SERVER_AUTH if names else ExtendedKeyUsageOID.CLIENT_AUTH]
-        builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
-    if names:
-        builder = builder.add_extension(
-            x509.SubjectAlternativeName([_san(name) for name in names]), critical=False
-        )
-    return builder.sign(signer, hashes.SHA256())
-
-
-def _san(name: str) -> x509.GeneralName:
-    with contextlib.suppress(ValueError):
-        return x509.IPAddress(ipaddress.ip_address(name))
-    return x509.DNSName(name)

@@ -5,6 +5,7 @@ Skipped with a reason where KUBEBUILDER_ASSETS is absent.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -17,12 +18,14 @@ import pytest
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 
-from apiserver import ControlPlane, asset, missing_assets
+from apiserver import CRDS, ControlPlane, asset, missing_assets
+from faulty import FaultyProxy
+from planning import World
 
 from penstock_kube.client import KubeClient
 
-CRDS = Path(__file__).parents[2] / "crds"
 _numbers = itertools.count(1)
 
 
@@ -103,14 +106,9 @@ def make_node(kwok: ControlPlane) -> Iterator[Callable[..., str]]:
 @pytest.fixture(scope="session")
 def crds(api_server: ControlPlane) -> ControlPlane:
     """The API server with Penstock's CustomResourceDefinitions established."""
-    files = sorted(CRDS.glob("*.yaml"))
-    if not files:
+    if not any(CRDS.glob("*.yaml")):
         pytest.skip(f"no CustomResourceDefinitions in {CRDS}")
-    for file in files:
-        api_server.kubectl("apply", "--server-side", "-f", str(file))
-        # kubectl's condition fails on an object whose status nobody has written yet.
-        api_server.kubectl("wait", "--for=jsonpath={.status.conditions}", "--timeout=30s", "-f", str(file))
-        api_server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(file))
+    api_server.install_crds()
     return api_server
 
 
@@ -132,8 +130,7 @@ def make_namespace(api_server: ControlPlane) -> Iterator[Callable[..., str]]:
             "kind": "ServiceAccount",
             "metadata": {"name": "default", "namespace": name},
         }
-        both = {"apiVersion": "v1", "kind": "List", "items": [namespace, account]}
-        api_server.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(both))
+        api_server.apply(namespace, account)
         made.append(name)
         return name
 
@@ -153,6 +150,51 @@ async def client(api_server: ControlPlane) -> AsyncIterator[KubeClient]:
     """The administrator's client."""
     made = await KubeClient.connect(kubeconfig=api_server.kubeconfig, rng=random.Random(1))
     yield made
+    await made.close()
+
+
+@pytest.fixture
+async def own(own_api_server: ControlPlane) -> AsyncIterator[tuple[ControlPlane, KubeClient]]:
+    """A control plane of the test's own, ready for graphs in namespace default, and its administrator's client."""
+    own_api_server.install_crds()
+    account = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": "default", "namespace": "default"},
+    }
+    own_api_server.apply(account)
+    made = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
+    yield own_api_server, made
+    await made.close()
+
+
+@pytest.fixture
+async def proxy(crds: ControlPlane) -> AsyncIterator[FaultyProxy]:
+    """A proxy before the API server that fails as it is told."""
+    async with FaultyProxy(crds, random.Random(7)) as made:
+        yield made
+
+
+@pytest.fixture
+async def shaky(proxy: FaultyProxy, tmp_path: Path) -> AsyncIterator[KubeClient]:
+    """A client that goes through the proxy."""
+    path = proxy.kubeconfig(tmp_path / "proxy.kubeconfig")
+    made = await KubeClient.connect(kubeconfig=path, rng=random.Random(2))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def world(
+    crds: ControlPlane, client: KubeClient, namespace: str, tmp_path: Path
+) -> AsyncIterator[World]:
+    """A namespace for planners, in which somebody makes the pods that are wished for."""
+    made = World(client, namespace, tmp_path)
+    await made.start()
+    operator = asyncio.create_task(made.operate())
+    yield made
+    operator.cancel()
+    await asyncio.wait({operator})
     await made.close()
 
 

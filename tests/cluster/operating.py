@@ -1,14 +1,23 @@
-"""What the tests of the operator share: a small graph, an operator in this process, and waiting."""
+"""What the tests of the operator share: a small graph, an operator in this process or one of its own, and waiting."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import pytest
+from apiserver import free_port
 
-from penstock_kube.kinds import GRAPH_DEPLOYMENT, KINDS
+from penstock_kube.informer import Informer
+from penstock_kube.kinds import GRAPH_DEPLOYMENT, KINDS, POD
 from penstock_operator.metrics import OperatorMetrics
+from penstock_operator.plan.pods import pod_view
+from penstock_operator.plan.scale import Load
 from penstock_operator.queue import Pace
 from penstock_operator.service import Operator, Service
 from penstock_operator.settings import OperatorSettings
@@ -56,6 +65,47 @@ class NoLoads:
         return {pod.name: None for pod, _ in pods}
 
 
+class Loads:
+    """Loads that a test sets by pod; others are idle for long."""
+
+    def __init__(self):
+        self.busy = {}
+        self.asked = 0
+
+    async def read(self, pods):
+        """Return the set load, or idleness."""
+        self.asked += 1
+        return {pod.name: self.busy.get(pod.name, Load(0, 0, 0.0, idle_s=60.0)) for pod, _ in pods}
+
+
+class BudgetWatch:
+    """Adds up the GPUs of a graph's released, unfinished worker pods at every event of the API server."""
+
+    def __init__(self, client, namespace):
+        self.most = 0
+        self.seen = 0
+        self._pods = Informer(
+            client, POD, namespace=namespace, on_change=self._changed, label_selector="penstock.dev/graph"
+        )
+
+    @asynccontextmanager
+    async def on(self):
+        """Watch while the body runs."""
+        task = asyncio.create_task(self._pods.run())
+        await self._pods.synced.wait()
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _changed(self, _change, _pod):
+        views = map(pod_view, self._pods.objects.values())
+        gpus = sum(each.gpus for each in views if not each.gated and not each.finished)
+        self.most = max(self.most, gpus)
+        self.seen += 1
+
+
 def operate(kubeconfig, namespace):
     """Be an operator process until killed."""
     # Nobody else runs: without a Lease the next one need not wait for the end of this one's term.
@@ -79,6 +129,43 @@ async def running(client, namespace, *, loads=None, pace=None):
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+@contextmanager
+def process(kubeconfig, namespace, *options):
+    """Run `penstock operator run`; give the process and its metrics port."""
+    port = free_port()
+    command = [sys.executable, "-m", "penstock_cli", "operator", "run", "--namespace", namespace]
+    command += ["--kubeconfig", str(kubeconfig), "--host", "127.0.0.1", "--metrics-port", str(port), *options]
+    environment = {**os.environ, "POD_NAME": f"operator-{port}"}
+    running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        yield running, port
+    finally:
+        if running.poll() is None:
+            running.kill()
+        running.communicate()
+
+
+def page(port, path):
+    """Return status and body of one of the process's pages."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as exc:
+        return exc.code, exc.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def says(port, path, text=""):
+    """Return a check of a page."""
+
+    async def check():
+        status, body = await asyncio.to_thread(page, port, path)
+        return status == 200 and text in body
+
+    return check
 
 
 async def until(check, what, *, timeout_s=30.0):

@@ -423,8 +423,7 @@ async def test_prometheus_through_the_servers_proxy(look, client, api_server, na
                 }
             ],
         }
-        both = {"apiVersion": "v1", "kind": "List", "items": [service, endpoints]}
-        api_server.kubectl("apply", "-f", "-", stdin=json.dumps(both))
+        api_server.apply(service, endpoints)
         planner = {"metrics": {"prometheusUrl": url}}
         await client.create(graph_object(namespace, planner=planner), field_manager=ME)
         messages = [each.message for each in (await look())[f"graph {namespace}/llama"]]

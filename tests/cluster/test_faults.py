@@ -8,7 +8,7 @@ import random
 from collections import Counter
 
 import pytest
-from faulty import EVERY_FAULT, WRITES, Fault, FaultyProxy
+from faulty import EVERY_FAULT, WRITES, Fault
 from operating import CHILDREN, all_children, condition, graph, running, settled, until
 
 from penstock_core.errors import NotFoundError
@@ -24,26 +24,9 @@ from penstock_kube.kinds import (
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(240),
-    # httpx leaves the sockets of connections that broke to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 WAIT_S = 90.0
-
-
-@pytest.fixture(name="proxy")
-async def _proxy(crds):
-    async with FaultyProxy(crds, random.Random(7)) as proxy:
-        yield proxy
-
-
-@pytest.fixture(name="shaky")
-async def _shaky(proxy, tmp_path):
-    """A client that goes through the proxy."""
-    path = proxy.kubeconfig(tmp_path / "proxy.kubeconfig")
-    made = await KubeClient.connect(kubeconfig=path, rng=random.Random(2))
-    yield made
-    await made.close()
 
 
 async def uids(client, namespace):

@@ -3,46 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import random
 
 import pytest
-from conftest import CRDS
 from operating import CHILDREN, all_children, condition, graph, names, running, settled, until
 
 from penstock_core.errors import ClusterError
-from penstock_kube.client import KubeClient
 from penstock_kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(240),
-    # httpx leaves the sockets of connections that broke to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 NAMESPACE = "default"
 WAIT_S = 90.0
 ADAPTERS = "scalingadapters.penstock.dev"
 GRAPHS = "graphdeployments.penstock.dev"
-
-
-def install(plane):
-    """Install the CustomResourceDefinitions."""
-    for file in sorted(CRDS.glob("*.yaml")):
-        plane.kubectl("apply", "--server-side", "-f", str(file))
-        plane.kubectl("wait", "--for=jsonpath={.status.conditions}", "--timeout=30s", "-f", str(file))
-        plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(file))
-
-
-@pytest.fixture(name="own")
-async def _own(own_api_server):
-    install(own_api_server)
-    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
-    own_api_server.kubectl("apply", "--server-side", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(account))
-    client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
-    yield own_api_server, client
-    await client.close()
 
 
 def there(client):
@@ -74,7 +50,7 @@ async def test_a_removed_kind_costs_no_child_and_is_taken_up_again(own):
 
         await until(told, "the condition", timeout_s=WAIT_S)
         assert await names(client, "Deployment", NAMESPACE) == CHILDREN["Deployment"]
-        await asyncio.to_thread(install, plane)
+        await asyncio.to_thread(plane.install_crds)
         await until(there(client), "the adapters", timeout_s=WAIT_S)
         await settled(client, NAMESPACE, operator)
         assert (await condition(client, NAMESPACE, "Degraded"))["status"] == "False"
@@ -90,7 +66,7 @@ async def test_a_removed_kind_costs_no_child_and_is_taken_up_again(own):
             return "graphdeployments" in (operator.cluster.problem() or "")
 
         await until(problem, "the operator to be unready in words", timeout_s=WAIT_S)
-        await asyncio.to_thread(install, plane)
+        await asyncio.to_thread(plane.install_crds)
         await client.create(graph(NAMESPACE), field_manager="test")
         await until(there(client), "all children of the new graph", timeout_s=WAIT_S)
         await settled(client, NAMESPACE, operator)

@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 from apiserver import free_port
-from faulty import EVERY_FAULT, Fault, FaultyProxy
-from test_planner import _is, _until, _World
+from faulty import EVERY_FAULT, Fault
+from operating import until
+from planning import is_now
 
-from penstock_kube.client import KubeClient
 from penstock_kube.kinds import SCALING_ADAPTER
 from penstock_planner.replay import replay
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(240),
-    # httpx leaves the sockets of connections that broke to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 BUDGET = 5
-
-
-@pytest.fixture(name="world")
-async def _world(crds, client, namespace, tmp_path):
-    made = _World(client, namespace, tmp_path)
-    await made.start()
-    operator = asyncio.create_task(made.operate())
-    yield made
-    operator.cancel()
-    await asyncio.wait({operator})
-    await made.close()
-
-
-@pytest.fixture(name="proxy")
-async def _proxy(crds):
-    async with FaultyProxy(crds, random.Random(11)) as proxy:
-        yield proxy
-
-
-@pytest.fixture(name="shaky")
-async def _shaky(proxy, tmp_path):
-    """A client that goes through the proxy."""
-    path = proxy.kubeconfig(tmp_path / "proxy.kubeconfig")
-    made = await KubeClient.connect(kubeconfig=path, rng=random.Random(2))
-    yield made
-    await made.close()
 
 
 async def _eventually(world, check, what):
@@ -113,9 +84,9 @@ async def test_a_lost_answer_to_a_change_is_not_repeated(world, proxy, shaky):
     proxy.play(Fault.DROP, path="/scale$", times=1)
     async with world.planning():
         world.client = direct
-        await _until(lambda: _is(world.wish("decode"), 2), "decode is 2")
+        await until(lambda: is_now(world.wish("decode"), 2), "decode is 2")
         world.kv = 0.7
-        await _until(lambda: _is(world.reason(), "Observing"), "it observes")
+        await until(lambda: is_now(world.reason(), "Observing"), "it observes")
         world.client = shaky
     world.client = direct
     assert proxy.done[Fault.DROP] == 1
@@ -142,7 +113,7 @@ async def test_a_storm_of_writes_to_an_adapter_does_not_stop_scaling(world):
     task = asyncio.create_task(storm())
     async with world.planning():
         try:
-            await _eventually(world, lambda: _is(world.wish("decode"), 4), "decode is 4")
+            await _eventually(world, lambda: is_now(world.wish("decode"), 4), "decode is 4")
         finally:
             stop.set()
             await task
@@ -155,7 +126,7 @@ async def test_without_prometheus_nothing_is_scaled_and_the_status_says_so(world
     await world.make_graph(metrics=metrics)
     await world.edit("decode", 2)
     async with world.planning():
-        await _eventually(world, lambda: _is(world.reason(), "MetricsMissing"), "metrics are missing")
+        await _eventually(world, lambda: is_now(world.reason(), "MetricsMissing"), "metrics are missing")
         conditions = (await world.status())["conditions"]
         [said] = [each for each in conditions if each["type"] == "PlannerActive"]
         assert said["status"] == "False"
@@ -163,7 +134,7 @@ async def test_without_prometheus_nothing_is_scaled_and_the_status_says_so(world
         assert "prometheus" in said["message"].split(":")[0]
         assert [await world.wish("prefill"), await world.wish("decode")] == [1, 2]
         world.kv = 0.95
-        await _until(lambda: _is(world.wish("decode"), 3), "the router's word is enough to grow")
+        await until(lambda: is_now(world.wish("decode"), 3), "the router's word is enough to grow")
         world.kv = 0.7
-        await _until(lambda: _is(world.reason(), "Observing"), "it observes")
+        await until(lambda: is_now(world.reason(), "Observing"), "it observes")
     assert "ScaledDown" not in {reason for reason, *_ in (await world.events()).values()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import multiprocessing
 import os
 import random
@@ -13,23 +12,32 @@ import subprocess
 import sys
 
 import pytest
-from operating import CHILDREN, all_children, condition, graph, operate, running, settled, until
-from test_faults_kinds import NAMESPACE, install
-from test_operator_pods import BudgetWatch, Loads
-from test_operator_process import process, says
+from accounts import EVERYTHING, account
+from operating import (
+    CHILDREN,
+    BudgetWatch,
+    Loads,
+    all_children,
+    condition,
+    graph,
+    operate,
+    process,
+    running,
+    says,
+    settled,
+    until,
+)
 
 from penstock_core.errors import ClusterError, NotFoundError
-from penstock_kube.client import KubeClient
 from penstock_kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, LEASE, POD, SCALING_ADAPTER, SERVICE
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    # httpx leaves the sockets of connections that broke to the garbage collector.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
+NAMESPACE = "default"
 WAIT_S = 120.0
 KILLS = 20
 
@@ -111,22 +119,6 @@ async def test_twenty_kills_change_nothing_but_the_time(crds, kwok, make_node, c
     assert budget.seen > 20
 
 
-def account(plane, namespace, name):
-    """Make a ServiceAccount that may do everything in a namespace; return its kubeconfig."""
-    metadata = {"name": name, "namespace": namespace}
-    group = "rbac.authorization.k8s.io"
-    binding = {
-        "apiVersion": f"{group}/v1",
-        "kind": "RoleBinding",
-        "metadata": metadata,
-        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin"},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
-    }
-    both = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}, binding]
-    plane.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": both}))
-    return plane.service_account_kubeconfig(namespace, name)
-
-
 def writes_of(plane, mark, namespace, name):
     """Return when one account's writes arrived, in order; those to Leases left out."""
     user = f"system:serviceaccount:{namespace}:{name}"
@@ -154,7 +146,7 @@ async def test_a_frozen_leader_never_writes_beside_the_next_one(crds, client, na
         lease = await client.get(LEASE, "penstock-operator", namespace=namespace)
         return lease["spec"]["holderIdentity"]
 
-    one, two = (account(crds, namespace, name) for name in ("one", "two"))
+    one, two = (account(crds, namespace, name, EVERYTHING) for name in ("one", "two"))
     with process(one, namespace) as (first, first_port), process(two, namespace) as (second, second_port):
         leads = "penstock_operator_leader 1.0"
         both = [says(first_port, "/metrics", leads), says(second_port, "/metrics", leads)]
@@ -204,12 +196,9 @@ def planner(kubeconfig, folder):
         running_one.wait()
 
 
-async def test_both_processes_survive_twenty_seconds_without_an_api_server(own_api_server, tmp_path):
+async def test_both_processes_survive_twenty_seconds_without_an_api_server(own, tmp_path):
     """Killed and started again on the same etcd: leaders lead again, what was changed is brought about and said."""
-    install(own_api_server)
-    default = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
-    own_api_server.kubectl("apply", "--server-side", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(default))
-    client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
+    plane, client = own
     await client.create(graph(NAMESPACE), field_manager="test")
 
     async def current():
@@ -220,20 +209,17 @@ async def test_both_processes_survive_twenty_seconds_without_an_api_server(own_a
             return said.get("Ready") == said.get("PlannerActive") == generation
         return False
 
-    config = own_api_server.kubeconfig
-    try:
-        with process(config, NAMESPACE) as (operator, port), planner(config, tmp_path) as planning:
-            await until(lambda: all_children(client, NAMESPACE), "all children", timeout_s=WAIT_S)
-            await until(current, "both statuses", timeout_s=WAIT_S)
-            own_api_server.kill("kube-apiserver")
-            await asyncio.sleep(20.0)
-            assert (operator.poll(), planning.poll()) == (None, None)
-            await asyncio.to_thread(own_api_server.start_api_server)
-            await edit(client, NAMESPACE, 1)
-            await until(lambda: has_round(client, NAMESPACE, 1), "the change", timeout_s=WAIT_S)
-            await until(current, "both statuses again", timeout_s=WAIT_S)
-            await until(says(port, "/readyz"), "readiness", timeout_s=WAIT_S)
-            assert await all_children(client, NAMESPACE, CHILDREN)
-            assert (await condition(client, NAMESPACE, "Ready"))["reason"] == "NoReadyWorker"
-    finally:
-        await client.close()
+    config = plane.kubeconfig
+    with process(config, NAMESPACE) as (operator, port), planner(config, tmp_path) as planning:
+        await until(lambda: all_children(client, NAMESPACE), "all children", timeout_s=WAIT_S)
+        await until(current, "both statuses", timeout_s=WAIT_S)
+        plane.kill("kube-apiserver")
+        await asyncio.sleep(20.0)
+        assert (operator.poll(), planning.poll()) == (None, None)
+        await asyncio.to_thread(plane.start_api_server)
+        await edit(client, NAMESPACE, 1)
+        await until(lambda: has_round(client, NAMESPACE, 1), "the change", timeout_s=WAIT_S)
+        await until(current, "both statuses again", timeout_s=WAIT_S)
+        await until(says(port, "/readyz"), "readiness", timeout_s=WAIT_S)
+        assert await all_children(client, NAMESPACE, CHILDREN)
+        assert (await condition(client, NAMESPACE, "Ready"))["reason"] == "NoReadyWorker"

@@ -4,58 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
 
 import pytest
-from operating import condition, graph, running, settled, until
+from operating import BudgetWatch, Loads, condition, graph, running, settled, until
 
-from penstock_kube.informer import Informer
 from penstock_kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
 from penstock_operator.plan.pods import pod_view
 from penstock_operator.plan.scale import Load
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
-
-
-class Loads:
-    """Loads that a test sets by pod; others are idle for long."""
-
-    def __init__(self):
-        self.busy = {}
-        self.asked = 0
-
-    async def read(self, pods):
-        """Return the set load, or idleness."""
-        self.asked += 1
-        return {pod.name: self.busy.get(pod.name, Load(0, 0, 0.0, idle_s=60.0)) for pod, _ in pods}
-
-
-class BudgetWatch:
-    """Adds up the GPUs of a graph's released, unfinished worker pods at every event of the API server."""
-
-    def __init__(self, client, namespace):
-        self.most = 0
-        self.seen = 0
-        self._pods = Informer(
-            client, POD, namespace=namespace, on_change=self._changed, label_selector="penstock.dev/graph"
-        )
-
-    @asynccontextmanager
-    async def on(self):
-        """Watch while the body runs."""
-        task = asyncio.create_task(self._pods.run())
-        await self._pods.synced.wait()
-        try:
-            yield self
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-
-    def _changed(self, _change, _pod):
-        views = map(pod_view, self._pods.objects.values())
-        gpus = sum(each.gpus for each in views if not each.gated and not each.finished)
-        self.most = max(self.most, gpus)
-        self.seen += 1
 
 
 def ready(client, namespace):

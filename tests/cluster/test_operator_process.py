@@ -4,59 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import signal
-import subprocess
-import sys
-import urllib.request
 
 import pytest
-from apiserver import free_port
-from operating import CHILDREN, all_children, graph, until
+from accounts import account
+from operating import CHILDREN, all_children, graph, page, process, says, until
 
 from penstock_core.errors import NotFoundError
 from penstock_kube.kinds import GRAPH_DEPLOYMENT, LEASE
 from penstock_operator.rbac import RULES
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
-
-
-@contextlib.contextmanager
-def process(kubeconfig, namespace, *options):
-    """Run `penstock operator run`; give the process and its metrics port."""
-    port = free_port()
-    command = [sys.executable, "-m", "penstock_cli", "operator", "run", "--namespace", namespace]
-    command += ["--kubeconfig", str(kubeconfig), "--host", "127.0.0.1", "--metrics-port", str(port), *options]
-    environment = {**os.environ, "POD_NAME": f"operator-{port}"}
-    running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    try:
-        yield running, port
-    finally:
-        if running.poll() is None:
-            running.kill()
-        running.communicate()
-
-
-def page(port, path):
-    """Return status and body of one of the process's pages."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as exc:
-        return exc.code, exc.read().decode()
-    except OSError:
-        return 0, ""
-
-
-def says(port, path, text=""):
-    """Return a check of a page."""
-
-    async def check():
-        status, body = await asyncio.to_thread(page, port, path)
-        return status == 200 and text in body
-
-    return check
 
 
 async def test_one_of_two_processes_acts_and_gives_its_lease_back(crds, client, namespace):
@@ -102,21 +60,7 @@ async def test_the_table_of_rights_is_enough(crds, client, namespace):
         "verbs": ["get", "update", "patch"],
     }
     rules.append({**named, "resourceNames": ["penstock-operator"]})
-    metadata = {"name": "operator", "namespace": namespace}
-    group = "rbac.authorization.k8s.io"
-    objects = [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
-        {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": metadata, "rules": rules},
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "RoleBinding",
-            "metadata": metadata,
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": "operator"},
-            "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": namespace}],
-        },
-    ]
-    crds.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
-    kubeconfig = crds.service_account_kubeconfig(namespace, "operator")
+    kubeconfig = account(crds, namespace, "operator", rules)
     mark = crds.audit_mark()
     await client.create(graph(namespace), field_manager="test")
     with process(kubeconfig, namespace) as (running, port):

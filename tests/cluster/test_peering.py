@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections import defaultdict
 
 import pytest
+from accounts import EVERYTHING, account
 from apiserver import free_port
-from operating import graph, until
+from operating import graph, page, says, until
 
 from penstock_kube.kinds import DEPLOYMENT, EVENT, GRAPH_DEPLOYMENT, LEASE
 from penstock_planner.cluster.service import ClusterService, run_until_stopped
@@ -24,20 +23,17 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 WIDE_LEASE, OWN_LEASE = "penstock-cluster-operator", "penstock-operator"
 
-RULES = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
-
 
 class Installation:
     """One operator process with an account of its own, by which the audit log tells it from others."""
 
-    def __init__(self, plane, home, account, *, cluster_wide):
+    def __init__(self, plane, home, name, *, cluster_wide):
         self._home = home
         self._scope = ["--all-namespaces"] if cluster_wide else ["--namespace", home]
-        self.user = f"system:serviceaccount:{home}:{account}"
+        self.user = f"system:serviceaccount:{home}:{name}"
         self.port = 0
         self.process = None
-        _grant(plane, home, account, cluster_wide=cluster_wide)
-        self._kubeconfig = plane.service_account_kubeconfig(home, account)
+        self._kubeconfig = account(plane, home, name, EVERYTHING, cluster_wide=cluster_wide)
 
     def start(self):
         """Start the process, again if need be."""
@@ -54,20 +50,12 @@ class Installation:
         self.process.send_signal(number)
 
     def page(self, path):
-        """Return one of its pages; empty while there is none."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
-                return answer.read().decode()
-        except OSError:
-            return ""
+        """Return one of its pages."""
+        return page(self.port, path)[1]
 
     def says(self, path, text):
         """Return a check of a page."""
-
-        async def check():
-            return text in await asyncio.to_thread(self.page, path)
-
-        return check
+        return says(self.port, path, text)
 
     def close(self):
         """End the process."""
@@ -78,34 +66,13 @@ class Installation:
         self.process.wait()
 
 
-def _grant(plane, home, account, *, cluster_wide):
-    group = "rbac.authorization.k8s.io"
-    about = {"name": account, "namespace": home}
-    kind = "ClusterRole" if cluster_wide else "Role"
-    own = {"name": f"{account}-{home}"} if cluster_wide else about
-    objects = [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about},
-        {"apiVersion": f"{group}/v1", "kind": kind, "metadata": own, "rules": RULES},
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": f"{kind}Binding",
-            "metadata": own,
-            "roleRef": {"apiGroup": group, "kind": kind, "name": own["name"]},
-            "subjects": [{"kind": "ServiceAccount", **about}],
-        },
-    ]
-    plane.kubectl(
-        "apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-    )
-
-
 @pytest.fixture
 def install(crds):
     """Make installations that end with the test."""
     with contextlib.ExitStack() as stack:
 
-        def make(home, account="operator", *, cluster_wide):
-            made = Installation(crds, home, account, cluster_wide=cluster_wide)
+        def make(home, name="operator", *, cluster_wide):
+            made = Installation(crds, home, name, cluster_wide=cluster_wide)
             stack.callback(made.close)
             made.start()
             return made

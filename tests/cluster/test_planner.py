@@ -1,31 +1,22 @@
-"""The planner process against a real API server: what it writes, when it writes nothing, and who takes over.
-
-Pods are made by hand on addresses of loopback, and an operator of a few lines makes as many as are wished for.
-"""
+"""The planner process against a real API server: what it writes, when it writes nothing, and who takes over."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import json
-import os
-import random
 import sys
-from pathlib import Path
 
 import pytest
+from accounts import account
 from apiserver import free_port
+from operating import until
+from planning import INTERVAL_S, WAIT_S, World, is_now
 
-from penstock_core.errors import ClusterError, ConflictError, NotFoundError
-from penstock_graph.cluster_names import PLANNER
+from penstock_core.errors import ConflictError, NotFoundError
 from penstock_graph.models import Role
-from penstock_kube.client import KubeClient
-from penstock_kube.kinds import EVENT, GRAPH_DEPLOYMENT, LEASE, POD, SCALING_ADAPTER
+from penstock_kube.kinds import GRAPH_DEPLOYMENT, LEASE, SCALING_ADAPTER
 from penstock_planner.cluster.plan import parse
-from penstock_planner.cluster.service import ClusterService, run_until_stopped
 from penstock_planner.cluster.watch import Watch
-from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay
 from penstock_planner.targets.kubernetes import KubernetesTarget
 from penstock_wire.client import ConnectionPool
@@ -34,217 +25,6 @@ from penstock_wire.server import HttpServer
 pytestmark = pytest.mark.cluster
 
 D, P = Role.DECODE, Role.PREFILL
-WAIT_S = 30.0
-INTERVAL_S = 1.0
-
-_numbers = itertools.count(2)
-
-
-class _World:
-    """One namespace with a graph: its objects, its pods and the page of its router.
-
-    Attributes:
-        kv: KV usage of every decode worker; None leaves it out of the page.
-        queue: Requests that wait for prefill.
-        obeys: Whether pods follow the wish.
-    """
-
-    def __init__(self, client, namespace, folder):
-        self.client = client
-        self.namespace = namespace
-        self.folder = folder
-        self.kv = 0.7
-        self.queue = 0.3
-        self.obeys = True
-        # Addresses of loopback: every world's router has its own port 8000.
-        self.address = f"127.{os.getpid() % 200 + 1}.{next(_numbers)}.1"
-        self._server = HttpServer(self._page)
-        self._names = itertools.count()
-
-    async def _page(self, _request, responder):
-        lines = [f'penstock_router_prefill_queue_requests{{model_name="m"}} {self.queue}']
-        if self.kv is not None:
-            for name in await self.pods("decode"):
-                labels = f'{{worker="{name}",role="decode"}}'
-                lines.append(f"penstock_router_worker_kv_usage_fraction{labels} {self.kv}")
-                lines.append(f"penstock_router_worker_metrics_age_seconds{labels} 0.1")
-        responder.send(200, "\n".join([*lines, ""]).encode(), content_type="text/plain")
-
-    async def start(self):
-        await self._server.start(self.address, 8000)
-
-    async def close(self):
-        await self._server.close(grace_s=0)
-
-    # ------------------------------------------------------------------ objects
-
-    async def make_graph(self, name="llama", **planner):
-        scaling = {"minReplicas": 1, "maxReplicas": 4}
-        spec = {
-            "model": {"name": "m"},
-            "runtime": "simulated",
-            "services": {
-                "frontend": {"role": "router"},
-                "prefill": {"role": "prefill", "scaling": scaling},
-                "decode": {"role": "decode", "scaling": scaling},
-            },
-            "planner": {
-                "adjustmentIntervalSeconds": INTERVAL_S,
-                "metricPullingIntervalSeconds": 0.1,
-                "newDecodeWorkerGraceIntervals": 0,
-                **planner,
-            },
-        }
-        graph = {
-            "apiVersion": "penstock.dev/v1alpha1",
-            "kind": "GraphDeployment",
-            "metadata": {"name": name, "namespace": self.namespace},
-            "spec": spec,
-        }
-        await self.client.create(graph, field_manager="test")
-        for service in ("prefill", "decode"):
-            adapter = {
-                "apiVersion": "penstock.dev/v1alpha1",
-                "kind": "ScalingAdapter",
-                "metadata": {
-                    "name": f"{name}-{service}",
-                    "namespace": self.namespace,
-                    "labels": {"app.kubernetes.io/managed-by": "penstock", "penstock.dev/graph": name},
-                },
-                "spec": {"graph": name, "service": service, "replicas": 1},
-            }
-            await self.client.create(adapter, field_manager="penstock-operator-init")
-            await self.make_pod(service, graph=name)
-        await self.make_pod("frontend", role="router", graph=name, address=self.address)
-
-    async def make_pod(self, service, *, role=None, graph="llama", address="127.0.0.1", ready=True, **status):
-        """Create a pod that is ready at once, or that the scheduler said something about."""
-        name = f"{graph}-{service}-{next(self._names)}"
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": name,
-                "namespace": self.namespace,
-                "labels": {
-                    "app.kubernetes.io/managed-by": "penstock",
-                    "penstock.dev/graph": graph,
-                    "penstock.dev/service": service,
-                    "penstock.dev/role": role or service,
-                    "penstock.dev/serving": "true",
-                },
-            },
-            "spec": {"containers": [{"name": "main", "image": "none"}], "terminationGracePeriodSeconds": 0},
-        }
-        await self.client.create(pod, field_manager="test")
-        if ready:
-            status = {
-                "phase": "Running",
-                "podIP": address,
-                "podIPs": [{"ip": address}],
-                "conditions": [{"type": "Ready", "status": "True"}],
-            }
-        if status:
-            await self.client.patch(
-                POD,
-                name,
-                {"status": status},
-                namespace=self.namespace,
-                subresource="status",
-                field_manager="t",
-            )
-        return name
-
-    async def pods(self, service, graph="llama"):
-        found = await self.client.list(
-            POD,
-            namespace=self.namespace,
-            labels={"penstock.dev/service": service, "penstock.dev/graph": graph},
-        )
-        return sorted(pod["metadata"]["name"] for pod in found.items)
-
-    async def delete_pod(self, name):
-        await self.client.delete(POD, name, namespace=self.namespace, grace_s=0)
-
-    async def adapter(self, service, graph="llama"):
-        return await self.client.get(SCALING_ADAPTER, f"{graph}-{service}", namespace=self.namespace)
-
-    async def wish(self, service, graph="llama"):
-        return (await self.adapter(service, graph))["spec"]["replicas"]
-
-    async def edit(self, service, replicas, manager="kubectl-scale"):
-        await self.client.patch(
-            SCALING_ADAPTER,
-            f"llama-{service}",
-            {"spec": {"replicas": replicas}},
-            namespace=self.namespace,
-            subresource="scale",
-            field_manager=manager,
-        )
-
-    async def operate(self):
-        """Make as many ready pods as are wished for, again and again."""
-        while True:
-            await asyncio.sleep(0.1)
-            for service in ("prefill", "decode") if self.obeys else ():
-                with contextlib.suppress(ClusterError):
-                    wish, pods = await self.wish(service), await self.pods(service)
-                    for _ in range(wish - len(pods)):
-                        await self.make_pod(service)
-                    for name in pods[: max(0, len(pods) - wish)]:
-                        await self.delete_pod(name)
-
-    async def status(self, graph="llama"):
-        return (await self.client.get(GRAPH_DEPLOYMENT, graph, namespace=self.namespace)).get("status", {})
-
-    async def reason(self, graph="llama"):
-        """Return the reason of PlannerActive."""
-        conditions = (await self.status(graph)).get("conditions", [])
-        return next((c["reason"] for c in conditions if c["type"] == "PlannerActive"), None)
-
-    async def events(self):
-        found = await self.client.list(EVENT, namespace=self.namespace)
-        # A scheduler on the same server has its own to say.
-        own = [each for each in found.items if each.get("reportingController") == PLANNER]
-        return {e["note"]: (e["reason"], e["type"], e["regarding"]["name"]) for e in own}
-
-    # ------------------------------------------------------------------ the planner
-
-    @contextlib.asynccontextmanager
-    async def planning(self, **settings):
-        """Run a planner process's main coroutine."""
-        settings = {"overrides": {}, "namespace": self.namespace, "log_dir": self.folder, **settings}
-        stop = asyncio.Event()
-        task = asyncio.create_task(run_until_stopped(ClusterService(**settings), self.client, stop))
-        try:
-            yield task
-        finally:
-            stop.set()
-            await asyncio.wait_for(task, WAIT_S)
-
-    def ledger(self, graph="llama"):
-        return read_ledger(self.folder / self.namespace / graph)
-
-
-async def _until(check, what):
-    """Wait until an asynchronous check is true."""
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while not await check():  # noqa: ASYNC110 - it asks the API server
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        pytest.fail(f"not within {WAIT_S:g} s: {what}")
-
-
-@pytest.fixture(name="world")
-async def _world(crds, client, namespace, tmp_path):
-    made = _World(client, namespace, tmp_path)
-    await made.start()
-    operator = asyncio.create_task(made.operate())
-    yield made
-    operator.cancel()
-    await asyncio.wait({operator})
-    await made.close()
 
 
 async def test_a_pressed_role_is_scaled_by_its_adapter_and_users_are_told(world):
@@ -252,7 +32,7 @@ async def test_a_pressed_role_is_scaled_by_its_adapter_and_users_are_told(world)
     world.kv = 0.95
     await world.make_graph(maxGpuBudget=3)
     async with world.planning():
-        await _until(lambda: _is(world.wish("decode"), 2), "decode is 2")
+        await until(lambda: is_now(world.wish("decode"), 2), "decode is 2")
         world.kv = 0.7
 
         async def is_told():
@@ -260,7 +40,7 @@ async def test_a_pressed_role_is_scaled_by_its_adapter_and_users_are_told(world)
                 "gpus"
             ) == 3 and await world.reason() == "Observing"
 
-        await _until(is_told, "the adjustment is over")
+        await until(is_told, "the adjustment is over")
         status = await world.status()
     decided = next(
         r for r in world.ledger().records if r["type"] == "decision" and r["decision"]["gpus_after"] == 3
@@ -279,7 +59,7 @@ async def test_nothing_is_written_while_nothing_changes(world, api_server):
     """Not by a planner that decides every second, and not by the next one that starts."""
     await world.make_graph()
     async with world.planning():
-        await _until(lambda: _is(world.reason(), "Observing"), "it observes")
+        await until(lambda: is_now(world.reason(), "Observing"), "it observes")
         mark = api_server.audit_mark()
         await asyncio.sleep(3 * INTERVAL_S)
     async with world.planning():
@@ -293,14 +73,14 @@ async def test_an_edit_by_hand_is_told_kept_for_an_interval_and_planned_from(wor
     """KV 0.7 asks for nothing: three stay three, whoever set them."""
     await world.make_graph()
     async with world.planning():
-        await _until(lambda: _is(world.reason(), "Observing"), "it observes")
+        await until(lambda: is_now(world.reason(), "Observing"), "it observes")
         await world.edit("decode", 3)
         text = "decode 1 -> 3: set by kubectl-scale; kept for one adjustment interval, then planned from"
-        await _until(lambda: _has(world.events(), text), "the edit is told")
+        await until(lambda: _has(world.events(), text), "the edit is told")
         await asyncio.sleep(2 * INTERVAL_S)
         assert await world.wish("decode") == 3
         world.kv = 0.1
-        await _until(lambda: _is(world.wish("decode"), 2), "planned from three")
+        await until(lambda: is_now(world.wish("decode"), 2), "planned from three")
 
 
 async def test_a_replica_without_a_node_is_withdrawn_with_the_schedulers_reason(world):
@@ -308,7 +88,7 @@ async def test_a_replica_without_a_node_is_withdrawn_with_the_schedulers_reason(
     world.obeys, world.kv = False, 0.95
     await world.make_graph()
     async with world.planning(unschedulable_s=0.5):
-        await _until(lambda: _is(world.wish("decode"), 2), "decode is 2")
+        await until(lambda: is_now(world.wish("decode"), 2), "decode is 2")
         lost = await world.make_pod(
             "decode",
             ready=False,
@@ -322,7 +102,7 @@ async def test_a_replica_without_a_node_is_withdrawn_with_the_schedulers_reason(
                 }
             ],
         )
-        await _until(lambda: _is(world.wish("decode"), 1), "withdrawn")
+        await until(lambda: is_now(world.wish("decode"), 1), "withdrawn")
         await world.delete_pod(lost)
         await asyncio.sleep(1.5 * INTERVAL_S)
         assert await world.wish("decode") == 1
@@ -343,11 +123,11 @@ async def test_a_new_leader_takes_over_without_repeating_a_decision(world):
     async with contextlib.AsyncExitStack() as stack:
         first = contextlib.AsyncExitStack()
         await first.enter_async_context(world.planning())
-        await _until(lambda: _is(world.wish("decode"), 2), "the first one leads")
+        await until(lambda: is_now(world.wish("decode"), 2), "the first one leads")
         await stack.enter_async_context(world.planning())
         await first.aclose()
-        await _until(lambda: _is(world.wish("decode"), 3), "the second one leads")
-        await _until(lambda: _is(world.wish("decode"), 4), "and goes on")
+        await until(lambda: is_now(world.wish("decode"), 3), "the second one leads")
+        await until(lambda: is_now(world.wish("decode"), 4), "and goes on")
         lease = await world.client.get(LEASE, "penstock-planner", namespace=world.namespace)
     assert lease["spec"]["leaseTransitions"] >= 1
     records = world.ledger().records
@@ -363,12 +143,12 @@ async def test_without_its_ledger_a_planner_goes_on_behind_the_ids_that_the_clus
     world.kv = 0.95
     await world.make_graph(maxGpuBudget=8)
     async with world.planning():
-        await _until(lambda: _is(world.wish("decode"), 2), "decode is 2")
-        await _until(lambda: _is(world.reason(), "Adjusting"), "the status knows")
+        await until(lambda: is_now(world.wish("decode"), 2), "decode is 2")
+        await until(lambda: is_now(world.reason(), "Adjusting"), "the status knows")
     known = (await world.status())["planner"]["decisionId"]
     world.folder = tmp_path / "elsewhere"
     async with world.planning():
-        await _until(lambda: _is(world.wish("decode"), 3), "decode is 3")
+        await until(lambda: is_now(world.wish("decode"), 3), "decode is 3")
     first = next(r for r in world.ledger().records if r["type"] == "decision")
     assert int(first["decision"]["id"][1:]) > int(known[1:])
     assert replay(world.ledger()).differences == ()
@@ -378,9 +158,9 @@ async def test_graphs_come_change_and_go_while_the_planner_runs(world):
     """One added, one set to look only, one disabled, one that no planner can run, one deleted."""
     async with world.planning():
         await world.make_graph()
-        await _until(lambda: _is(world.reason(), "Observing"), "the graph is planned")
+        await until(lambda: is_now(world.reason(), "Observing"), "the graph is planned")
         await world.make_graph("other", enabled=False)
-        await _until(lambda: _is(world.reason("other"), "Disabled"), "the other one is not")
+        await until(lambda: is_now(world.reason("other"), "Disabled"), "the other one is not")
         for change, reason in (
             ({"noOperation": True}, "NoOperation"),
             ({"noOperation": False, "enabled": False}, "Disabled"),
@@ -394,7 +174,7 @@ async def test_graphs_come_change_and_go_while_the_planner_runs(world):
                 namespace=world.namespace,
                 field_manager="test",
             )
-            await _until(lambda reason=reason: _is(world.reason(), reason), f"{change} is {reason}")
+            await until(lambda reason=reason: is_now(world.reason(), reason), f"{change} is {reason}")
         conditions = (await world.status())["conditions"]
         generation = (await world.client.get(GRAPH_DEPLOYMENT, "llama", namespace=world.namespace))[
             "metadata"
@@ -414,7 +194,7 @@ async def test_graphs_come_change_and_go_while_the_planner_runs(world):
             ledger.close()
             return True
 
-        await _until(is_released, "its ledger is free")
+        await until(is_released, "its ledger is free")
         assert await world.reason("other") == "Disabled"
 
 
@@ -423,7 +203,7 @@ async def test_what_the_process_is_told_overrides_every_graph(world):
     world.kv = 0.95
     await world.make_graph()
     async with world.planning(overrides={"no-operation": True}):
-        await _until(lambda: _is(world.reason(), "NoOperation"), "it only looks")
+        await until(lambda: is_now(world.reason(), "NoOperation"), "it only looks")
         await asyncio.sleep(2 * INTERVAL_S)
         assert await world.wish("decode") == 1
     assert any(r["type"] == "decision" for r in world.ledger().records)
@@ -435,7 +215,7 @@ async def test_only_the_named_graph_is_planned(world):
     await world.make_graph()
     await world.make_graph("other")
     async with world.planning(graph="other"):
-        await _until(lambda: _is(world.reason("other"), "Observing"), "the named one is planned")
+        await until(lambda: is_now(world.reason("other"), "Observing"), "the named one is planned")
         assert await world.reason() is None
         lease = await world.client.get(LEASE, "penstock-planner-other", namespace=world.namespace)
     assert lease["spec"]["holderIdentity"]
@@ -467,22 +247,7 @@ RIGHTS = [
 
 async def test_the_command_plans_with_few_rights_and_ends_on_sigterm(world, api_server):
     """As a ServiceAccount that may do nothing else: scaled, told, healthy, exit 0."""
-    about = {"name": "planner", "namespace": world.namespace}
-    rbac = "rbac.authorization.k8s.io"
-    objects = [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about},
-        {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": about, "rules": RIGHTS},
-        {
-            "apiVersion": f"{rbac}/v1",
-            "kind": "RoleBinding",
-            "metadata": about,
-            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "planner"},
-            "subjects": [{"kind": "ServiceAccount", **about}],
-        },
-    ]
-    manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-    api_server.kubectl("apply", "--server-side", "-f", "-", stdin=manifest)
-    kubeconfig = api_server.service_account_kubeconfig(world.namespace, "planner")
+    kubeconfig = account(api_server, world.namespace, "planner", RIGHTS)
     port = free_port()
     world.kv = 0.95
     await world.make_graph(maxGpuBudget=3)
@@ -494,12 +259,12 @@ async def test_the_command_plans_with_few_rights_and_ends_on_sigterm(world, api_
     )
     pool = ConnectionPool()
     try:
-        await _until(lambda: _is(world.wish("decode"), 2), "decode is 2")
+        await until(lambda: is_now(world.wish("decode"), 2), "decode is 2")
 
         async def is_told():
             return "decode 1 -> 2" in (await world.status()).get("planner", {}).get("lastDecision", "")
 
-        await _until(is_told, "the status tells the decision")
+        await until(is_told, "the status tells the decision")
         assert (await pool.request("GET", f"http://127.0.0.1:{port}/healthz")).status == 200
         page = (await pool.request("GET", f"http://127.0.0.1:{port}/metrics")).body.decode()
     finally:
@@ -540,38 +305,25 @@ async def test_a_stale_look_conflicts_and_a_status_write_does_not(world, client)
     assert await world.wish("prefill") == 3
 
 
-# httpx leaves the sockets of connections that broke to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_without_the_api_server_nothing_is_decided_and_all_goes_on_after(own_api_server, tmp_path):
+async def test_without_the_api_server_nothing_is_decided_and_all_goes_on_after(own, tmp_path):
     """Killed while decode is pressed: no decision meanwhile; then it scales up."""
-    for file in sorted((Path(__file__).parents[2] / "crds").glob("*.yaml")):
-        own_api_server.kubectl("apply", "--server-side", "-f", str(file))
-        own_api_server.kubectl(
-            "wait", "--for=jsonpath={.status.conditions}", "--timeout=30s", "-f", str(file)
-        )
-        own_api_server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(file))
-    account = (
-        '{"apiVersion":"v1","kind":"ServiceAccount","metadata":{"name":"default","namespace":"default"}}'
-    )
-    own_api_server.kubectl("apply", "--server-side", "-f", "-", stdin=account)
-    client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
-    world = _World(client, "default", tmp_path)
+    plane, client = own
+    world = World(client, "default", tmp_path)
     world.obeys = False
     await world.start()
     await world.make_graph()
     page = await _frozen(world)
     async with world.planning():
-        await _until(lambda: _is(world.reason(), "Observing"), "it observes")
-        own_api_server.kill("kube-apiserver")
+        await until(lambda: is_now(world.reason(), "Observing"), "it observes")
+        plane.kill("kube-apiserver")
         await asyncio.sleep(2 * INTERVAL_S)
         before = len([r for r in world.ledger().records if r["type"] == "decision"])
         page["kv"] = 0.95
         await asyncio.sleep(3 * INTERVAL_S)
         assert len([r for r in world.ledger().records if r["type"] == "decision"]) == before
-        await asyncio.to_thread(own_api_server.start_api_server)
-        await _until(lambda: _is(world.wish("decode"), 2), "it scales once the API server is back")
+        await asyncio.to_thread(plane.start_api_server)
+        await until(lambda: is_now(world.wish("decode"), 2), "it scales once the API server is back")
     await world.close()
-    await client.close()
 
 
 async def _frozen(world):
@@ -591,13 +343,6 @@ async def _frozen(world):
     world._server = HttpServer(page)
     await world.start()
     return said
-
-
-async def _is(asked, expected):
-    try:
-        return await asked == expected
-    except ClusterError:
-        return False
 
 
 async def _has(asked, expected):
