@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import os
 import random
 import re
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from manifest_table import TABLE, manifest_of, merged, named
 
 from penstock_core.errors import InvalidObjectError, NotFoundError
 from penstock_graph.crd import definitions
@@ -21,7 +21,6 @@ from penstock_kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
 pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).parents[2]
-TABLE = yaml.safe_load((ROOT / "tests/contract/invalid_manifests.yaml").read_text(encoding="utf-8"))
 SAMPLES = sorted((ROOT / "manifests/samples").glob("*.yaml"))
 
 PRUNED = {"unknown key", "snake case", "key in the wrong place"}
@@ -69,28 +68,9 @@ SAME_WORDS = {
 """Rules between keys, whose messages are the models' own; bounds of one key are said in the server's words."""
 
 
-def merged(target, patch):
-    """RFC 7386."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
-
-
 def manifest(patch, namespace):
     """The table's base in ``namespace``, changed by an entry's patch."""
-    placed = merged(copy.deepcopy(TABLE["base"]), {"metadata": {"namespace": namespace}})
-    return merged(placed, patch)
-
-
-def named(group, *, without=frozenset()):
-    """A group of the table, each entry under its name."""
-    return [pytest.param(each, id=each["name"]) for each in TABLE[group] if each["name"] not in without]
+    return manifest_of({"metadata": {"namespace": namespace}}, patch)
 
 
 def dotted(text):

@@ -1,38 +1,22 @@
 from __future__ import annotations
 
-import copy
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from manifest_table import manifest_of, named
+
 from penstock_graph.loading import load_graph, parse_manifests
 from penstock_graph.update import validate_update
-
-TABLE = yaml.safe_load(Path(__file__).with_name("invalid_manifests.yaml").read_text(encoding="utf-8"))
-
-
-def merged(target, patch):
-    """RFC 7386."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
 
 
 def patched(entry):
     """The base with an entry's patch, as text."""
-    return yaml.safe_dump(merged(copy.deepcopy(TABLE["base"]), entry["patch"]), sort_keys=False)
-
-
-def named(group):
-    """A group of the table, each entry under its name."""
-    return [pytest.param(entry, id=entry["name"]) for entry in TABLE[group]]
+    return yaml.safe_dump(manifest_of(entry["patch"]), sort_keys=False)
 
 
 @pytest.mark.parametrize("entry", named("valid"))
