@@ -12,11 +12,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from penstock_core.errors import ClusterError, ConfigError, ConflictError, NotFoundError
 from penstock_core.logs import get_logger
+from penstock_core.stamps import micro_stamp
 from penstock_kube.client import KubeClient
 from penstock_kube.kinds import LEASE
 
@@ -252,4 +252,4 @@ class Election:
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return micro_stamp(time.time())

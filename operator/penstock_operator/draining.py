@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock_core.errors import NotFoundError
+from penstock_core.stamps import stamp
 from penstock_graph.cluster_names import (
     DELETION_COST_ANNOTATION,
     DRAIN_ANNOTATION,
@@ -21,7 +22,7 @@ from penstock_kube.kinds import POD
 from penstock_operator.apply import Applier
 from penstock_operator.loads import LoadReader
 from penstock_operator.plan.drain import plan_scale
-from penstock_operator.plan.pods import PodView, stamp
+from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.scale import Load, ScalePlan
 from penstock_operator.trim import Object
 

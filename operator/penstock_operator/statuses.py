@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock_core.stamps import stamp
 from penstock_operator.apply import Applier
 from penstock_operator.plan.bounds import Bounded
 from penstock_operator.plan.conditions import GraphFacts, ServiceFacts
-from penstock_operator.plan.pods import stamp
 from penstock_operator.plan.status import adapter_status, graph_status, is_current
 from penstock_operator.trim import Object
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
+from penstock_core.stamps import seconds
 from penstock_graph.cluster_names import (
     BUDGET_GATE,
     DELETION_COST_ANNOTATION,
@@ -246,22 +246,6 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         worker_index=_integer(labels.get(WORKER_INDEX_LABEL)) or 0,
         group_size=max(1, _integer(annotations.get(GROUP_SIZE_ANNOTATION)) or 1),
     )
-
-
-def seconds(stamp: object) -> float | None:
-    """Return an RFC 3339 time as seconds since the epoch; None for anything else."""
-    if not isinstance(stamp, str):
-        return None
-    try:
-        parsed = datetime.fromisoformat(stamp)
-    except ValueError:
-        return None
-    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
-
-
-def stamp(at_s: float) -> str:
-    """Return ``at_s``, seconds since the epoch, as RFC 3339 in UTC with whole seconds."""
-    return datetime.fromtimestamp(int(at_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _grace_s(spec: Mapping[str, Any]) -> float:

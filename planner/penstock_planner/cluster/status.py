@@ -10,12 +10,12 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from penstock_core.errors import NotFoundError, PenstockError
 from penstock_core.logs import get_logger
+from penstock_core.stamps import stamp
 from penstock_graph.cluster_names import PLANNER
 from penstock_graph.models import MetricsSource
 from penstock_planner.cluster.watch import PLANNER_CONDITION, Key
@@ -305,4 +305,4 @@ class StatusWriter:
         for each in (graph.get("status") or {}).get("conditions") or ():
             if each.get("status") == report.condition["status"] and each.get("lastTransitionTime"):
                 return str(each["lastTransitionTime"])
-        return datetime.fromtimestamp(self._now_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return stamp(self._now_s())

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
+from penstock_core.stamps import seconds
 from penstock_graph.cluster_names import (
     BUDGET_GATE,
     DRAINING,
@@ -242,11 +242,7 @@ def _host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _gap_s(earlier: str | None, later: str | None) -> float:
+def _gap_s(earlier: object, later: object) -> float:
     """Return the seconds between two RFC 3339 times of one clock, the kubelet's; 0 if one is unknown."""
-    if not earlier or not later:
-        return 0.0
-    try:
-        return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
-    except ValueError:
-        return 0.0
+    earlier_s, later_s = seconds(earlier), seconds(later)
+    return 0.0 if earlier_s is None or later_s is None else later_s - earlier_s

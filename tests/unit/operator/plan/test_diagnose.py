@@ -4,9 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock_core.stamps import stamp
 from penstock_graph.cluster_names import BUDGET_GATE
 from penstock_operator.plan.diagnose import Category, Diagnosis, diagnose, worst
-from penstock_operator.plan.pods import stamp
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""

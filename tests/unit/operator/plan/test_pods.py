@@ -16,7 +16,7 @@ from penstock_graph.cluster_names import (
     SERVING,
     SERVING_LABEL,
 )
-from penstock_operator.plan.pods import ContainerView, Exit, PodCondition, PodView, pod_view, seconds, stamp
+from penstock_operator.plan.pods import ContainerView, Exit, PodCondition, PodView, pod_view
 
 RUNNING = {
     "metadata": {
@@ -231,24 +231,6 @@ def test_a_container_has_started_once_its_startup_probe_passed(status, started):
     view = pod_view(pod)
     assert view.containers[0].started is started
     assert view.may_hold_requests is started
-
-
-@pytest.mark.parametrize("text", [None, 5, "", "yesterday", "2026-13-01T00:00:00Z"])
-def test_what_is_no_time_is_unknown(text):
-    """A hand-made annotation cannot break the operator."""
-    assert seconds(text) is None
-
-
-def test_a_time_without_zone_is_utc():
-    """Hand-made times are read like the API's."""
-    assert seconds("2026-01-01T00:00:00") == T0
-    assert seconds("2026-01-01T01:00:00+01:00") == T0
-
-
-@given(st.integers(0, 4_000_000_000))
-def test_times_survive_the_round_trip(at_s):
-    """What is written on a pod is read back as the same second."""
-    assert seconds(stamp(at_s + 0.5)) == at_s
 
 
 JSON = st.sampled_from(
