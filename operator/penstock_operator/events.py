@@ -12,12 +12,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from penstock_core.errors import ClusterError, NotFoundError
 from penstock_core.logs import get_logger
+from penstock_core.stamps import micro_stamp
 from penstock_graph.cluster_names import OPERATOR
+from penstock_kube.events import Note, Sender
 from penstock_kube.kinds import EVENT, Kind
 
 SERIES_S = 360.0
@@ -26,14 +27,8 @@ SERIES_S = 360.0
 SERIES_STEP_S = 60.0
 """Least time between two writes of one series. Chosen: a repair every second costs one write a minute."""
 
-MAX_NOTE = 1024
-"""Bytes of a note that the API server takes."""
-
 MAX_REMEMBERED = 4096
 """Events remembered to recognise repeats; the oldest are forgotten first. Chosen: about a megabyte."""
-
-NORMAL = "Normal"
-WARNING = "Warning"
 
 log = get_logger(__name__)
 
@@ -50,23 +45,6 @@ class EventWriter(Protocol):
     ) -> dict[str, Any]:
         """Merge the patch."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """One thing worth telling.
-
-    Attributes:
-        reason: One word in UpperCamelCase.
-        text: One sentence; cut to `MAX_NOTE` bytes.
-        action: What was done, one word.
-        is_warning: Whether somebody should look.
-    """
-
-    reason: str
-    text: str
-    action: str = "Reconcile"
-    is_warning: bool = False
 
 
 @dataclass(slots=True)
@@ -97,7 +75,7 @@ class EventRecorder:
             now_s: Seconds since the epoch.
         """
         self._client = client
-        self._instance = instance[:128]
+        self._sender = Sender(OPERATOR, instance, "Reconcile")
         self._on_dropped = on_dropped
         self._now_s = now_s
         self._series: OrderedDict[tuple[str, str, str], _Series] = OrderedDict()
@@ -126,7 +104,7 @@ class EventRecorder:
 
     async def _repeat(self, regarding: Mapping[str, Any], series: _Series, now_s: float) -> bool:
         """Raise the count of an Event; return False if the Event is gone."""
-        patch = {"series": {"count": series.count, "lastObservedTime": _micro(now_s)}}
+        patch = {"series": {"count": series.count, "lastObservedTime": micro_stamp(now_s)}}
         series.written_s = now_s
         namespace = regarding["metadata"].get("namespace", "default")
         try:
@@ -144,31 +122,5 @@ class EventRecorder:
     def _event(
         self, regarding: Mapping[str, Any], note: Note, key: tuple[str, str, str], now_s: float
     ) -> dict[str, Any]:
-        metadata = regarding["metadata"]
         digest = hashlib.sha256("\0".join((*key, repr(now_s))).encode()).hexdigest()[:16]
-        about = {
-            "apiVersion": regarding["apiVersion"],
-            "kind": regarding["kind"],
-            "name": metadata["name"],
-            **{each: metadata[each] for each in ("namespace", "uid", "resourceVersion") if each in metadata},
-        }
-        return {
-            "apiVersion": EVENT.api_version,
-            "kind": EVENT.kind,
-            "metadata": {
-                "name": f"{metadata['name']}.{digest}",
-                "namespace": metadata.get("namespace", "default"),
-            },
-            "eventTime": _micro(now_s),
-            "reportingController": OPERATOR,
-            "reportingInstance": self._instance,
-            "action": note.action,
-            "reason": note.reason,
-            "type": WARNING if note.is_warning else NORMAL,
-            "note": note.text.encode()[:MAX_NOTE].decode(errors="ignore"),
-            "regarding": about,
-        }
-
-
-def _micro(now_s: float) -> str:
-    return datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return self._sender.event(regarding, note, suffix=digest, at_s=now_s)

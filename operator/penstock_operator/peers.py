@@ -9,10 +9,11 @@ from typing import Final
 from penstock_core.logs import get_logger
 from penstock_graph.cluster_names import COMPONENT_LABEL, GRAPH_LABEL, SCOPE_LABEL
 from penstock_kube.client import KubeClient
+from penstock_kube.events import Note
 from penstock_kube.lease import Election
 from penstock_kube.peers import Claim, Keys
 from penstock_kube.territory import Post, Territory
-from penstock_operator.events import EventRecorder, Note
+from penstock_operator.events import EventRecorder
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.queue import Key
 

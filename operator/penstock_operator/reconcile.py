@@ -17,6 +17,7 @@ from penstock_core.errors import ClusterError, InvalidSpecError, Problem, Unavai
 from penstock_core.logs import get_logger
 from penstock_graph.cluster_names import DRAIN_FINALIZER, child_name
 from penstock_graph.models import GraphDeployment
+from penstock_kube.events import Note
 from penstock_kube.kinds import LEADER_WORKER_SET, SCALING_ADAPTER
 from penstock_operator.apply import Applied, Applier, Owner
 from penstock_operator.build.children import BuildContext, adapter, children
@@ -24,7 +25,7 @@ from penstock_operator.build.pod import gpu_ceiling
 from penstock_operator.cluster import Cluster, Sight
 from penstock_operator.deleting import Deletion
 from penstock_operator.draining import Drains, Pool, in_words
-from penstock_operator.events import EventRecorder, Note
+from penstock_operator.events import EventRecorder
 from penstock_operator.facts import Seen, graph_facts
 from penstock_operator.gates import Gates
 from penstock_operator.metrics import OperatorMetrics

@@ -10,19 +10,14 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from penstock_core.errors import PenstockError
 from penstock_core.logs import get_logger
 from penstock_graph.cluster_names import PLANNER
-from penstock_kube.kinds import EVENT
+from penstock_kube.events import MAX_NOTE, Note, Sender, cut
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
-from penstock_planner.targets.kubernetes import Note
 from penstock_planner.view import View
-
-MAX_NOTE: Final = 1024
-"""Bytes of a note that the API server takes."""
 
 MAX_WAITING: Final = 1000
 """Chosen: several decisions of every graph of a large cluster; more are dropped."""
@@ -57,7 +52,7 @@ class EventWriter:
             now_s: Seconds since the epoch.
         """
         self._client = client
-        self._instance = instance[:128]
+        self._sender = Sender(PLANNER, instance, "Scale")
         self._now_s = now_s
         self._waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(MAX_WAITING)
         self.dropped = 0
@@ -90,28 +85,7 @@ class EventWriter:
         log.warning("event dropped", reason=reason, why=why, dropped=self.dropped)
 
     def _event(self, regarding: Mapping[str, Any], note: Note) -> dict[str, Any]:
-        metadata = regarding["metadata"]
-        about = {
-            "apiVersion": regarding["apiVersion"],
-            "kind": regarding["kind"],
-            **{key: metadata[key] for key in ("name", "namespace", "uid") if key in metadata},
-        }
-        return {
-            "apiVersion": EVENT.api_version,
-            "kind": EVENT.kind,
-            "metadata": {
-                "name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}",
-                "namespace": metadata["namespace"],
-            },
-            "eventTime": datetime.fromtimestamp(self._now_s(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            "reportingController": PLANNER,
-            "reportingInstance": self._instance,
-            "action": "Scale",
-            "reason": note.reason,
-            "type": "Warning" if note.is_warning else "Normal",
-            "note": note.text.encode()[:MAX_NOTE].decode(errors="ignore"),
-            "regarding": about,
-        }
+        return self._sender.event(regarding, note, suffix=uuid.uuid4().hex[:16], at_s=self._now_s())
 
 
 class EventListener:
@@ -139,4 +113,4 @@ def _note(role: RoleDecision, decision_id: str) -> Note:
 def _with_id(sentence: str, decision_id: str) -> str:
     """Return the sentence with the decision's id behind it, short enough that the id survives."""
     suffix = f" ({decision_id})"
-    return sentence.encode()[: MAX_NOTE - len(suffix)].decode(errors="ignore") + suffix
+    return cut(sentence, MAX_NOTE - len(suffix)) + suffix

@@ -8,12 +8,12 @@ from typing import Final
 from penstock_core.logs import get_logger
 from penstock_graph.cluster_names import COMPONENT_LABEL, GRAPH_LABEL, PLANNER, SCOPE_LABEL, lease_name
 from penstock_kube.client import KubeClient
+from penstock_kube.events import Note
 from penstock_kube.lease import Election
 from penstock_kube.peers import Keys
 from penstock_kube.territory import Post, Territory
 from penstock_planner.cluster.fleet import Graphs
 from penstock_planner.cluster.watch import Key, Object
-from penstock_planner.targets.kubernetes import Note
 
 LEASE_KEYS: Final = Keys(COMPONENT_LABEL, SCOPE_LABEL, GRAPH_LABEL)
 

@@ -20,6 +20,7 @@ from penstock_core.logs import get_logger
 from penstock_graph.cluster_names import DECISION_ANNOTATION
 from penstock_graph.models import MetricsSource
 from penstock_kube.client import KubeClient
+from penstock_kube.events import Note
 from penstock_kube.lease import Election
 from penstock_kube.territory import Post
 from penstock_planner.cluster.events import EventListener, EventWriter
@@ -40,7 +41,7 @@ from penstock_planner.sources.prometheus import PrometheusSource, connect
 from penstock_planner.sources.router import RouterSource
 from penstock_planner.sources.scrape import ScrapeSource
 from penstock_planner.standing import LoopSettings
-from penstock_planner.targets.kubernetes import UNSCHEDULABLE_S, KubernetesTarget, Note
+from penstock_planner.targets.kubernetes import UNSCHEDULABLE_S, KubernetesTarget
 from penstock_planner.timing import ModelTime
 from penstock_planner.view import Audience, Listener
 from penstock_wire.client import ConnectionPool

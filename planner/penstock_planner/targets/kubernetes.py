@@ -16,6 +16,7 @@ from penstock_core.logs import get_logger
 from penstock_graph.cluster_names import DECISION_ANNOTATION, OPERATOR, PLANNER, child_name
 from penstock_graph.models import GraphDeployment, Role
 from penstock_kube.client import KubeClient
+from penstock_kube.events import Note
 from penstock_kube.kinds import SCALING_ADAPTER
 from penstock_planner.targets.base import TargetState
 from penstock_planner.targets.pods import PodFacts, count
@@ -78,21 +79,6 @@ class Service:
         """Return the number within the bounds, as the operator takes it."""
         low, high = self.bounds
         return max(low, min(high, replicas))
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something that a user of the graph must see; becomes an Event.
-
-    Attributes:
-        reason: One word in UpperCamelCase.
-        text: One sentence.
-        is_warning: Whether somebody should look.
-    """
-
-    reason: str
-    text: str
-    is_warning: bool = False
 
 
 def services_of(graph: GraphDeployment) -> dict[Role, Service]:

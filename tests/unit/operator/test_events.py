@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock_core.errors import ClusterError, ForbiddenError, NotFoundError
-from penstock_operator.events import MAX_NOTE, MAX_REMEMBERED, EventRecorder, Note
+from penstock_kube.events import MAX_NOTE, Note
+from penstock_operator.events import MAX_REMEMBERED, EventRecorder
 
 GRAPH = {
     "apiVersion": "penstock.dev/v1alpha1",

@@ -9,12 +9,12 @@ import pytest
 
 from penstock_core.errors import NotFoundError, UnavailableError
 from penstock_graph.models import Role
+from penstock_kube.events import MAX_NOTE, Note
 from penstock_planner.cluster import events as events_module
 from penstock_planner.cluster import status as status_module
-from penstock_planner.cluster.events import MAX_NOTE, EventListener, EventWriter
+from penstock_planner.cluster.events import EventListener, EventWriter
 from penstock_planner.cluster.fleet import last_report
 from penstock_planner.cluster.status import Report, Standing, StatusListener, StatusWriter, is_said
-from penstock_planner.targets.kubernetes import Note
 
 KEY = ("serving", "llama")
 D = Role.DECODE
