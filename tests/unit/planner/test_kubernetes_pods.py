@@ -138,6 +138,11 @@ def _container(**change):
             "container worker: ImagePullBackOff: no such image",
         ),
         (
+            _container(state={"waiting": {"reason": "RegistryUnavailable", "message": "no route"}}),
+            "stuck",
+            "container worker: RegistryUnavailable: no route",
+        ),
+        (
             _container(
                 state={"waiting": {"reason": "CrashLoopBackOff"}},
                 lastState={"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
