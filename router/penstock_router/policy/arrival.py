@@ -38,6 +38,11 @@ class Arrival:
 
     def uncached(self, held: int) -> int:
         """Return the tokens to compute where ``held`` keys are held; at least 1 of any prompt."""
-        tokens, parts = self.tokens, self.head_parts
+        tokens = self.tokens
+        # Most instances of a large fleet hold nothing of a prompt.
+        if not held:
+            return tokens
+        parts = self.head_parts
         blocks = held - parts + 1 if held >= parts else held / parts
-        return max(tokens - int(blocks * self.block_tokens), 1 if tokens > 0 else 0)
+        rest = tokens - int(blocks * self.block_tokens)
+        return rest if rest > 0 else min(tokens, 1)

@@ -20,7 +20,8 @@ T = TypeVar("T")
 
 CACHE_BLOCKS = 8192
 """Keys remembered per instance where nothing else is said. Chosen: 4M tokens of 512-token blocks, or 500,000 of
-prompts so short that their first block's parts are all they have; about 200 KiB of memory."""
+prompts so short that their first block's parts are all they have; 90 KiB of memory where prompts bring 24 new keys,
+at most 512."""
 
 
 @dataclass(frozen=True, slots=True)
