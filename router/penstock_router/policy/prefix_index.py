@@ -117,11 +117,11 @@ class PrefixIndex:
             self._add(keys[place], packed[place * KEY_BYTES :] if total - place > 1 else _ONE_BLOCK)
             self.count += total - place
         # Ancestors last: they must be younger than what builds on them.
-        clock, used = self._clock, self._used
-        for number in reversed(passed):
-            clock += 1
+        used = self._used
+        self._clock = clock = self._clock + len(passed)
+        for number in passed:
             used[number] = clock
-        self._clock = clock
+            clock -= 1
         if self.count > self._capacity:
             self._forget(self.count - self._capacity + self._capacity // _SLACK)
         return place
@@ -133,16 +133,19 @@ class PrefixIndex:
             prefix: The prompt.
             blocks: >= 0. What other prompts hold beyond them in common with this one is forgotten with it.
         """
-        keys = prefix.keys
+        keys, runs = prefix.keys, self._runs
         total = len(keys)
         # Most often a run begins right there: what this prompt had brought.
-        place = blocks if blocks < total and self._find(keys[blocks]) else 0
-        while place < total and (number := self._find(keys[place])):
-            run = self._runs[number]
+        place, number = blocks, self._find(keys[blocks]) if blocks < total else 0
+        if not number and total:
+            place, number = 0, self._find(keys[0])
+        while number:
+            run = runs[number]
             length = _common(run, prefix.packed, place) if run else 1
             if place + length > blocks:
                 self._cut(number, max(0, blocks - place))
             place += length
+            number = self._find(keys[place]) if place < total else 0
 
     def __len__(self) -> int:
         return self.count
@@ -164,21 +167,21 @@ class PrefixIndex:
         runs, after = self._runs, self._next
         self._clock = clock = self._clock + 1
         number = self._free
+        if not number and len(runs) > self._mask:
+            self._widen()
+        table, part = self._table, head & self._mask
         if number:
             self._free = after[number]
             runs[number] = run
             self._heads[number] = head
             self._used[number] = clock
+            after[number] = table[part]
         else:
             number = len(runs)
-            if number > self._mask:
-                self._widen()
             runs.append(run)
             self._heads.append(head)
             self._used.append(clock)
-            after.append(0)
-        table, part = self._table, head & self._mask
-        after[number] = table[part]
+            after.append(table[part])
         table[part] = number
 
     def _widen(self) -> None:
@@ -217,14 +220,14 @@ class PrefixIndex:
 
     def _remove(self, number: int) -> None:
         """Let a run's number be free."""
-        after = self._next
+        after, table = self._next, self._table
         part = self._heads[number] & self._mask
-        at = self._table[part]
+        at = table[part]
         if at == number:
-            self._table[part] = after[number]
+            table[part] = after[number]
         else:
-            while after[at] != number:
-                at = after[at]
+            while (following := after[at]) != number:
+                at = following
             after[at] = after[number]
         self._runs[number] = _ONE_BLOCK
         self._used[number] = _NEVER
