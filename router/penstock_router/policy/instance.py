@@ -164,15 +164,23 @@ class Instance(Generic[T]):
         """
         return arrival.uncached(self.index.held(arrival.prefix))
 
-    def put(self, placed: Placed[T], *, is_first: bool = False) -> None:
-        """Queue a request here, behind all others or before them; its blocks count as held from now on."""
+    def put(self, placed: Placed[T], *, is_first: bool = False, is_known: bool = True) -> None:
+        """Queue a request here; its blocks count as held from now on.
+
+        Args:
+            placed: The request.
+            is_first: Before all others instead of behind them.
+            is_known: Its tokens to compute here are; else they are counted.
+        """
         placed.instance = self.name
+        placed.held = self.index.use(placed.arrival.prefix)
+        if not is_known:
+            placed.uncached = placed.arrival.uncached(placed.held)
         if is_first:
             self.queue = {placed.item: placed, **self.queue}
         else:
             self.queue[placed.item] = placed
         self.queued_tokens += placed.uncached
-        placed.held = self.index.use(placed.arrival.prefix)
 
     def pull(self, placed: Placed[T]) -> None:
         """Take a request out of the queue."""
