@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from penstock_graph.models import QueueOrder
 from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
 from penstock_router.policy.instance import Pace, Placed
-from penstock_router.policy.keys import Prefix
 from penstock_router.policy.placement import Placement, PlacementSettings
 from penstock_router.policy.placer import Arrival
 from penstock_router.policy.prefix_cost import PrefixCost
@@ -290,42 +289,6 @@ def test_an_idle_instance_takes_one_prompt_however_long():
     queues.submit("huge", arrival(tokens=1_000_000), 0.0)
 
     assert [handed.item for handed in queues.take(0.0)] == ["huge"]
-
-
-def idle_pair(*loads, remembered):
-    """Return DualMap's queues of a and b, with prompts of so many tokens running; a remembers blocks."""
-    queues = placement(DualMap(DualMapSettings(adaptive_prefix=False)), names=("a", "b"), slot_requests=2)
-    for name, tokens in zip("ab", loads, strict=True):
-        queues._instances[name].running_tokens = tokens
-    queues._instances["a"].index.use(Prefix(tuple(range(1, remembered + 1))))
-    return queues
-
-
-@pytest.mark.parametrize(
-    ("loads", "remembered", "expected"),
-    [
-        pytest.param((0, 0), 1, "b", id="idle: the one that remembers less"),
-        pytest.param((0, 512), 1, "b", id="half of its own 1,024 tokens apart: as good"),
-        pytest.param((0, 513), 1, "a", id="further apart: the less loaded"),
-        pytest.param((513, 0), 0, "b", id="further apart the other way"),
-        pytest.param((100, 0), 0, "b", id="equal memories: the less loaded"),
-    ],
-)
-def test_dualmap_fills_idle_caches_evenly(loads, remembered, expected):
-    """Nothing cached on either, and nobody waits: what an instance remembers counts before a small load."""
-    queues = idle_pair(*loads, remembered=remembered)
-    queues.submit("x", arrival(1001, 1002), 0.0)
-
-    assert where(queues)["x"] == expected
-
-
-def test_dualmap_looks_at_load_alone_where_requests_wait():
-    """A queue is a queue: memory does not count any more, however near the loads are."""
-    queues = idle_pair(0, 400, remembered=3)
-    queues._instances["b"].put(Placed("w", arrival(2001, tokens=100), 0.0, uncached=100))
-    queues.submit("x", arrival(1001, 1002), 0.0)
-
-    assert where(queues)["x"] == "a"
 
 
 def test_pace_weighs_by_tokens_and_not_by_prompts():
