@@ -242,6 +242,32 @@ def test_disruption_budgets_come_with_a_second_replica():
     ]
 
 
+def test_all_that_mount_a_volume_of_one_node_seek_one_node():
+    """Each pod with the claim wants to be beside pods with the claim, and nowhere where there are some elsewhere."""
+    pods = {
+        name: each["spec"]["template"]
+        for name, each in of_kind(rendered("an own claim"), "Deployment").items()
+        if name != "penstock-operator"
+    }
+
+    assert sorted(pods) == ["penstock-planner", "penstock-tensorboard"]
+    for pod in pods.values():
+        (term,) = pod["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["topologyKey"] == "kubernetes.io/hostname"
+        assert term["labelSelector"]["matchLabels"] == {
+            "app.kubernetes.io/instance": "penstock",
+            "penstock.dev/logs": "logs",
+        }
+        assert term["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("name", ["default", "everything"])
+def test_without_a_volume_of_one_node_pods_go_anywhere(name):
+    """No claim, or one that many nodes may mount: no affinity."""
+    for deployment in of_kind(rendered(name), "Deployment").values():
+        assert "affinity" not in deployment["spec"]["template"]["spec"]
+
+
 def test_definitions_outlive_the_release():
     """`helm uninstall` keeps the CRDs, and so the graphs, unless told otherwise."""
     definitions = of_kind(rendered("default"), "CustomResourceDefinition")
@@ -260,6 +286,10 @@ def test_definitions_outlive_the_release():
         ({"image": {"digest": "latest"}}, "/image/digest"),
         ({"planner": {"logs": {"size": "5 GB"}}}, "/planner/logs/size"),
         ({"tensorboard": {"enabled": True}}, "set planner.logs.size"),
+        (
+            {"planner": {"enabled": False, "logs": {"size": "5Gi"}}, "tensorboard": {"enabled": True}},
+            "set planner.enabled",
+        ),
         ({"watchNamespaces": ["Serving"]}, "/watchNamespaces/0"),
     ],
 )

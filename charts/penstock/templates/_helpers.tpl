@@ -121,6 +121,33 @@ affinity:
 {{- end -}}
 {{- end -}}
 
+{{/* Whether the logs' volume can be mounted on one node alone; empty if not, or if there is none. */}}
+{{- define "penstock.logsOneNode" -}}
+{{- if and (include "penstock.logsClaim" .) (not (has "ReadWriteMany" .Values.planner.logs.accessModes)) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* Label of the pods that mount the logs' claim: the ones before an upgrade may run without it, or with another. */}}
+{{- define "penstock.logsLabel" -}}
+penstock.dev/logs: {{ include "penstock.logsClaim" . | trunc 63 | trimAll "-." | quote }}
+{{- end -}}
+
+{{/*
+Affinity of all pods that mount such a volume to each other. To the planner alone would not do: a new planner's pod
+could go to another node while TensorBoard still holds the volume.
+*/}}
+{{- define "penstock.logsAffinity" -}}
+affinity:
+  podAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      - topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            app.kubernetes.io/instance: {{ .Release.Name }}
+            {{- include "penstock.logsLabel" . | nindent 12 }}
+{{- end -}}
+
 {{/* Egress that everything with an API client needs: DNS and the API server. */}}
 {{- define "penstock.apiEgress" -}}
 - ports:
