@@ -1,7 +1,8 @@
 """A kind cluster with Penstock installed from this checkout, and a fresh namespace for every test or file.
 
 Environment: KIND_NODE_IMAGE (needed), KIND_EXPERIMENTAL_PROVIDER and CONTAINER_TOOL (docker or podman),
-IMAGE_BUILD_FLAGS for `make image`, PENSTOCK_E2E_KEEP=1 to keep the cluster and use it again.
+IMAGE_BUILD_FLAGS for `make image`, PENSTOCK_E2E_KEEP=1 to keep the cluster and use it again. Nodes with many GPUs need
+kwok, on PATH or in KUBEBUILDER_ASSETS.
 """
 
 from __future__ import annotations
@@ -21,15 +22,12 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from images import CLUSTER, NODES, ROOT, container_tool, load_image
 from kube import OUTPUT, SYSTEM, Graph, Kube, say, wait_for
 from traffic import IMAGE
 
-ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "charts" / "penstock"
 SAMPLES = ROOT / "manifests" / "samples"
-CLUSTER = "penstock-e2e"
-NODES = (f"{CLUSTER}-worker", f"{CLUSTER}-worker2")
-"""As kind names them; no pod of ours runs on the control plane."""
 KEEP = os.environ.get("PENSTOCK_E2E_KEEP") == "1"
 LIMIT_S = 900
 """Of one test, the first one's cluster and image included; a hung cluster then ends with diagnostics."""
@@ -49,14 +47,9 @@ def _missing() -> str | None:
         return f"not on PATH: {', '.join(absent)}"
     if not os.environ.get("KIND_NODE_IMAGE"):
         return "KIND_NODE_IMAGE names no node image for kind"
-    if shutil.which(_container_tool()) is None:
-        return f"CONTAINER_TOOL: no {_container_tool()} on PATH"
+    if shutil.which(container_tool()) is None:
+        return f"CONTAINER_TOOL: no {container_tool()} on PATH"
     return None
-
-
-def _container_tool() -> str:
-    default = os.environ.get("KIND_EXPERIMENTAL_PROVIDER", "docker")
-    return os.environ.get("CONTAINER_TOOL", default)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -104,25 +97,10 @@ def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
             "kind", "create", "cluster", "--name", CLUSTER, "--image", node_image, "--config", config,
             "--kubeconfig", str(kubeconfig), "--wait", "180s", timeout_s=400.0,
         )  # fmt: skip
-    _load_image(cluster, tmp_path_factory.mktemp("image"))
+    load_image(cluster, IMAGE, tmp_path_factory.mktemp("image"), nodes=NODES)
     yield cluster
     if not KEEP:
         _delete_cluster(cluster)
-
-
-def _load_image(cluster: Kube, folder: Path) -> None:
-    tool = _container_tool()
-    say("building the image")
-    cluster.run("make", "-C", str(ROOT), "image", f"IMAGE={IMAGE}", f"CONTAINER_TOOL={tool}", timeout_s=600.0)
-    say("loading the image into the nodes")
-    where = ("--name", CLUSTER, "--nodes", ",".join(NODES))
-    if tool == "docker":
-        cluster.run("kind", "load", "docker-image", IMAGE, *where, timeout_s=300.0)
-    else:
-        archive = folder / "image.tar"
-        cluster.run(tool, "save", "--output", str(archive), IMAGE, timeout_s=300.0)
-        cluster.run("kind", "load", "image-archive", str(archive), *where, timeout_s=300.0)
-        archive.unlink()
 
 
 def _delete_cluster(cluster: Kube) -> None:
@@ -134,7 +112,7 @@ def _delete_cluster(cluster: Kube) -> None:
 @pytest.fixture(scope="module")
 def install(kube: Kube) -> Callable[..., None]:
     """Installs or upgrades the release ``penstock``; does little if nothing changed."""
-    image = kube.run(_container_tool(), "image", "inspect", IMAGE, "--format", "{{.Id}}").strip()
+    image = kube.run(container_tool(), "image", "inspect", IMAGE, "--format", "{{.Id}}").strip()
     # The tag stays when the image changes; pods of a kept cluster must change all the same.
     built = {"podAnnotations": {"penstock.dev/image": image}}
 

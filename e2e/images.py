@@ -1,0 +1,49 @@
+"""Images of this checkout, built and put on the cluster's nodes: no registry is asked for them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kube import Kube, say
+
+ROOT = Path(__file__).resolve().parents[1]
+CLUSTER = "penstock-e2e"
+NODES = (f"{CLUSTER}-worker", f"{CLUSTER}-worker2")
+"""As kind names them; no pod of ours runs on the control plane."""
+
+
+def container_tool() -> str:
+    """Return the program that builds images: kind's own provider, unless CONTAINER_TOOL says otherwise."""
+    default = os.environ.get("KIND_EXPERIMENTAL_PROVIDER", "docker")
+    return os.environ.get("CONTAINER_TOOL", default)
+
+
+def load_image(cluster: Kube, image: str, folder: Path, *, nodes: tuple[str, ...], extras: str = "") -> None:
+    """Build an image and load it into nodes.
+
+    Args:
+        cluster: Whose environment kind, make and the container tool run in.
+        image: Its name and tag.
+        folder: For an archive, which needs some hundred MB for a moment.
+        nodes: That may run it.
+        extras: Of the distribution, separated by commas; empty: the Dockerfile's own.
+    """
+    tool = container_tool()
+    flags = os.environ.get("IMAGE_BUILD_FLAGS", "")
+    if extras:
+        flags = f"{flags} --build-arg EXTRAS={extras}"
+    say(f"building {image}")
+    cluster.run(
+        "make", "-C", str(ROOT), "image", f"IMAGE={image}", f"CONTAINER_TOOL={tool}", f"IMAGE_BUILD_FLAGS={flags}",
+        timeout_s=600.0,
+    )  # fmt: skip
+    say(f"loading it into {', '.join(nodes)}")
+    where = ("--name", CLUSTER, "--nodes", ",".join(nodes))
+    if tool == "docker":
+        cluster.run("kind", "load", "docker-image", image, *where, timeout_s=300.0)
+    else:
+        archive = folder / "image.tar"
+        cluster.run(tool, "save", "--output", str(archive), image, timeout_s=300.0)
+        cluster.run("kind", "load", "image-archive", str(archive), *where, timeout_s=300.0)
+        archive.unlink()

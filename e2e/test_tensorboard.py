@@ -1,0 +1,120 @@
+"""The chart's TensorBoard: the planner writes on a claim, a Deployment beside it reads and shows."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.parse
+import urllib.request
+from typing import NamedTuple
+
+import pytest
+from images import NODES, container_tool, load_image
+from kube import SYSTEM, wait_for
+from traffic import IMAGE
+
+FOLDER = "/var/penstock-e2e-logs"
+"""On each node; nobody but root may write there until the kubelet gives it to the planner's group."""
+
+VOLUME = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolume",
+    "metadata": {"name": "penstock-e2e-logs"},
+    "spec": {
+        "capacity": {"storage": "64Mi"},
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "penstock-e2e",
+        "local": {"path": FOLDER},
+        "nodeAffinity": {
+            "required": {
+                "nodeSelectorTerms": [
+                    {
+                        "matchExpressions": [
+                            {"key": "kubernetes.io/hostname", "operator": "In", "values": list(NODES)}
+                        ]
+                    }
+                ]
+            }
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def volume(kube):
+    """A volume for the planner's claim, without a provisioner: each node has a folder of its own behind it.
+
+    So who runs on another node than the planner sees nothing, as with a disk that one node mounts.
+    """
+    for node in NODES:
+        kube.run(container_tool(), "exec", node, "mkdir", "--mode=755", "--parents", FOLDER)
+    kube.apply(VOLUME, namespace=SYSTEM)
+    yield
+    kube.kubectl("delete", "persistentvolume", VOLUME["metadata"]["name"], "--wait=false")
+    for node in NODES:
+        kube.run(container_tool(), "exec", node, "rm", "--recursive", "--force", FOLDER)
+
+
+@pytest.fixture(scope="module")
+def tensorboard(kube, release, install, volume, tmp_path_factory):
+    """A running release upgraded to keep the planner's logs and to show them; ends as it was."""
+    load_image(
+        kube,
+        f"{IMAGE}-tensorboard",
+        tmp_path_factory.mktemp("image"),
+        nodes=NODES,
+        extras="kubernetes,kv-events,prometheus,tensorboard",
+    )
+    install(
+        planner={"logs": {"size": "64Mi", "storageClass": "penstock-e2e"}},
+        tensorboard={"enabled": True, "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}}},
+    )
+    with kube.forwarded(SYSTEM, "service/penstock-tensorboard", 6006) as url:
+        yield url
+    install()
+
+
+def data(url, path, **query):
+    """Ask one of TensorBoard's plugins."""
+    where = f"{url}/data/plugin/{path}?{urllib.parse.urlencode(query)}"
+    with urllib.request.urlopen(where, timeout=10) as answer:
+        return json.load(answer)
+
+
+class Point(NamedTuple):
+    """One point of a scalar: its time since the epoch, the planner's own modelled time, and the value."""
+
+    wall_s: float
+    step: int
+    value: float
+
+
+def points(url, run, tag):
+    """Return a scalar's points, oldest first."""
+    return [Point(*each) for each in data(url, "scalars/scalars", run=run, tag=tag)]
+
+
+def test_tensorboard_shows_what_the_planner_decides(kube, deploy, tensorboard):
+    """A graph is a run of its own, with its replicas and its decisions in words; a new planner goes on with it."""
+    services = {"worker": {"replicas": 2}}
+    graph = deploy("aggregated", services=services, planner={"adjustmentIntervalSeconds": 5})
+    run = f"{graph.namespace}/{graph.name}"
+    wait_for("the graph is a run", lambda: run in data(tensorboard, "scalars/tags"), 60, every_s=2)
+
+    def desired():
+        return points(tensorboard, run, "replicas/aggregated_desired")
+
+    wait_for("the planner wants one worker less", lambda: desired()[-1].value == 1, 60, every_s=2)
+    assert desired()[0].value == 2
+    assert points(tensorboard, run, "gpus/budget")[-1].value == 8
+    texts = [each["text"] for each in data(tensorboard, "text/text", run=run, tag="decisions/text_summary")]
+    assert any("2 -&gt; 1" in each for each in texts), texts
+
+    before = desired()
+    planner = "app.kubernetes.io/component=planner"
+    kube.kubectl("delete", "pods", "--namespace", SYSTEM, f"--selector={planner}")
+    gone_s = time.time()
+    wait_for("a new planner draws on", lambda: desired()[-1].wall_s > gone_s, 90, every_s=2)
+    assert desired()[: len(before)] == before
+    steps = [each.step for each in desired()]
+    assert steps == sorted(steps)
