@@ -18,6 +18,11 @@ ROLE_LABEL = "penstock.dev/role"
 OUTPUT = Path(os.environ.get("PENSTOCK_E2E_OUTPUT", Path(__file__).resolve().parents[1] / "e2e-output"))
 """Where diagnostics of failed tests go."""
 WORKERS = "prefill,decode,aggregated"
+EVERYTHING = (
+    "deployments,replicasets,pods,services,endpointslices,configmaps,serviceaccounts,roles,rolebindings,"
+    "poddisruptionbudgets,networkpolicies,scalingadapters,graphdeployments"
+)
+"""Kinds that a graph leaves nothing of."""
 SYSTEM = "penstock-system"
 """Namespace of the release."""
 
@@ -183,6 +188,11 @@ class Graph:
             if not pod["spec"].get("schedulingGates")
             and pod["status"].get("phase") not in {"Succeeded", "Failed"}
         )
+
+    def remains(self) -> list[str]:
+        """Objects that carry the graph's label, as kind/name."""
+        found = self.kube.get(EVERYTHING, *self.scope, f"--selector={GRAPH_LABEL}={self.name}")
+        return [f"{each['kind']}/{each['metadata']['name']}" for each in found]
 
     def wait_ready(self, timeout_s: float = 180.0) -> None:
         """Wait until the graph is ready."""

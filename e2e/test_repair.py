@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from kube import GRAPH_LABEL, wait_for
+from kube import wait_for
 from traffic import Load
-
-EVERYTHING = (
-    "deployments,replicasets,pods,services,endpointslices,configmaps,serviceaccounts,roles,rolebindings,"
-    "poddisruptionbudgets,networkpolicies,scalingadapters,graphdeployments"
-)
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +68,4 @@ def test_a_deleted_graph_drains_and_leaves_nothing(kube, deploy):
 
     outcome = load.stop()
     assert (outcome.answered, outcome.lost) == (2, [])
-    wait_for(
-        "no object of the graph is left",
-        lambda: not kube.get(EVERYTHING, *graph.scope, f"--selector={GRAPH_LABEL}={graph.name}"),
-        180,
-    )
+    wait_for("no object of the graph is left", lambda: not graph.remains(), 180)
