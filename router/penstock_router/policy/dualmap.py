@@ -15,11 +15,6 @@ from penstock_router.policy.placer import Arrival, Instances, Place, View, eligi
 from penstock_router.policy.prefix_cost import HIT_WEIGHT
 from penstock_router.policy.rings import DualRing
 
-_NEARLY = 0.5
-"""Share of a prompt's own tokens by which loads may differ and still count as equal. Chosen: 16 prefixes on 4 idle
-instances then bring the busiest 30% of the requests, with exact ties alone 32% and without memory 33%. At 1 one
-request in a hundred more misses its SLO on bench/dualmap's Conversation slice at 4 requests/s."""
-
 
 class PairChoice(StrEnum):
     """How one of the two candidates is chosen.
@@ -98,11 +93,9 @@ class DualMap:
         settings = self._settings
         own_first, own_second = first.uncached(arrival), second.uncached(arrival)
         work_first, work_second = first.pending_tokens, second.pending_tokens
+        late_first = _is_late(view.seconds(first, work_first + own_first), settings.slo_s)
+        late_second = _is_late(view.seconds(second, work_second + own_second), settings.slo_s)
         is_first_nearer = own_first <= own_second
-        near, far = (first, work_first + own_first), (second, work_second + own_second)
-        if not is_first_nearer:
-            near, far = far, near
-        is_near_late = _is_late(view.seconds(*near), settings.slo_s)
         match settings.choice:
             case PairChoice.LEAST_LOADED:
                 takes_first, reason = work_first <= work_second, "less loaded of its pair"
@@ -113,34 +106,18 @@ class DualMap:
                 takes_first = work_first + HIT_WEIGHT * own_first <= work_second + HIT_WEIGHT * own_second
                 reason = "lowest prefix cost of its pair"
             case _ if own_first == own_second:
-                takes_first, reason = _of_equals(first, second, own_first)
-            case PairChoice.SLO_AWARE if is_near_late:
+                takes_first, reason = work_first <= work_second, "equal hits: less loaded of its pair"
+            case PairChoice.SLO_AWARE if late_first if is_first_nearer else late_second:
                 takes_first, reason = (
                     work_first <= work_second,
                     "hit would miss the SLO: less loaded of its pair",
                 )
             case _:
                 takes_first, reason = is_first_nearer, "larger hit of its pair"
-        is_hot = settings.rebalance and is_near_late and _is_late(view.seconds(*far), settings.slo_s)
+        is_hot = settings.rebalance and late_first and late_second
         if takes_first:
             return Place(first.name, reason, second.name, is_hot, own_first, own_second)
         return Place(second.name, reason, first.name, is_hot, own_second, own_first)
-
-
-def _of_equals(first: Instance[Any], second: Instance[Any], own: int) -> tuple[bool, str]:
-    """Return whether the first of two with equal hits is taken, and why.
-
-    Args:
-        first: One of the pair.
-        second: The other.
-        own: Tokens that the request would have to compute at either.
-    """
-    more = first.pending_tokens - second.pending_tokens
-    if abs(more) <= _NEARLY * own and not (first.has_waiting or second.has_waiting):
-        remembers_more = first.index.count - second.index.count
-        if remembers_more:
-            return remembers_more < 0, "equal hits, nobody waits: remembers less of its pair"
-    return more <= 0, "equal hits: less loaded of its pair"
 
 
 def _is_late(ttft_s: float | None, slo_s: float) -> bool:
