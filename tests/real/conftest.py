@@ -1,22 +1,42 @@
 """Real vLLM workers and the router before them; skipped unless the environment names a vLLM and a model."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import openai
 import orjson
 import pytest
 
+from penstock_graph.loading import load_graph
+from penstock_graph.models.enums import Environment
+from penstock_graph.runtimes import RuntimeContext, process_specs
+
 STARTUP_S = 900
 """A loaded machine of two cores needs minutes to import and start a vLLM."""
 LEASE_S = 30
+GRAPH = """
+apiVersion: penstock.dev/v1alpha1
+kind: GraphDeployment
+metadata: {{name: tiny}}
+spec:
+  model: {{name: {model}, servedName: tiny, contextTokens: 2048}}
+  runtime: vllm
+  services:
+    frontend: {{role: router}}
+    worker: {{role: aggregated, gpusPerReplica: 1, args: [--enforce-eager, --dtype, bfloat16]}}
+  engine: {{blockTokens: 128, kvBlocks: 33}}
+  router: {{kvEventsPort: {port}, tokenizer: {model}/tokenizer.json}}
+  planner: {{enabled: false}}
+"""
+"""A graph of one worker that publishes its KV events. On a CPU vLLM takes blocks of 128 tokens by itself, too."""
 FLAGS = [
     "--served-model-name",
     "tiny",
@@ -30,6 +50,8 @@ FLAGS = [
     "33",
     "--host",
     "127.0.0.1",
+    "--port",
+    "{port}",
 ]
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -57,7 +79,7 @@ class Process:
         self.log = folder / f"{name}.log"
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        argv = [*argv, "--port", str(self.port)]
+        argv = [each.replace("{port}", str(self.port)) for each in argv]
         environment = {**os.environ, **ENVIRONMENT, **environment}
         with self.log.open("wb") as out:
             self._child = subprocess.Popen(
@@ -90,6 +112,15 @@ class Process:
                 time.sleep(0.5)
         raise AssertionError(f"{path} did not answer 200:\n{self.log.read_text()[-4000:]}")
 
+    def wait_for_vllm(self):
+        """Wait until it would serve, then have it compute a prompt of some length.
+
+        On a CPU with AMX vLLM 0.32 dies of an illegal instruction if its first prompt has a few tokens only: its
+        attention uses tiles without asking the kernel for them, which oneDNN does at the first large product.
+        """
+        self.wait_for("/health")
+        self.post(model="tiny", prompt=[5] * 600, max_tokens=1)
+
     def post(self, path="/v1/completions", **body):
         """Return the JSON answer of a request sent here, without the router."""
         request = urllib.request.Request(
@@ -106,7 +137,7 @@ class Process:
     def metric(self, name, **labels):
         """Return the sum of a metric's samples that carry the labels."""
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        lines = [line for line in self.get("/metrics").splitlines() if line.split("{")[0] == name]
+        lines = [line for line in self.get("/metrics").splitlines() if re.split("[{ ]", line)[0] == name]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(each in line for each in wanted))
 
     def until(self, condition, within_s=60):
@@ -147,23 +178,53 @@ class Deployment:
             argv += ["--kv-transfer-config", orjson.dumps(config).decode()]
         return self.start(name, argv, VLLM_NIXL_SIDE_CHANNEL_PORT=str(_free_port()))
 
-    def router(self, name, **workers):
+    def rendered(self, name, manifest):
+        """Start a graph's vLLM by the command that its pod would run, but on a port of this machine."""
+        context = RuntimeContext(
+            python=sys.executable,
+            graph_file=str(manifest),
+            discovery="kubernetes",
+            namespace="tiny",
+            environment=Environment.KUBERNETES,
+        )
+        (spec,) = (each for each in process_specs(load_graph(manifest), context) if each.role == "aggregated")
+        vllm, *flags = spec.argv
+        assert vllm == "vllm"
+        return self.start(name, [os.environ["PENSTOCK_VLLM"], *flags], VLLM_SERVER_DEV_MODE="1")
+
+    def router(self, name, *more, **workers):
         """Start a router before the workers, each named by its role, and wait until it would serve."""
         flags = [word for role, each in workers.items() for word in ("--worker", f"{role}={each.url}")]
-        argv = [sys.executable, "-m", "penstock_cli", "router", "serve", "--model", "tiny"]
-        router = self.start(name, [*argv, "--kv-lease", str(LEASE_S), *flags])
+        argv = [
+            sys.executable,
+            "-m",
+            "penstock_cli",
+            "router",
+            "serve",
+            "--model",
+            "tiny",
+            "--port",
+            "{port}",
+        ]
+        router = self.start(name, [*argv, "--kv-lease", str(LEASE_S), *more, *flags])
         router.wait_for("/ready")
         return router
 
 
-@pytest.fixture(scope="session")
-def deployment(tmp_path_factory):
-    """Start and stop processes."""
+@contextmanager
+def _deployment(tmp_path_factory):
     for name in ("PENSTOCK_VLLM", "PENSTOCK_VLLM_MODEL"):
         if not Path(os.environ.get(name, "")).exists() or name not in os.environ:
             pytest.skip(f"{name} names no vLLM executable or model folder; see docs/vllm.md")
     with ExitStack() as stack:
         yield Deployment(tmp_path_factory.mktemp("vllm"), stack)
+
+
+@pytest.fixture(scope="session")
+def deployment(tmp_path_factory):
+    """Start and stop processes."""
+    with _deployment(tmp_path_factory) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")
@@ -175,7 +236,7 @@ def workers(deployment):
         "decode": deployment.worker("decode", "kv_consumer"),
     }
     for worker in started.values():
-        worker.wait_for("/health")
+        worker.wait_for_vllm()
     return started
 
 
@@ -191,3 +252,14 @@ def disaggregated(deployment, workers):
     router = deployment.router("router-pair", prefill=workers["prefill"], decode=workers["decode"])
     router.post(model="tiny", prompt="Hello", max_tokens=2)
     return router
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory):
+    """A graph's worker that publishes its KV events, and the router that follows it."""
+    with _deployment(tmp_path_factory) as deployment:
+        manifest = deployment.folder / "graph.yaml"
+        manifest.write_text(GRAPH.format(model=os.environ["PENSTOCK_VLLM_MODEL"], port=_free_port()))
+        worker = deployment.rendered("worker", manifest)
+        worker.wait_for_vllm()
+        yield worker, deployment.router("router", "--graph", str(manifest), aggregated=worker)
