@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import openai
@@ -17,42 +17,12 @@ import pytest
 
 from penstock_graph.loading import load_graph
 from penstock_graph.models.enums import Environment
-from penstock_graph.runtimes import RuntimeContext, process_specs
+from penstock_graph.runtimes import RuntimeContext, filled_env, process_specs
+from penstock_graph.runtimes.process import SIDE_CHANNEL_PORT
 
 STARTUP_S = 900
 """A loaded machine of two cores needs minutes to import and start a vLLM."""
 LEASE_S = 30
-GRAPH = """
-apiVersion: penstock.dev/v1alpha1
-kind: GraphDeployment
-metadata: {{name: tiny}}
-spec:
-  model: {{name: {model}, servedName: tiny, contextTokens: 2048}}
-  runtime: vllm
-  services:
-    frontend: {{role: router}}
-    worker: {{role: aggregated, gpusPerReplica: 1, args: [--enforce-eager, --dtype, bfloat16]}}
-  engine: {{blockTokens: 128, kvBlocks: 33}}
-  router: {{kvEventsPort: {port}, tokenizer: {model}/tokenizer.json}}
-  planner: {{enabled: false}}
-"""
-"""A graph of one worker that publishes its KV events. On a CPU vLLM takes blocks of 128 tokens by itself, too."""
-FLAGS = [
-    "--served-model-name",
-    "tiny",
-    "--enforce-eager",
-    "--dtype",
-    "bfloat16",
-    "--max-model-len",
-    "2048",
-    "--enable-prompt-tokens-details",
-    "--num-gpu-blocks-override",
-    "33",
-    "--host",
-    "127.0.0.1",
-    "--port",
-    "{port}",
-]
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -62,8 +32,10 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "UCX_TLS": "tcp,self,sm",
     "UCX_NET_DEVICES": "lo",
-    "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+    # For /reset_prefix_cache.
+    "VLLM_SERVER_DEV_MODE": "1",
 }
+ENGINE_ARGS = ["--enforce-eager", "--dtype", "bfloat16"]
 
 
 def _free_port():
@@ -165,21 +137,27 @@ class Deployment:
         self._stack.callback(process.stop)
         return process
 
-    def worker(self, name, kv_role=None):
-        """Start a vLLM; `kv_role` joins it to others by NIXL."""
-        argv = [os.environ["PENSTOCK_VLLM"], "serve", os.environ["PENSTOCK_VLLM_MODEL"], *FLAGS]
-        if kv_role is not None:
-            config = {
-                "kv_connector": "NixlConnector",
-                "kv_role": kv_role,
-                "kv_buffer_device": "cpu",
-                "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
-            }
-            argv += ["--kv-transfer-config", orjson.dumps(config).decode()]
-        return self.start(name, argv, VLLM_NIXL_SIDE_CHANNEL_PORT=str(_free_port()))
+    def manifest(self, name, router, *roles):
+        """Write a graph with a worker of each role; return its path."""
+        model = os.environ["PENSTOCK_VLLM_MODEL"]
+        workers = {role: {"role": role, "gpusPerReplica": 1, "args": ENGINE_ARGS} for role in roles}
+        spec = {
+            "model": {"name": model, "servedName": "tiny", "contextTokens": 2048},
+            "runtime": "vllm",
+            "services": {"frontend": {"role": "router"}, **workers},
+            # On a CPU vLLM takes blocks of 128 tokens by itself, too.
+            "engine": {"blockTokens": 128, "kvBlocks": 33, "kvBufferDevice": "cpu"},
+            "router": router,
+            "lease": {"durationSeconds": LEASE_S},
+            "planner": {"enabled": False},
+        }
+        kind = {"apiVersion": "penstock.dev/v1alpha1", "kind": "GraphDeployment", "metadata": {"name": name}}
+        path = self.folder / f"{name}.yaml"
+        path.write_bytes(orjson.dumps({**kind, "spec": spec}))
+        return path
 
-    def rendered(self, name, manifest):
-        """Start a graph's vLLM by the command that its pod would run, but on a port of this machine."""
+    def workers(self, manifest):
+        """Start a graph's vLLMs by the commands that their pods would run, but on ports of this machine."""
         context = RuntimeContext(
             python=sys.executable,
             graph_file=str(manifest),
@@ -187,32 +165,31 @@ class Deployment:
             namespace="tiny",
             environment=Environment.KUBERNETES,
         )
-        (spec,) = (each for each in process_specs(load_graph(manifest), context) if each.role == "aggregated")
-        vllm, *flags = spec.argv
-        assert vllm == "vllm"
-        return self.start(name, [os.environ["PENSTOCK_VLLM"], *flags], VLLM_SERVER_DEV_MODE="1")
+        started = {}
+        for spec in process_specs(load_graph(manifest), context):
+            if spec.role == "router":
+                continue
+            vllm, *flags = spec.argv
+            assert vllm == "vllm"
+            environment = filled_env(spec, {SIDE_CHANNEL_PORT: _free_port()})
+            argv = [os.environ["PENSTOCK_VLLM"], *flags]
+            started[spec.role] = self.start(spec.role, argv, **environment)
+        for worker in started.values():
+            worker.wait_for_vllm()
+        return started
 
     def router(self, name, *more, **workers):
         """Start a router before the workers, each named by its role, and wait until it would serve."""
         flags = [word for role, each in workers.items() for word in ("--worker", f"{role}={each.url}")]
-        argv = [
-            sys.executable,
-            "-m",
-            "penstock_cli",
-            "router",
-            "serve",
-            "--model",
-            "tiny",
-            "--port",
-            "{port}",
-        ]
-        router = self.start(name, [*argv, "--kv-lease", str(LEASE_S), *more, *flags])
+        serve = [sys.executable, "-m", "penstock_cli", "router", "serve", "--port", "{port}"]
+        router = self.start(name, [*serve, "--model", "tiny", "--kv-lease", str(LEASE_S), *more, *flags])
         router.wait_for("/ready")
         return router
 
 
-@contextmanager
-def _deployment(tmp_path_factory):
+@pytest.fixture(scope="session")
+def deployment(tmp_path_factory):
+    """Start and stop processes."""
     for name in ("PENSTOCK_VLLM", "PENSTOCK_VLLM_MODEL"):
         if not Path(os.environ.get(name, "")).exists() or name not in os.environ:
             pytest.skip(f"{name} names no vLLM executable or model folder; see docs/vllm.md")
@@ -221,23 +198,27 @@ def _deployment(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def deployment(tmp_path_factory):
-    """Start and stop processes."""
-    with _deployment(tmp_path_factory) as found:
-        yield found
+def publishing(deployment):
+    """The manifest of an aggregated worker that publishes its KV events, and the worker."""
+    tokenizer = f"{os.environ['PENSTOCK_VLLM_MODEL']}/tokenizer.json"
+    manifest = deployment.manifest(
+        "one", {"kvEventsPort": _free_port(), "tokenizer": tokenizer}, "aggregated"
+    )
+    return manifest, deployment.workers(manifest)["aggregated"]
 
 
 @pytest.fixture(scope="session")
-def workers(deployment):
+def followed(deployment, publishing):
+    """That worker, and the graph's router, which follows its KV events."""
+    manifest, worker = publishing
+    return worker, deployment.router("router-one", "--graph", str(manifest), aggregated=worker)
+
+
+@pytest.fixture(scope="session")
+def workers(deployment, publishing):
     """An aggregated worker, and a prefill and a decode worker joined by NIXL."""
-    started = {
-        "aggregated": deployment.worker("aggregated"),
-        "prefill": deployment.worker("prefill", "kv_producer"),
-        "decode": deployment.worker("decode", "kv_consumer"),
-    }
-    for worker in started.values():
-        worker.wait_for_vllm()
-    return started
+    pair = deployment.workers(deployment.manifest("pair", {}, "prefill", "decode"))
+    return {"aggregated": publishing[1], **pair}
 
 
 @pytest.fixture(scope="session")
@@ -252,14 +233,3 @@ def disaggregated(deployment, workers):
     router = deployment.router("router-pair", prefill=workers["prefill"], decode=workers["decode"])
     router.post(model="tiny", prompt="Hello", max_tokens=2)
     return router
-
-
-@pytest.fixture(scope="module")
-def followed(tmp_path_factory):
-    """A graph's worker that publishes its KV events, and the router that follows it."""
-    with _deployment(tmp_path_factory) as deployment:
-        manifest = deployment.folder / "graph.yaml"
-        manifest.write_text(GRAPH.format(model=os.environ["PENSTOCK_VLLM_MODEL"], port=_free_port()))
-        worker = deployment.rendered("worker", manifest)
-        worker.wait_for_vllm()
-        yield worker, deployment.router("router", "--graph", str(manifest), aggregated=worker)
