@@ -145,7 +145,7 @@ def _expire(prefill, before):
 
 
 def test_what_an_expired_hand_over_does_without_the_router(workers):
-    """Vllm answers 200 with other text: what the router is there to prevent."""
+    """Vllm answers 200 with other text, then and to whoever asks the same: what the router is there to prevent."""
     prefill, decode = workers["prefill"], workers["decode"]
     prompt = "A pipe too narrow loses its head; a pipe too wide costs more than it carries. " * 14
     expected = workers["aggregated"].post(prompt=prompt, **GREEDY)["choices"][0]["text"]
@@ -158,11 +158,12 @@ def test_what_an_expired_hand_over_does_without_the_router(workers):
 
     assert params["kv_transfer_params"]["remote_blocks_expiry_time"] is None
     assert answer["choices"][0]["text"] != expected
+    assert decode.post(prompt=prompt, **GREEDY)["choices"][0]["text"] != expected
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_expired_hand_over_is_prefilled_again(disaggregated, workers, stream):
-    """Decode stands still while the lease runs out and the blocks are overwritten; the text is right all the same."""
+    """Decode stands still while the lease runs out and the blocks are overwritten; this text and the next are right."""
     prefill, decode = workers["prefill"], workers["decode"]
     prompt = f"{stream}: Water that waits above the dam is work that has not been done yet. " * 14
     expected = workers["aggregated"].post(prompt=prompt, **GREEDY)["choices"][0]["text"]
@@ -174,10 +175,12 @@ def test_an_expired_hand_over_is_prefilled_again(disaggregated, workers, stream)
         whole = disaggregated.client().completions.create(prompt=prompt, **GREEDY, stream=stream)
         texts.append(_text(whole) if stream else whole.choices[0].text)
 
+    disaggregated.wait_for("/ready")
     decode.signal_all(signal.SIGSTOP)
     client = threading.Thread(target=ask)
     try:
         client.start()
+        prefill.until(lambda: prefill.metric("vllm:kv_cache_usage_perc") > 0)
         _expire(prefill, before)
     finally:
         decode.signal_all(signal.SIGCONT)
@@ -185,6 +188,8 @@ def test_an_expired_hand_over_is_prefilled_again(disaggregated, workers, stream)
 
     assert texts == [expected]
     assert disaggregated.metric("penstock_router_retries_total", reason="lease_expired") > retries
+    ask()
+    assert texts == [expected, expected]
 
 
 def test_a_vanished_client_of_a_pair(disaggregated, workers):

@@ -150,7 +150,7 @@ class Dispatcher:
             await self._answer(call, self._pick_decode(call), call.request.raw, hand_over=None)
         else:
             prefilled, lease = await self._prefill(call, again=again)
-            body = decode_body(call.request, prefilled.params)
+            body = decode_body(call.request, prefilled.params, expired_leases=lease.expired_before)
             hand_over = HandOver(Correction(prefilled.cached_tokens), lease) if prefilled.params else None
             await self._answer(call, self._pick_decode(call), body, hand_over=hand_over)
 

@@ -52,12 +52,40 @@ def prefill_body(request: CompletionRequest) -> bytes:
     return orjson.dumps(body)
 
 
-def decode_body(request: CompletionRequest, params: dict[str, Any] | None) -> bytes:
-    """Return the client's own bytes with the prefill worker's parameters spliced in at the end."""
+def decode_body(
+    request: CompletionRequest, params: dict[str, Any] | None, *, expired_leases: float | None = None
+) -> bytes:
+    """Return the client's own bytes with the prefill worker's parameters and a cache salt spliced in at the end.
+
+    Args:
+        request: The client's.
+        params: From `Prefilled`.
+        expired_leases: The prefill worker's count; None when it is not known.
+    """
     if params is None:
         return request.raw
+    added: dict[str, Any] = {"kv_transfer_params": params}
+    salt = _cache_salt(params, expired_leases)
+    if salt is not None:
+        own = request.body.get("cache_salt")
+        added["cache_salt"] = salt if own is None else f"{own}/{salt}"
+        if own is not None:
+            # Of a key that comes twice, not every reader takes the last.
+            return orjson.dumps({**request.body, **added})
     # The body is an object with at least a model, so its last byte is the brace to move.
-    return request.raw.rstrip()[:-1] + b',"kv_transfer_params":' + orjson.dumps(params) + b"}"
+    return request.raw.rstrip()[:-1] + b"," + orjson.dumps(added)[1:]
+
+
+def _cache_salt(params: dict[str, Any], expired_leases: float | None) -> str | None:
+    """Return what keeps blocks that may have been read after their lease from later hand-overs.
+
+    A vLLM 0.32 decode worker caches them as the prompt's, and would find them again. Another process of the prefill
+    worker and another count of its expired leases make another salt; without a count each hand-over has its own.
+    """
+    engine, prompt = params.get("remote_engine_id"), params.get("remote_request_id")
+    if expired_leases is not None and isinstance(engine, str):
+        return f"{engine}/{int(expired_leases)}"
+    return prompt if isinstance(prompt, str) and prompt else None
 
 
 def read_prefill_answer(content: bytes) -> Prefilled:

@@ -4,6 +4,7 @@ A vLLM 0.32 decode worker does not notice that it reads blocks after their lease
 made from whatever the blocks hold by then. The lease runs on the prefill worker, whose answer does not say
 until when (``remote_blocks_expiry_time`` is null in pull mode); but that worker counts leases that ran out.
 So: a first token within the lease is trusted; a later one only if that count has not grown since the prefill.
+What decode has cached of the others is kept from later requests by `handover.decode_body`.
 """
 
 from __future__ import annotations
@@ -92,5 +93,5 @@ class LeaseGuard:
             ).expired_leases
         except (UpstreamError, ObservationError) as exc:
             log.debug("metrics not readable", worker=worker.name, problem=str(exc))
-            return None
+            worker.expired_leases = None
         return worker.expired_leases

@@ -152,6 +152,33 @@ def test_the_decode_request_is_the_clients_own_bytes_and_the_params(extra, space
     assert orjson.loads(body) == {**orjson.loads(raw), "kv_transfer_params": params}
 
 
+IDS = {"remote_engine_id": "e", "remote_request_id": "r"}
+
+
+@pytest.mark.parametrize(
+    ("params", "expired", "salt"),
+    [
+        (IDS, 0.0, "e/0"),
+        (IDS, 1.0, "e/1"),
+        ({**IDS, "remote_engine_id": "f"}, 1.0, "f/1"),
+        (IDS, None, "r"),
+        ({"remote_request_id": "r"}, 1.0, "r"),
+        ({"remote_host": "h"}, 1.0, None),
+    ],
+)
+@pytest.mark.parametrize("own", [None, "mine"])
+def test_what_decode_cached_after_an_expiry_is_not_found_again(params, expired, salt, own):
+    """Each process of a prefill worker and each count of its expired leases salts decode's cache anew."""
+    sent = {"model": "llama", "prompt": "x"} | ({"cache_salt": own} if own else {})
+    expected = "/".join(each for each in (own, salt) if each)
+
+    raw = decode_body(_parse(sent), params, expired_leases=expired)
+
+    body = orjson.loads(raw)
+    assert body == {**sent, "kv_transfer_params": params} | ({"cache_salt": expected} if expected else {})
+    assert raw.count(b"cache_salt") == bool(expected)
+
+
 def test_without_params_decode_gets_the_request_untouched():
     """A prefill whose one token ended the text keeps no blocks."""
     request = _parse({"model": "llama", "prompt": "x"})

@@ -49,6 +49,8 @@ async def test_text_from_an_expired_hand_over_is_not_passed_on(harness, stream):
     assert answer.status == 200
     assert b"wrong" not in answer.body
     assert (len(prefill.seen), len(decode.seen)) == (2, 2)
+    first, second = (seen.body["cache_salt"] for seen in decode.seen)
+    assert first != second
     assert await router.metric("penstock_router_retries_total", reason="lease_expired") == 1
     await router.assert_idle()
 

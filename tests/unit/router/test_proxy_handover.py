@@ -7,7 +7,7 @@ import pytest
 
 
 async def test_each_stage_gets_its_request(harness):
-    """Prefill: one token, remote decode; decode: the client's request with prefill's params, unread."""
+    """Prefill: one token, remote decode; decode: the client's request with prefill's params, unread, and a salt."""
     prefill, decode = await harness.pair()
     router = await harness.router(prefill, decode)
 
@@ -42,6 +42,7 @@ async def test_each_stage_gets_its_request(harness):
         "min_tokens": 2,
         "stream_options": None,
         "kv_transfer_params": harness.params,
+        "cache_salt": "engine-1/0",
     }
     for seen in (at_prefill, at_decode):
         assert seen.path == "/v1/completions"
