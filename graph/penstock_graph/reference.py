@@ -76,7 +76,7 @@ On the local backend `envFrom` and `valueFrom` name objects that only a cluster 
 | Runtime | Worker | Router | Seen running |
 |---|---|---|---|
 | `simulated` | `penstock engine serve` | `penstock router serve` | yes |
-| `vllm` | `vllm serve` with the NIXL connector | `penstock router serve` | not as a whole: NIXL with a lease ran between two vLLM 0.32 workers on a CPU, with kv_role kv_both |
+| `vllm` | `vllm serve` with the NIXL connector | `penstock router serve` | in parts: vLLM 0.32.0 workers on a CPU, one aggregated and a NIXL pair with a lease; see vllm.md |
 | `dynamo` | `python -m dynamo.vllm`, or `dynamo.mocker` | `python -m dynamo.frontend` | no: the flags are those of Dynamo 1.6's documentation and code |
 
 Tensor parallelism is `gpusPerReplica` ÷ `nodesPerReplica`, pipeline parallelism `nodesPerReplica`. The
