@@ -91,8 +91,8 @@ def ablation_claims(part: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def crossovers(part: Mapping[str, Any]) -> dict[str, str]:
-    """Return from how many routers on two candidates serve more in time than all instances do."""
+def crossovers(part: Mapping[str, Any], rate: float) -> dict[str, str]:
+    """Return from how many routers on two candidates serve more in time than all instances do, at one rate."""
     shares: dict[tuple[str, str], dict[int, float]] = {}
     for row in part["summary"]:
         policy, count, delay = row["policy"].split("|")
@@ -104,7 +104,7 @@ def crossovers(part: Mapping[str, Any]) -> dict[str, str]:
         for delay in ("0", "2"):
             one, other = shares[pair, delay], shares[whole, delay]
             ahead = [count for count in sorted(one) if one[count] >= other[count]]
-            found[f"staleness.{pair} over {whole}, news {delay} s old"] = (
+            found[f"staleness.QPS {rate:g}: {pair} over {whole}, news {delay} s old"] = (
                 f"with {', '.join(map(str, ahead))} routers" if ahead else "never"
             )
     return found

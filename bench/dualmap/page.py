@@ -21,7 +21,7 @@ def show(result: Mapping[str, Any]) -> None:
     """Print goodputs and the table beside the paper's numbers."""
     console = Console(width=140)
     for name, part in result["parts"].items():
-        if name in {"elasticity", "staleness", "ablation"}:
+        if name.startswith(("elasticity", "staleness", "ablation")):
             _print_rows(console, part)
         else:
             _print_goodput(console, part)
@@ -112,7 +112,7 @@ def _pictures(name: str, part: Mapping[str, Any], directory: Path) -> list[Path]
         drawn[f"{name}.hits.png"] = hits(part["summary"])
     elif name == "elasticity":
         drawn[f"{name}.png"] = _attainment(part)
-    elif name == "staleness":
+    elif name.startswith("staleness"):
         drawn[f"{name}.png"] = _staleness(part)
     for file, picture in drawn.items():
         picture.savefig(directory / file, dpi=DPI, metadata={"Software": None})
