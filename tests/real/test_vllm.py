@@ -167,6 +167,8 @@ def test_an_expired_hand_over_is_prefilled_again(disaggregated, workers, stream)
     prefill, decode = workers["prefill"], workers["decode"]
     prompt = f"{stream}: Water that waits above the dam is work that has not been done yet. " * 14
     expected = workers["aggregated"].post(prompt=prompt, **GREEDY)["choices"][0]["text"]
+    # An earlier prompt's lease must not be the one that is seen to run out.
+    prefill.until(lambda: prefill.metric("vllm:kv_cache_usage_perc") == 0)
     before = prefill.metric("vllm:nixl_num_kv_expired_reqs_total")
     retries = disaggregated.metric("penstock_router_retries_total", reason="lease_expired")
     texts = []

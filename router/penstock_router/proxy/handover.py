@@ -6,6 +6,7 @@ prefill worker returns in ``kv_transfer_params`` goes unread into the decode req
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,10 +66,11 @@ def decode_body(
     if params is None:
         return request.raw
     added: dict[str, Any] = {"kv_transfer_params": params}
-    salt = _cache_salt(params, expired_leases)
-    if salt is not None:
+    era = _era(params, expired_leases)
+    if era is not None:
         own = request.body.get("cache_salt")
-        added["cache_salt"] = salt if own is None else f"{own}/{salt}"
+        # vLLM takes 128 characters at most, and not all of them.
+        added["cache_salt"] = hashlib.sha256(f"{own or ''}\0{era}".encode()).hexdigest()
         if own is not None:
             # Of a key that comes twice, not every reader takes the last.
             return orjson.dumps({**request.body, **added})
@@ -76,11 +78,11 @@ def decode_body(
     return request.raw.rstrip()[:-1] + b"," + orjson.dumps(added)[1:]
 
 
-def _cache_salt(params: dict[str, Any], expired_leases: float | None) -> str | None:
-    """Return what keeps blocks that may have been read after their lease from later hand-overs.
+def _era(params: dict[str, Any], expired_leases: float | None) -> str | None:
+    """Return what tells hand-overs from those whose blocks may have been read after their lease; None: nothing does.
 
     A vLLM 0.32 decode worker caches them as the prompt's, and would find them again. Another process of the prefill
-    worker and another count of its expired leases make another salt; without a count each hand-over has its own.
+    worker and another count of its expired leases make another era; without a count each hand-over is its own.
     """
     engine, prompt = params.get("remote_engine_id"), params.get("remote_request_id")
     if expired_leases is not None and isinstance(engine, str):

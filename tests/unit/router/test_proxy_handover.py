@@ -1,6 +1,7 @@
 """Prefill and decode through the proxy: what each worker gets, and what the client sees."""
 
 import asyncio
+import hashlib
 
 import orjson
 import pytest
@@ -42,7 +43,7 @@ async def test_each_stage_gets_its_request(harness):
         "min_tokens": 2,
         "stream_options": None,
         "kv_transfer_params": harness.params,
-        "cache_salt": "engine-1/0",
+        "cache_salt": hashlib.sha256(b"\0engine-1/0").hexdigest(),
     }
     for seen in (at_prefill, at_decode):
         assert seen.path == "/v1/completions"
