@@ -164,18 +164,17 @@ class Instance(Generic[T]):
         """
         return arrival.uncached(self.index.held(arrival.prefix))
 
-    def put(self, placed: Placed[T], *, is_first: bool = False, is_known: bool = True) -> None:
+    def put(self, placed: Placed[T], uncached: int | None = None, *, is_first: bool = False) -> None:
         """Queue a request here; its blocks count as held from now on.
 
         Args:
             placed: The request.
+            uncached: Its tokens to compute here; None: to be counted.
             is_first: Before all others instead of behind them.
-            is_known: Its tokens to compute here are; else they are counted.
         """
         placed.instance = self.name
         placed.held = self.index.use(placed.arrival.prefix)
-        if not is_known:
-            placed.uncached = placed.arrival.uncached(placed.held)
+        placed.uncached = placed.arrival.uncached(placed.held) if uncached is None else uncached
         if is_first:
             self.queue = {placed.item: placed, **self.queue}
         else:

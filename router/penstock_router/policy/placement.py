@@ -302,14 +302,13 @@ class Placement(Generic[T]):
         place = self._placer.place(placed.arrival, self._instances, self._view)
         target = self._instances[place.name]
         placed.reason = place.reason
-        placed.uncached = place.uncached or 0
         placed.other = place.other
         if place.other:
             known = place.other_uncached
             other = self._instances[place.other]
             placed.other_uncached = other.uncached(placed.arrival) if known is None else known
         self._placed[placed.item] = placed
-        target.put(placed, is_first=is_first, is_known=place.uncached is not None)
+        target.put(placed, place.uncached, is_first=is_first)
         self._stirred[place.name] = None
         if place.is_hot:
             self.rebalance(now_s, (place.name, place.other))
@@ -319,7 +318,7 @@ class Placement(Generic[T]):
         source.forget(placed)
         placed.other, placed.other_uncached = source.name, placed.uncached
         # Not what it was at arrival: others of its prefix may have moved there before it.
-        target.put(placed, is_known=False)
+        target.put(placed)
         self._stirred[target.name] = None
 
     def _let_go(self, name: str) -> list[Placed[T]]:
