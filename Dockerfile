@@ -20,7 +20,7 @@ COPY LICENSE README.md ./
 COPY core ./core
 COPY wire ./wire
 COPY kube ./kube
-COPY graph ./graph
+COPY api ./api
 COPY engine ./engine
 COPY router ./router
 COPY planner ./planner
@@ -30,6 +30,7 @@ COPY workload ./workload
 COPY report ./report
 COPY simulator ./simulator
 COPY cli ./cli
+COPY manifests/samples ./manifests/samples
 RUN /opt/penstock/bin/pip wheel --no-cache-dir --disable-pip-version-check --no-deps --wheel-dir /dist . \
     && /opt/penstock/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps /dist/*.whl \
     && /opt/penstock/bin/pip uninstall --yes --quiet pip

@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+ROUNDS ?= 20000
+SEED   ?= 1
 
 # Kubernetes: the image, the rendered manifests, and the tests against real clusters.
 CONTAINER_TOOL    ?= docker
@@ -11,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster e2e check crds format image manifests manifests-check bench bench-dualmap clean
+.PHONY: help demo test test-fast test-slow coverage test-lowest test-cluster e2e fuzz check types form crds format image manifests manifests-check bench bench-dualmap bench-planner clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -32,8 +34,26 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml
 demo: $(VENV)/.demo ## Serve a graph of simulated workers, replay a real trace, scale, report (under 3 minutes)
 	$(BIN)/penstock demo --output-dir demo-output
 
-test: $(VENV)/.dev ## Run all tests; ARGS="-k name" chooses, here and for the other test targets
-	$(BIN)/pytest $(ARGS)
+# Fast tests share the cores, one process on each. Slow ones start processes and keep real time: one after the other.
+FAST = tests/unit tests/contract tests/fuzz -m "not slow" -n logical --dist worksteal
+SLOW = tests -m "slow and not cluster"
+
+test: coverage test-slow ## Run all tests, and hold the coverage of the pure packages; what CI runs
+
+test-fast: $(VENV)/.dev ## The fast tests, about a minute; ARGS="-k name" chooses, here and for the targets below
+	$(BIN)/pytest $(FAST) $(ARGS)
+
+test-slow: $(VENV)/.dev ## The slow tests: real processes, whole graphs, kills at every step
+	$(BIN)/pytest $(SLOW) $(ARGS)
+
+coverage: $(VENV)/.dev ## The fast tests with branch coverage of the pure packages, held to the floors of pyproject.toml
+	$(BIN)/pytest $(FAST) --cov --cov-report= $(ARGS)
+	$(BIN)/python tests/coverage_floors.py
+
+test-lowest: $(VENV)/.dev ## The fast tests on the lowest versions of dependencies that pyproject.toml allows
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)-lowest
+	$(BIN)/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct --editable '.[dev]'
+	$(VENV)-lowest/bin/pytest $(FAST) $(ARGS)
 
 test-cluster: $(VENV)/.dev ## Tests against a real kube-apiserver; needs KUBEBUILDER_ASSETS, skipped without
 	$(BIN)/pytest tests/cluster -m cluster -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -41,15 +61,22 @@ test-cluster: $(VENV)/.dev ## Tests against a real kube-apiserver; needs KUBEBUI
 e2e: $(VENV)/.dev ## Tests on a kind cluster; needs kind, kubectl, helm, KIND_NODE_IMAGE; skipped without
 	$(BIN)/pytest e2e -m e2e -v -s -p no:randomly $(ARGS)
 
-check: $(VENV)/.dev manifests-check ## Lint, format, types and import layers: what CI runs before the tests
+fuzz: $(VENV)/.dev ## Feed broken input to the HTTP server and the manifests; ROUNDS=20000 SEED=1 choose how much
+	FUZZ_ROUNDS=$(ROUNDS) FUZZ_SEED=$(SEED) $(BIN)/pytest tests/fuzz --timeout 0 -p no:randomly $(ARGS)
+
+check: types form manifests-check ## Lint, format, types and import layers: what CI runs before the tests; -j2 uses two cores
+
+types: $(VENV)/.dev # Part of check
+	$(BIN)/mypy
+
+form: $(VENV)/.dev # Part of check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m penstock_graph.crd --check
+	$(BIN)/python -m penstock_crd --check
 
 crds: $(VENV)/.dev ## Write the CustomResourceDefinitions from the models
-	$(BIN)/python -m penstock_graph.crd
+	$(BIN)/python -m penstock_crd
 
 format: $(VENV)/.dev ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
@@ -73,8 +100,11 @@ manifests-check: # Drift of manifests/install.yaml from the chart; part of check
 bench: $(VENV)/.dev ## Print every benchmark, ratios measured side by side in one run
 	$(BIN)/python bench/run.py
 
+bench-planner: $(VENV)/.dev ## The planner's scoreboard; ARGS="--quick" three minutes, TRACES=DIR adds the traces that are not packaged
+	$(BIN)/python bench/planner/run.py $(if $(TRACES),--data $(TRACES)) $(ARGS)
+
 bench-dualmap: $(VENV)/.dev ## Reproduce the DualMap paper; TRACES="--conversation FILE ..." gives the whole traces
 	$(BIN)/python bench/dualmap/run.py $(TRACES)
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

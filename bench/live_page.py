@@ -24,8 +24,8 @@ class Request:
     """What became of one request on one side.
 
     Attributes:
-        ttft_s, e2e_s: Modelled seconds from its arrival; None where it has failed.
-        queued_s: Modelled seconds that it waited in the router.
+        ttft_s, e2e_s: Simulated seconds from its arrival; None where it has failed.
+        queued_s: Simulated seconds that it waited in the router.
         cached_tokens: Prompt tokens found in a cache.
         prompt_tokens, output_tokens: Lengths.
         worker: That computed the prompt.
@@ -48,8 +48,8 @@ class Side:
 
     Attributes:
         requests: In order of arrival.
-        itl_p50_s: Of all gaps between tokens, modelled seconds.
-        lag: p99 of each process's own lateness, modelled seconds; live only.
+        itl_p50_s: Of all gaps between tokens, simulated seconds.
+        lag: p99 of each process's own lateness, simulated seconds; live only.
         cpu: Cores that each process kept busy; live only.
     """
 
@@ -184,7 +184,7 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
             label = f"live, {runs} run(s)" if number == 0 else None
             _distribution(axes, rows, LINE_COLOURS[0], label, width=1.0)
         axes.set_title(each["policy"], fontsize=10, loc="right")
-        axes.set_xlabel("TTFT, modelled seconds")
+        axes.set_xlabel("TTFT, simulated seconds")
         axes.set_ylabel("share of requests" if place == 0 else "")
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")

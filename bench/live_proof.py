@@ -35,14 +35,14 @@ import live_page
 import sse_load
 from live_page import Request, Side
 
-from penstock_core.clock import ModelClock
+from penstock_api import GraphDeployment
+from penstock_core.clock import SimulatedClock
 from penstock_engine.core.prefix_keys import prefix_keys
-from penstock_graph.loading import load_graph
-from penstock_graph.models import GraphDeployment
-from penstock_graph.runtimes import simulated
-from penstock_graph.runtimes.process import RuntimeContext
 from penstock_local.ports import ephemeral_port
-from penstock_router.policy.keys import HEAD_PARTS, prompt_keys
+from penstock_manifests import load_graph
+from penstock_router.policy.keys import SUB_BLOCK_KEYS, prompt_keys
+from penstock_runtimes import simulated
+from penstock_runtimes.process import RuntimeContext
 from penstock_simulator.graph_scenario import graph_pools, graph_router
 from penstock_simulator.jobs import Job, PrefixChains
 from penstock_simulator.scenario import Scenario
@@ -53,7 +53,7 @@ from penstock_wire.loop import run
 from penstock_workload.arrivals import Spread
 from penstock_workload.exchange import SendSettings
 from penstock_workload.prompts import PromptMaker
-from penstock_workload.record import RequestResult, Status
+from penstock_workload.record import RequestResult, RequestStatus
 from penstock_workload.replay import Replayer
 from penstock_workload.selection import OnLong
 from penstock_workload.statistics import summarise
@@ -65,7 +65,7 @@ MODEL = "live"
 class TextChains(PrefixChains):
     """The keys that the live router and workers make of the load client's texts."""
 
-    head_parts = HEAD_PARTS
+    sub_block_keys = SUB_BLOCK_KEYS
 
     def __init__(self, prompts: PromptMaker) -> None:
         super().__init__(prompts.seed)
@@ -211,13 +211,13 @@ async def _replay(
     results: list[RequestResult] = []
     pool = ConnectionPool()
     sending = SendSettings(url, MODEL)
-    clock, prompts = ModelClock(speed), PromptMaker(seed)
+    clock, prompts = SimulatedClock(speed), PromptMaker(seed)
     replayer = Replayer(pool, clock, sending, prompts, run_id="live", on_result=results.append)
     try:
         await replayer.run(requests, stop=asyncio.Event())
     finally:
         await pool.close()
-    failed = [result for result in results if result.status is not Status.OK]
+    failed = [result for result in results if result.status is not RequestStatus.OK]
     if failed:
         raise SystemExit(f"{len(failed)} requests failed; the first: {failed[0].error}")
     punctuality, duration_s = replayer.punctuality, replayer.duration_s
@@ -267,14 +267,14 @@ def main() -> None:
     )
     parser.add_argument("--rows", "--limit", type=int, default=300, help="requests from its start")
     parser.add_argument(
-        "--qps", "--rate", type=float, help="mean arrivals per modelled second; default: the trace's"
+        "--qps", "--rate", type=float, help="mean arrivals per simulated second; default: the trace's"
     )
     parser.add_argument("--spread", default="poisson", choices=[each.value for each in Spread])
     parser.add_argument("--max-input-tokens", type=int, default=32_768, help="longer prompts are cut")
     parser.add_argument("--instances", default="4P4D", help="4P4D, or 8 for aggregated workers")
     parser.add_argument("--profile", default="a100-llama-8b-bf16-tp1")
     parser.add_argument("--policy", default="prefix-cost,dualmap", help="one or more, with commas")
-    parser.add_argument("--speed", type=float, default=1.0, help="modelled seconds per real second")
+    parser.add_argument("--speed", type=float, default=1.0, help="simulated seconds per real second")
     parser.add_argument("--runs", type=int, default=1, help="live runs; medians are shown")
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and prompts")
     parser.add_argument("--jitter-ms", type=float, default=20.0, help="by which arrivals are moved at most")

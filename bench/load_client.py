@@ -19,13 +19,13 @@ from typing import cast
 
 import uvloop
 
-from penstock_core.clock import ModelClock
+from penstock_core.clock import SimulatedClock
 from penstock_wire.client import ConnectionPool
 from penstock_wire.messages import Request, Responder
 from penstock_wire.server import HttpServer
 from penstock_workload.exchange import SendSettings
 from penstock_workload.prompts import PromptMaker
-from penstock_workload.record import RequestResult, Status
+from penstock_workload.record import RequestResult, RequestStatus
 from penstock_workload.replay import Replayer
 from penstock_workload.traces import TraceRequest
 
@@ -103,7 +103,7 @@ async def replayed(port: int, streams: int, tokens: int) -> tuple[int, float]:
     pool = ConnectionPool()
     replayer = Replayer(
         pool,
-        ModelClock(1.0),
+        SimulatedClock(1.0),
         SendSettings(f"http://127.0.0.1:{port}", "llama"),
         PromptMaker(),
         run_id="bench",
@@ -114,7 +114,7 @@ async def replayed(port: int, streams: int, tokens: int) -> tuple[int, float]:
     await replayer.run(requests, stop=asyncio.Event())
     cpu_s = time.process_time() - cpu_s
     await pool.close()
-    if any(result.status is not Status.OK for result in results):
+    if any(result.status is not RequestStatus.OK for result in results):
         raise SystemExit(f"a request failed: {next(r for r in results if r.error)}")
     return sum(len(result.itl_s) + 1 for result in results), cpu_s
 

@@ -25,28 +25,27 @@ from typing import Any, cast
 
 import uvloop
 
-from penstock_core.clock import ModelClock
+from penstock_api import GraphDeployment, Role
+from penstock_core.clock import SimulatedClock
 from penstock_core.logs import configure
-from penstock_graph.models import GraphDeployment, Role
 from penstock_kube.client import KubeClient
 from penstock_planner.cluster.fleet import last_report
 from penstock_planner.cluster.plan import plan_of
-from penstock_planner.cluster.status import Standing, StatusListener, StatusWriter
+from penstock_planner.cluster.status import PlannerReason, StatusListener, StatusWriter
 from penstock_planner.dashboard import Dashboard
 from penstock_planner.ledger import Ledger
-from penstock_planner.loop import PlannerLoop
+from penstock_planner.loop import LoopSettings, ModelTime, PlannerLoop
 from penstock_planner.metrics import PlannerMetrics
+from penstock_planner.observers import Observer, Observers
 from penstock_planner.service import boot_id
 from penstock_planner.snapshot import SnapshotWriter
-from penstock_planner.sources.base import Source
+from penstock_planner.sources.base import ReadingSource
 from penstock_planner.sources.chain import SourceChain
+from penstock_planner.sources.pages import MetricsPages
 from penstock_planner.sources.router import RouterSource, at
 from penstock_planner.sources.scrape import ScrapeSource
-from penstock_planner.standing import LoopSettings
 from penstock_planner.targets.kubernetes import KubernetesTarget
 from penstock_planner.targets.pods import PodFacts
-from penstock_planner.timing import ModelTime
-from penstock_planner.view import Audience, Listener
 from penstock_wire import loop as event_loop
 from penstock_wire.client import ConnectionPool
 from penstock_wire.server import HttpServer
@@ -189,10 +188,11 @@ class Cost:
 
 async def plan(arguments: argparse.Namespace, url: str, folder: Path) -> tuple[Cost, PlannerMetrics]:
     """Plan all graphs for a while."""
-    pool, metrics, clock, stop = ConnectionPool(), PlannerMetrics(), ModelClock(1.0), asyncio.Event()
+    pool, metrics, clock, stop = ConnectionPool(), PlannerMetrics(), SimulatedClock(1.0), asyncio.Event()
     status = StatusWriter(cast(Any, None), lambda _key: None)
     dashboards: list[Dashboard] = []
-    scrape = ScrapeSource(pool)
+    pages = MetricsPages(pool, real_now_s=time.monotonic)
+    scrape = ScrapeSource(pages)
 
     async def one(index: int) -> None:
         graph = graph_of(index, arguments.workers)
@@ -200,12 +200,11 @@ async def plan(arguments: argparse.Namespace, url: str, folder: Path) -> tuple[C
         home = folder / graph.name
         home.mkdir()
         live = {"metadata": {"generation": 1}, "status": {}}
-        listeners: list[Listener] = [
+        listeners: list[Observer] = [
             metrics.of("bench", graph.name),
             StatusListener(
-                last_report(live, Standing.OBSERVING, ""),
-                interval_s=30,
-                no_operation=False,
+                last_report(live, PlannerReason.OBSERVING, ""),
+                plan.config,
                 say=lambda report: status.say(("bench", graph.name), report),
             ),
             SnapshotWriter(home, now_s=time.monotonic),
@@ -215,14 +214,14 @@ async def plan(arguments: argparse.Namespace, url: str, folder: Path) -> tuple[C
             listeners.append(dashboards[-1])
         await asyncio.sleep(2 * index / arguments.graphs)
         view = FixedGraph(arguments.workers)
-        sources: list[Source] = [RouterSource(pool, at(f"{url}/{index}")), scrape]
+        sources: list[ReadingSource] = [RouterSource(pages, at(f"{url}/{index}"), now_s=clock.now_s), scrape]
         await PlannerLoop(
             LoopSettings(plan.config, 10.0, 600.0, f"{boot_id()}@1", {"namespace": "bench"}),
             target=KubernetesTarget(cast(KubeClient, None), graph, view),
             source=SourceChain(sources, now_s=clock.now_s, real_now_s=time.monotonic),
             ledger=Ledger(home / "ledger.jsonl"),
             time=ModelTime(clock),
-            audience=Audience(listeners),
+            observers=Observers(listeners),
         ).run(stop)
 
     async with asyncio.TaskGroup() as group:

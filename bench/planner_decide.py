@@ -1,4 +1,4 @@
-"""Prints what one decision costs: `decide()` over an interval of 30 pulls, and summarising one pull.
+"""Prints what one decision costs: `decide()` over an interval of 30 pulls in every mode, and summarising one pull.
 
 Run: python bench/planner_decide.py
 """
@@ -9,15 +9,20 @@ import statistics
 import time
 from collections.abc import Callable
 
-from penstock_graph.models import Role
+from penstock_api import Role
+from penstock_planner.decide.baselines.rhythm import in_mode
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.observation import Observation, PoolCounts, Window, summarise
+from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.reading import judge
+from penstock_planner.decide.registry import POLICIES
 from penstock_planner.decide.state import PlannerState
 
 ROUNDS = 300
 BUDGET_US = 200.0
+"""Of mode ``load``."""
+ANY_MODE_BUDGET_US = 5000.0
+"""Of every mode, with 100 workers."""
 
 
 def observation(at_s: float, workers: int) -> Observation:
@@ -31,6 +36,9 @@ def observation(at_s: float, workers: int) -> Observation:
             for i in range(half)
         },
         judge(1000.0 + at_s, age_s=0.4, max_age_s=10, source="router"),
+        Demand(
+            1.0, arrivals=50, prompt_tokens=4e5, uncached_tokens=4e5, prefilled_tokens=4e5, waiting=1000.0
+        ),
     )
 
 
@@ -54,6 +62,14 @@ def main() -> None:
         decide_us = median_us(lambda window=window: decide(window, PlannerState(), config))
         summarise_us = median_us(lambda pull=pulls[0]: summarise(pull))
         print(f"{workers:>8} {decide_us:>10.1f} {summarise_us:>13.1f}")
+    print(f"\n{'mode, 100 workers':>18} {'decide us':>10}   (budget {ANY_MODE_BUDGET_US:g} us)")
+    pulls = [observation(float(i), 100) for i in range(1, 31)]
+    window = Window(0.0, 30.0, tuple(summarise(pull) for pull in pulls))
+    for mode in POLICIES:
+        chosen = in_mode(config, mode)
+        _, state = decide(window, PlannerState(), chosen)
+        decide_us = median_us(lambda state=state, chosen=chosen: decide(window, state, chosen))
+        print(f"{mode.value:>18} {decide_us:>10.1f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure a minimal HTTP relay built on penstock_wire against a bare byte relay and nginx, in one run.
+"""Measure a minimal HTTP relay built on penstock_wire against one on aiohttp, a bare byte relay and nginx, in one run.
 
     python bench/relay.py [--seconds 6] [--json]
 
@@ -19,15 +19,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
+import aiohttp
+
 sys.path.insert(0, str(Path(__file__).parent))
 import sse_load
+from aiohttp import web
 
 from penstock_local.ports import ephemeral_port
 from penstock_wire.client import ConnectionPool
 from penstock_wire.loop import run
 from penstock_wire.relay import relay
 from penstock_wire.server import HttpServer, Request, Responder
-from penstock_wire.sse import EventScanner
 
 _ITL_MS = 5.0
 _STREAMS = 64
@@ -51,12 +53,10 @@ http {{
 # ---------------------------------------------------------------------- relays under test
 
 
-async def _serve_http_relay(stop: asyncio.Event, source: str) -> None:
+async def _serve_wire_relay(stop: asyncio.Event, source: str) -> None:
     pool = ConnectionPool()
-    events = 0
 
     async def handle(request: Request, responder: Responder) -> None:
-        nonlocal events
         url = source + request.target.decode()
         upstream = await pool.stream(
             request.method, url, body=request.body, headers=((b"content-type", b"application/json"),)
@@ -64,15 +64,8 @@ async def _serve_http_relay(stop: asyncio.Event, source: str) -> None:
         if upstream.headers.get(b"content-type") != b"text/event-stream":
             responder.send(upstream.status, await upstream.read(limit_bytes=1 << 20))
             return
-        scanner = EventScanner()
-
-        def observe(data: bytes) -> bytes:
-            nonlocal events
-            events += scanner.feed(data)
-            return data
-
         responder.start(upstream.status)
-        await relay(upstream, responder, observe=observe)
+        await relay(upstream, responder)
         responder.end()
 
     server = HttpServer(handle)
@@ -81,6 +74,39 @@ async def _serve_http_relay(stop: asyncio.Event, source: str) -> None:
     await stop.wait()
     await server.close(grace_s=0.5)
     await pool.close()
+
+
+async def _serve_aiohttp_relay(stop: asyncio.Event, source: str) -> None:
+    """Do what the relay on penstock_wire does, with aiohttp's server and client, on the same event loop."""
+    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        headers = {"content-type": "application/json"}
+        async with session.request(
+            request.method, source + request.path_qs, data=body, headers=headers
+        ) as upstream:
+            if upstream.content_type != "text/event-stream":
+                return web.Response(status=upstream.status, body=await upstream.read())
+            response = web.StreamResponse(
+                status=upstream.status, headers={"content-type": "text/event-stream"}
+            )
+            await response.prepare(request)
+            async for data in upstream.content.iter_any():
+                await response.write(data)
+            await response.write_eof()
+            return response
+
+    app = web.Application(client_max_size=1 << 26)
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    print(json.dumps({"port": runner.addresses[0][1]}), flush=True)
+    await stop.wait()
+    await runner.cleanup()
+    await session.close()
 
 
 class _Half(asyncio.Protocol):
@@ -128,12 +154,15 @@ async def _serve_byte_relay(stop: asyncio.Event, source: str) -> None:
     server.close()
 
 
+_RELAYS = {"wire": _serve_wire_relay, "aiohttp": _serve_aiohttp_relay, "bytes": _serve_byte_relay}
+
+
 # ---------------------------------------------------------------------- measuring
 
 
 @contextmanager
 def python_relay(kind: str, source: str) -> Iterator[tuple[str, int]]:
-    """Run the ``http`` or ``bytes`` relay of this file; gives its URL and PID."""
+    """Run a relay of this file, by its name in ``_RELAYS``; gives its URL and PID."""
     process, port = sse_load.spawn(__file__, "--serve", kind, "--source", source)
     try:
         yield f"http://127.0.0.1:{port}", process.pid
@@ -179,7 +208,7 @@ def _measure_all(seconds: float) -> dict[str, dict[str, float]]:
     source_process, source = sse_load.spawn_source(_ITL_MS)
     figures: dict[str, dict[str, float]] = {}
     try:
-        for name, kind in (("penstock_wire", "http"), ("bare uvloop bytes", "bytes")):
+        for name, kind in (("penstock_wire", "wire"), ("aiohttp", "aiohttp"), ("bare uvloop bytes", "bytes")):
             with python_relay(kind, source) as (url, pid):
                 figures[name] = run(lambda _, url=url, pid=pid: _measure(url, pid, seconds))  # type: ignore[misc]
         nginx = sse_load.which_nginx()
@@ -212,14 +241,11 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=6.0, help="length of each stream load in seconds")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument(
-        "--serve", choices=("http", "bytes"), help="be a relay (used by the benchmark itself)"
-    )
+    parser.add_argument("--serve", choices=tuple(_RELAYS), help="be a relay (used by the benchmark itself)")
     parser.add_argument("--source", default="", help="URL behind the relay")
     args = parser.parse_args()
     if args.serve:
-        serve = _serve_http_relay if args.serve == "http" else _serve_byte_relay
-        run(lambda stop: serve(stop, args.source))
+        run(lambda stop: _RELAYS[args.serve](stop, args.source))
         return
     figures = _measure_all(args.seconds)
     if args.json:

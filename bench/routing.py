@@ -16,17 +16,18 @@ import statistics
 import time
 import tracemalloc
 
+from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
 from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
 from penstock_router.policy.keys import Prefix, prompt_keys
-from penstock_router.policy.placement import Placement, PlacementSettings
-from penstock_router.policy.placer import Arrival
+from penstock_router.policy.load import WorkerLoad
 from penstock_router.policy.prefix_index import PrefixIndex
-from penstock_router.policy.registry import PLACERS
+from penstock_router.policy.registry import POLICIES, make_policy
+from penstock_router.policy.routing_policy import Arrival
 
 FLEETS = (8, 64, 256, 1024)
 REQUESTS = 400
 PROMPT_TOKENS = 12_000
-GOALS = "goals: p50 <= 60 us, p99 <= 300 us; dualmap at 1,024 instances <= 1.3 x 8"
+GOALS = "goals: p50 <= 60 us, p99 <= 300 us; dualmap at 1,024 workers <= 1.3 x 8"
 
 
 def prompts(count: int) -> list[bytes]:
@@ -42,20 +43,20 @@ def prompts(count: int) -> list[bytes]:
     return made
 
 
-def decide(policy: str, instances: int, texts: list[bytes]) -> list[float]:
+def decide(policy: str, workers: int, texts: list[bytes]) -> list[float]:
     """Return the CPU microseconds of each decision: hashing and placing."""
-    queues: Placement[int] = Placement(
-        PLACERS[policy](DualMapSettings()), PlacementSettings(tokens_per_s=6250.0, slot_requests=1)
+    queues: DispatchQueue[int] = DispatchQueue(
+        make_policy(policy), QueueSettings(tokens_per_s=6250.0, slot_requests=1)
     )
-    queues.set_instances([f"worker-{i}" for i in range(instances)], 0.0)
+    queues.set_workers((WorkerLoad(f"worker-{i}") for i in range(workers)), 0.0)
     took = []
     for item, text in enumerate(texts):
         now_s = item / 4
         began = time.process_time()
         queues.submit(item, Arrival(prompt_keys(text), PROMPT_TOKENS), now_s)
         took.append((time.process_time() - began) * 1e6)
-        for handed in queues.take(now_s):
-            queues.computed(handed.item, now_s + 0.2)
+        for queued in queues.dispatch(now_s):
+            queues.prefilled(queued.item, now_s + 0.2)
     return took[len(took) // 4 :]
 
 
@@ -64,8 +65,8 @@ def rebalance_ms() -> float:
     took = []
     for _ in range(9):
         settings = DualMapSettings(choice=PairChoice.CACHE_AFFINITY, rebalance=False, adaptive_prefix=False)
-        queues: Placement[int] = Placement(DualMap(settings), PlacementSettings(tokens_per_s=1e6))
-        queues.set_instances([f"worker-{i}" for i in range(8)], 0.0)
+        queues: DispatchQueue[int] = DispatchQueue(DualMap(settings), QueueSettings(tokens_per_s=1e6))
+        queues.set_workers((WorkerLoad(f"worker-{i}") for i in range(8)), 0.0)
         for item in range(1000):
             queues.submit(item, Arrival((1, item + 2), PROMPT_TOKENS), 0.0)
         names = [name for name in (f"worker-{i}" for i in range(8)) if queues.queued_tokens(name)]
@@ -96,11 +97,11 @@ def main() -> None:
     texts = prompts(REQUESTS)
     hashing = statistics.median(_timed(text) for text in texts)
     rows = []
-    for policy in PLACERS:
+    for policy in POLICIES:
         for fleet in FLEETS:
             took = sorted(decide(policy, fleet, texts))
             p50, p99 = statistics.median(took), took[int(0.99 * len(took))]
-            rows.append({"policy": policy, "instances": fleet, "p50_us": p50, "p99_us": p99})
+            rows.append({"policy": policy, "workers": fleet, "p50_us": p50, "p99_us": p99})
     relief = rebalance_ms()
     memory = {blocks: index_bytes(blocks) for blocks in (1, 4, 24)}
     if arguments.json:
@@ -111,13 +112,13 @@ def main() -> None:
         )
         return
     print(f"hashing a 12,000-token prompt: {hashing:.1f} us (part of each figure below)")
-    print(f"{'policy':<16}{'instances':>10}{'p50 us':>10}{'p99 us':>10}{'ratio to 8':>12}")
+    print(f"{'policy':<16}{'workers':>10}{'p50 us':>10}{'p99 us':>10}{'ratio to 8':>12}")
     base: dict[str, float] = {}
     for row in rows:
         first = base.setdefault(str(row["policy"]), float(row["p50_us"]))
         ratio = float(row["p50_us"]) / first
         print(
-            f"{row['policy']:<16}{row['instances']:>10}{row['p50_us']:>10.1f}{row['p99_us']:>10.1f}{ratio:>12.2f}"
+            f"{row['policy']:<16}{row['workers']:>10}{row['p50_us']:>10.1f}{row['p99_us']:>10.1f}{ratio:>12.2f}"
         )
     print(f"rebalancing a queue of 1,000: {relief:.2f} ms (goal <= 2 ms)")
     shown = ", ".join(f"{each:.0f} with {blocks} new blocks a prompt" for blocks, each in memory.items())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_simulator.plan import DEFAULT_PROFILE
 from penstock_simulator.routing import policy_names
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario

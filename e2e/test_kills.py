@@ -14,7 +14,7 @@ FIXED = {
         "prefill": {"replicas": 2, "scaling": {"minReplicas": 2, "maxReplicas": 2}},
         "decode": {"replicas": 2, "scaling": {"minReplicas": 2, "maxReplicas": 2}},
     },
-    "planner": {"adjustmentIntervalSeconds": 5},
+    "planner": {"mode": "load", "adjustmentIntervalSeconds": 5},
 }
 CONCURRENCY = 8
 

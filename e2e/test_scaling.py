@@ -11,7 +11,12 @@ INFLIGHT = "penstock_router_worker_inflight_requests"
 SMALL_AND_QUICK = {
     "model": {"contextTokens": 4096},
     "engine": {"kvBlocks": 512, "streamIntervalTokens": 8},
-    "planner": {"adjustmentIntervalSeconds": 5, "maxGpuBudget": 4, "newDecodeWorkerGraceIntervals": 1},
+    "planner": {
+        "mode": "load",
+        "adjustmentIntervalSeconds": 5,
+        "maxGpuBudget": 4,
+        "newDecodeWorkerGraceIntervals": 1,
+    },
 }
 """8,192 tokens of KV per worker: a dozen streams fill it. Decisions every 5 s."""
 

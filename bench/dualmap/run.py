@@ -22,7 +22,7 @@ import page
 import setups
 from paper import CLAIMS
 
-from penstock_graph.models import QueueOrder
+from penstock_api import QueueOrder
 from penstock_simulator.output import open_directory, to_json
 from penstock_simulator.scoreboard import attainment_over_time
 from penstock_simulator.sweep import RunSpec, goodputs, run_all, simulate, summarise

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock_graph.models import QueueOrder, Role
+from penstock_api import QueueOrder, Role
 from penstock_simulator.routing import policy_names
 from penstock_simulator.scenario import (
     DUALMAP_7B,
@@ -257,7 +257,7 @@ def staleness(
     return [
         RunSpec(
             f"{policy}|{count}|{delay:g}",
-            world(case.model, replace(spec, routers=count, news_delay_s=delay)),
+            world(case.model, replace(spec, routers=count, propagation_delay_s=delay)),
             case.workload,
             rate,
             seed,

@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 import yaml
 
+from penstock_cli import option
 from penstock_cli.demo_run import DemoOptions, run_demo
-from penstock_graph.loading import load_graph
-from penstock_graph.models import RouterPolicy
 from penstock_local.ports import ephemeral_port
+from penstock_manifests import load_graph
 from penstock_report.build import require_plots
 
 
@@ -31,11 +31,7 @@ from penstock_report.build import require_plots
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="Graph to run instead of the demo's own.  [default: eight simulated A100s]",
 )
-@click.option(
-    "--policy",
-    type=click.Choice([each.value for each in RouterPolicy]),
-    help="How the router chooses a worker.  [default: the manifest's]",
-)
+@option.policy("How the router chooses a worker.  [default: the manifest's]")
 @click.option(
     "--trace", default="mooncake", show_default=True, help="Trace to replay, as `penstock load` takes it."
 )
@@ -45,22 +41,10 @@ from penstock_report.build import require_plots
     type=click.FloatRange(min=0, min_open=True),
     default=0.7,
     show_default=True,
-    help="Mean arrivals per modelled second; the trace is stretched to it.",
+    help="Mean arrivals per simulated second; the trace is stretched to it.",
 )
-@click.option(
-    "--speed",
-    type=click.FloatRange(min=0, min_open=True),
-    default=8.0,
-    show_default=True,
-    help="Modelled seconds per real second.",
-)
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=0,
-    show_default=True,
-    help="The router's TCP port on 127.0.0.1; 0 takes a free one.",
-)
+@option.speed(8.0)
+@option.port(0, "The router's TCP port on 127.0.0.1; 0 takes a free one.")
 def demo(
     *,
     output_dir: Path,
@@ -73,7 +57,7 @@ def demo(
 ) -> None:
     """Start a graph, replay a slice of a real trace, let the planner scale it, stop it, and report.
 
-    Real local processes, simulated engines: no GPU and no cluster. Times are modelled seconds.
+    Real local processes, simulated engines: no GPU and no cluster. Times are simulated seconds.
     """
     require_plots()
     own_manifest = resources.files("penstock_cli") / "data" / "demo.yaml"
@@ -87,8 +71,9 @@ def demo(
             rate_rps=rate_rps,
             speed=speed,
         )
-        # SIGTERM takes the way of Ctrl-C, so that a stopped demo leaves nothing running either.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # They take the way of Ctrl-C, so that a stopped demo leaves nothing running either.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler)
         asyncio.run(run_demo(options))
 
 

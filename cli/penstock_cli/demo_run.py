@@ -17,12 +17,13 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from penstock_cli.terminal import tensorboard_hint
 from penstock_core.errors import PenstockError
 from penstock_local.down import down
 from penstock_local.line_follower import LineFollower
 from penstock_local.render import render
-from penstock_local.status import GraphStatus, StatusReader
-from penstock_local.up import Started, UpOptions, up
+from penstock_local.status import LocalGraphStatus, StatusReader
+from penstock_local.up import StartedGraph, UpOptions, up
 from penstock_report.build import write_report
 from penstock_report.findings import analyse
 from penstock_report.text import report_text
@@ -31,7 +32,7 @@ _REFRESH_REAL_S = 0.5
 _PLAIN_PERIOD_REAL_S = 5.0
 """Chosen: where no terminal redraws the table, a line every five seconds shows that it goes on."""
 _SETTLE_S = 330.0
-"""Modelled seconds that the planner gets after the last request to go back to the floor. Chosen: the grace
+"""Simulated seconds that the planner gets after the last request to go back to the floor. Chosen: the grace
 period of 3 intervals, then one replica per interval for up to eight replicas, at 30 s each."""
 _PARTS = ("run", "log", "report")
 
@@ -45,8 +46,8 @@ class DemoOptions:
         output_dir: Everything that the demo writes lies below it.
         port: The router's.
         trace: As `penstock load` takes it.
-        rate_rps: Mean arrivals per modelled second.
-        speed: Modelled seconds per real second.
+        rate_rps: Mean arrivals per simulated second.
+        speed: Time scale: simulated seconds per real second.
     """
 
     manifest: Path
@@ -73,7 +74,7 @@ async def run_demo(options: DemoOptions) -> None:
     files = write_report(found, options.output_dir / "report")
     console.print(report_text(found))
     console.print(f"\nreport       {files[-1]}", soft_wrap=True)
-    console.print(f"dashboard    tensorboard --logdir {ledger}", soft_wrap=True)
+    console.print(f"dashboard    {tensorboard_hint(ledger)}", soft_wrap=True)
     console.print(f"why, exactly penstock planner explain --log-dir {ledger}", soft_wrap=True)
     console.print(f"took {time.monotonic() - began_s:.0f} s")
     if not found.load.summary["requests"]["ok"]:
@@ -88,7 +89,7 @@ def _clear(output_dir: Path) -> None:
 
 
 @asynccontextmanager
-async def _graph(options: DemoOptions, console: Console) -> AsyncIterator[Started]:
+async def _graph(options: DemoOptions, console: Console) -> AsyncIterator[StartedGraph]:
     console.print(f"starting the graph of {options.manifest.name} at speed {options.speed:g}")
     started = await up(
         options.manifest,
@@ -108,7 +109,7 @@ async def _graph(options: DemoOptions, console: Console) -> AsyncIterator[Starte
         console.print(f"drained and stopped in {stopped.took_s:.1f} s; nothing is left running")
 
 
-async def _load_and_watch(options: DemoOptions, started: Started, console: Console) -> None:
+async def _load_and_watch(options: DemoOptions, started: StartedGraph, console: Console) -> None:
     reader = StatusReader(started.state.arbiter.namespace)
     replay = await _start_load(options, started)
     progress = _LoadProgress(options.output_dir / "run" / "results.jsonl")
@@ -135,7 +136,7 @@ async def _load_and_watch(options: DemoOptions, started: Started, console: Conso
         raise PenstockError(f"the load run failed: {words[-1] if words else replay.returncode}")
 
 
-async def _start_load(options: DemoOptions, started: Started) -> asyncio.subprocess.Process:
+async def _start_load(options: DemoOptions, started: StartedGraph) -> asyncio.subprocess.Process:
     """Start the load generator as a process of its own, so that drawing never delays a request."""
     run_dir = options.output_dir / "run"
     run_dir.mkdir(parents=True)
@@ -163,7 +164,7 @@ async def _wait(process: asyncio.subprocess.Process, timeout_s: float) -> None:
         return
 
 
-def _is_at_start(status: GraphStatus, started: Started) -> bool:
+def _is_at_start(status: LocalGraphStatus, started: StartedGraph) -> bool:
     """Tell whether every pool has as many replicas as it was started with, and none is leaving."""
     began: dict[str, int] = {}
     for entry in started.state.entries.values():
@@ -206,8 +207,8 @@ class _Display:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, status: GraphStatus, doing: str) -> None:
-        """Draw one look."""
+    def show(self, status: LocalGraphStatus, doing: str) -> None:
+        """Draw the progress once."""
         self._progress.update()
         head = Text(f"{doing}: {self._progress}", style="bold")
         if self._live is not None:
@@ -218,7 +219,7 @@ class _Display:
             self._console.print(f"{head.plain}; {_line(status)}", soft_wrap=True)
 
 
-def _line(status: GraphStatus) -> str:
+def _line(status: LocalGraphStatus) -> str:
     pools = ", ".join(f"{pool.role} {pool.ready}/{pool.desired}" for pool in status.pools)
     queue = "unknown" if status.queue is None else str(status.queue.requests)
     last = f"; {status.decisions[-1].sentence}" if status.decisions else ""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock_cli import doctor_local
+from penstock_cli import doctor_local, option
 from penstock_core.errors import ConfigError
 from penstock_operator.doctor.findings import Finding, Severity, counts, is_healthy
 
@@ -37,20 +37,19 @@ _SUMMARY = {
 
 
 @click.command()
-@click.option("--namespace", "-n", metavar="NAME", help="Look at its graphs.  [default: the context's]")
-@click.option("--all-namespaces", "-A", is_flag=True, help="Look at the graphs of every namespace.")
-@click.option("--graph", metavar="NAME", help="Look at this graph alone.")
+@click.option("--namespace", "-n", metavar="NAME", help="Check its graphs.  [default: the context's]")
+@click.option("--all-namespaces", "-A", is_flag=True, help="Check the graphs of every namespace.")
+@click.option("--graph", metavar="NAME", help="Check this graph alone.")
 @click.option(
     "--interval",
     type=click.FloatRange(min=0, max=300),
     default=6.0,
     show_default=True,
-    help="Time between two looks, seconds, which tell what moves; Leases are renewed every 5 s.",
+    help="Time between two observations, seconds, which show what changes; Leases are renewed every 5 s.",
 )
-@click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig.  [default: $KUBECONFIG]")
-@click.option("--context", metavar="NAME", help="Context of the kubeconfig.  [default: its current one]")
-@click.option("--local", is_flag=True, help="Look at this machine and its graphs in place of a cluster.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+@option.kubeconfig()
+@click.option("--local", is_flag=True, help="Check this machine and its graphs in place of a cluster.")
+@option.as_json("Print one JSON object instead of lines.")
 def doctor(
     *,
     namespace: str | None,
@@ -65,16 +64,16 @@ def doctor(
     """Check a cluster: definitions, operator, planner, rights, graphs, metrics, GPUs, clocks.
 
     Or, with --local, what `penstock up` needs and started. Only reads. Every finding says what to do about it. Exits 0 if nothing is broken (there may be warnings
-    and things that could not be looked at), 1 if there is a problem.
+    and things that could not be read), 1 if there is a problem.
     """
     if all_namespaces and namespace is not None:
         raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
     if local:
         if all_namespaces or graph or kubeconfig or context:
             raise ConfigError(
-                "--local: looks at no cluster; remove --all-namespaces, --graph, --kubeconfig and --context"
+                "--local: checks no cluster; remove --all-namespaces, --graph, --kubeconfig and --context"
             )
-        findings = doctor_local.judge(asyncio.run(doctor_local.gather(namespace)))
+        findings = doctor_local.diagnose(asyncio.run(doctor_local.gather(namespace)))
     else:
         where = _Where(namespace, all_namespaces, graph, kubeconfig, context)
         findings = _of_cluster(where, interval)
@@ -108,7 +107,7 @@ def _of_cluster(where: _Where, interval_s: float) -> list[Finding]:
             f"{exc.name}: not installed; the doctor needs `pip install 'penstock[kubernetes]'`"
         ) from exc
 
-    async def look() -> Facts:
+    async def gather_facts() -> Facts:
         client = await KubeClient.connect(kubeconfig=where.kubeconfig, context=where.context)
         try:
             namespace = None if where.all_namespaces else where.namespace or client.namespace
@@ -118,7 +117,7 @@ def _of_cluster(where: _Where, interval_s: float) -> list[Finding]:
 
     # What goes wrong here is a finding, said once; the client's own log would say it again.
     logging.getLogger("penstock_kube").setLevel(logging.ERROR)
-    return judge(asyncio.run(look()))
+    return judge(asyncio.run(gather_facts()))
 
 
 def _print(findings: Sequence[Finding]) -> None:

@@ -1,6 +1,6 @@
 """`penstock doctor --local`: this machine's programs, GPUs and graphs to findings.
 
-`gather` reads, `judge` is pure. A graph is read as `penstock status` reads it.
+`gather` reads, `diagnose` is pure. A graph is read as `penstock status` reads it.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ import platform
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 from penstock_core.errors import PenstockError
 from penstock_core.local_state import EntryState, state_dir
-from penstock_local.status import GraphStatus, ProcessStatus, StatusReader
-from penstock_local.store import namespaces
+from penstock_local.inspection import Hung, Stray, hung, strays
+from penstock_local.status import LocalGraphStatus, ProcessStatus, StatusReader
+from penstock_local.store import StateStore, namespaces
 from penstock_operator.doctor.findings import Finding, ok, problem, unknown, warning
+from penstock_planner.core.state import PlannerPhase
 
 EXTRAS: Final = {
     "kopf": "kubernetes: the operator",
-    "kr8s": "kubernetes: cluster, planner and doctor",
+    "kubernetes": "kubernetes: cluster, planner and doctor",
     "matplotlib": "plots: penstock report",
     "prometheus-api-client": "prometheus: the planner's source prometheus",
     "tensorboard": "tensorboard: viewing the planner's dashboard",
@@ -38,7 +40,7 @@ FOREIGN_MIB: Final = 1024
 """Chosen: memory of an idle GPU's driver is below it, a process that computes takes more."""
 
 LAG_S: Final = 0.1
-"""Chosen: a process that runs this late measures the machine in place of the graph; modelled seconds."""
+"""Chosen: a process that runs this late measures the machine in place of the graph; simulated seconds."""
 
 _NVIDIA_SMI: Final = (
     "nvidia-smi",
@@ -71,6 +73,8 @@ class LocalFacts:
         is_writable: Whether it can be written, or made.
         gpus: The machine's; None without nvidia-smi; a text if that failed.
         graphs: By namespace, its status or why it cannot be read.
+        strays: Processes of graphs that no arbiter supervises.
+        hung: By namespace, processes that do not work.
     """
 
     python: str
@@ -80,7 +84,9 @@ class LocalFacts:
     state_dir: Path
     is_writable: bool
     gpus: tuple[Gpu, ...] | str | None
-    graphs: dict[str, GraphStatus | str]
+    graphs: dict[str, LocalGraphStatus | str]
+    strays: tuple[Stray, ...] = ()
+    hung: Mapping[str, tuple[Hung, ...]] = field(default_factory=dict)
 
 
 async def gather(only: str | None) -> LocalFacts:
@@ -99,10 +105,12 @@ async def gather(only: str | None) -> LocalFacts:
         is_writable=os.access(existing, os.W_OK | os.X_OK),
         gpus=_gpus(),
         graphs=graphs,
+        strays=tuple(each for each in strays(folder.absolute()) if only in {None, each.namespace}),
+        hung={namespace: await _hung(namespace) for namespace in graphs},
     )
 
 
-def judge(facts: LocalFacts) -> list[Finding]:
+def diagnose(facts: LocalFacts) -> list[Finding]:
     """Return all findings."""
     return [*_machine(facts), *_gpu_findings(facts), *_graph_findings(facts)]
 
@@ -111,7 +119,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     """Return the GPUs of nvidia-smi's lines.
 
     Raises:
-        ValueError: a line is not what was asked for.
+        ValueError: a line does not have the queried columns.
     """
     found = []
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -143,7 +151,7 @@ def _gpus() -> tuple[Gpu, ...] | str | None:
         return f"its output cannot be read: {exc}"
 
 
-async def _graph(namespace: str) -> GraphStatus | str:
+async def _graph(namespace: str) -> LocalGraphStatus | str:
     try:
         reader = StatusReader(namespace)
     except PenstockError as exc:
@@ -154,6 +162,14 @@ async def _graph(namespace: str) -> GraphStatus | str:
         return str(exc)
     finally:
         await reader.close()
+
+
+async def _hung(namespace: str) -> tuple[Hung, ...]:
+    try:
+        state = StateStore.of(namespace).running()
+    except PenstockError:
+        return ()
+    return () if state is None else await hung(state)
 
 
 def _machine(facts: LocalFacts) -> Iterator[Finding]:
@@ -194,7 +210,7 @@ def _gpu_findings(facts: LocalFacts) -> Iterator[Finding]:
     names = ", ".join(dict.fromkeys(each.name for each in facts.gpus))
     yield ok("GPUs", f"{len(facts.gpus)} {names}" if facts.gpus else "nvidia-smi lists none")
     if any(isinstance(graph, str) for graph in facts.graphs.values()):
-        return  # whose the GPUs are cannot be told then
+        return  # the GPUs' owner is unknown then
     for each in facts.gpus:
         if each.index not in held and each.used_mib > FOREIGN_MIB:
             message = (
@@ -212,9 +228,24 @@ def _graph_findings(facts: LocalFacts) -> Iterator[Finding]:
             yield problem(subject, graph, f"see which there are: ls {facts.state_dir}")
         else:
             yield from _of_graph(subject, graph)
+    yield from _process_findings(facts)
 
 
-def _of_graph(subject: str, graph: GraphStatus) -> Iterator[Finding]:
+def _process_findings(facts: LocalFacts) -> Iterator[Finding]:
+    for namespace, processes in facts.hung.items():
+        for each in processes:
+            message = f"{each.name} (process {each.pid}) hangs: {each.reason}"
+            remedy = f"kill -9 {each.pid}, after which it is started again"
+            yield problem(f"graph {namespace}", message, remedy)
+    for stray in facts.strays:
+        graph = facts.graphs.get(stray.namespace)
+        is_running = isinstance(graph, LocalGraphStatus) and graph.running
+        down = f"penstock down --namespace {stray.namespace}"
+        message = f"process {stray.pid} is left over, {stray.reason}: {stray.command}"
+        yield problem(f"graph {stray.namespace}", message, f"kill -9 {stray.pid}" if is_running else down)
+
+
+def _of_graph(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:
     if not graph.running:
         message = "its arbiter is gone, so nothing is restarted or scaled"
         yield problem(subject, message, f"penstock down --namespace {graph.namespace}, then penstock up FILE")
@@ -237,7 +268,7 @@ def _of_graph(subject: str, graph: GraphStatus) -> Iterator[Finding]:
     for name, lag_s in graph.lag_p99_s.items():
         if lag_s > LAG_S:
             message = (
-                f"{name} runs {lag_s:.2f} s late in 1 of 100 ticks; the machine is too busy for what is asked"
+                f"{name} runs {lag_s:.2f} s late in 1 of 100 ticks; the machine is too busy for this load"
             )
             yield warning(subject, message, "lower --speed, or run fewer workers")
 
@@ -258,11 +289,11 @@ def _of_process(subject: str, process: ProcessStatus, log_dir: str) -> Iterator[
         yield warning(subject, f"{process.name} was restarted {process.restarts} times", log)
 
 
-def _of_planner(subject: str, graph: GraphStatus) -> Iterator[Finding]:
+def _of_planner(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:
     if graph.planner_log_dir is None:
         return
     if graph.planner is None:
         yield warning(subject, "its planner has not written of itself", f"tail {graph.log_dir}/planner*")
-    elif graph.planner.phase == "blind":
-        message = "its planner is blind: readings are missing or old, so it holds the replicas"
+    elif graph.planner.phase == PlannerPhase.TARGET_UNAVAILABLE:
+        message = "its planner cannot read the statefile: nothing is decided, the replicas stay as they are"
         yield warning(subject, message, f"penstock planner explain --log-dir {graph.planner_log_dir}")

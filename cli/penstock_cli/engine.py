@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from penstock_cli import option
 from penstock_engine import profiles
 from penstock_engine.core.requests import EngineRole
 from penstock_engine.serve.server import serve as run_worker
@@ -29,8 +30,8 @@ def engine() -> None:
 
 @engine.command()
 @click.argument("model")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, help="Port to listen on; 0 takes a free one.")
+@option.host()
+@option.port(8000, "TCP port to listen on; 0 takes a free one.")
 @click.option(
     "--kv-host",
     envvar="VLLM_NIXL_SIDE_CHANNEL_HOST",
@@ -51,7 +52,7 @@ def engine() -> None:
     show_default=True,
     help="Latency profile: a name from `penstock engine profiles`, or a .yaml file.",
 )
-@click.option("--speed", default=1.0, show_default=True, help="Modelled seconds per real second, above 0.")
+@option.speed()
 @click.option(
     "--served-model-name",
     "served_names",
@@ -105,14 +106,14 @@ def engine() -> None:
     "link_gigabytes_per_s",
     default=25.0,
     show_default=True,
-    help="Bandwidth of the modelled incoming KV link.",
+    help="Bandwidth of the simulated incoming KV link.",
 )
 @click.option(
     "--kv-link-latency-ms",
     "link_latency_ms",
     default=5.0,
     show_default=True,
-    help="Fixed time of each modelled KV transfer, milliseconds.",
+    help="Fixed time of each simulated KV transfer, milliseconds.",
 )
 @click.option(
     "--mean-output-tokens",
@@ -125,7 +126,7 @@ def engine() -> None:
     "startup_s",
     default=0.0,
     show_default=True,
-    help="Modelled seconds until the worker is ready; /health answers 503 until then.",
+    help="Simulated seconds until the worker is ready; /health answers 503 until then.",
 )
 @click.option("--seed", default=0, show_default=True, help="Chooses output lengths and words.")
 def serve(role: str, **flags: Any) -> None:
@@ -139,7 +140,7 @@ def serve(role: str, **flags: Any) -> None:
 
 
 @engine.command(name="profiles")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@option.as_json("Print JSON.")
 def list_profiles(as_json: bool) -> None:
     """List the latency profiles with their sources and errors."""
     rows = [_row(profiles.load(name)) for name in profiles.names()]

@@ -1,4 +1,4 @@
-"""`penstock validate`, `render` and `import`: look at manifests without starting anything."""
+"""`penstock validate`, `render` and `import`: check, show and convert manifests; nothing is started."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from typing import Any
 import click
 import yaml
 
-from penstock_cli.notices import notices_of, print_notices
+from penstock_api import GraphDeployment
+from penstock_cli import option
+from penstock_cli.graph_warnings import print_warnings, warnings_of
 from penstock_cli.objects import as_yaml, objects_of
 from penstock_core.errors import ConfigError, InvalidSpecError, Problem
-from penstock_graph.importer import import_dgd
-from penstock_graph.loading import Manifests, load_graph, parse_manifests, read_text
-from penstock_graph.models import GraphDeployment
-from penstock_graph.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
+from penstock_importer import import_dgd
+from penstock_manifests import Manifests, load_graph, parse_manifests, read_text
+from penstock_runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
 
 _EXIT_INVALID = 2
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+@option.as_json("Print one JSON object instead of lines.")
 def validate(files: tuple[Path, ...], as_json: bool) -> None:
     """Check manifests; print every problem of every FILE at once.
 
     Exits 0 if all are valid, 2 if any problem was found.
     """
     problems: list[Problem] = []
-    noticed: list[Problem] = []
+    warned: list[Problem] = []
     summaries: list[dict[str, Any]] = []
     for file in files:
         found, manifests = _check(file)
         problems += found
-        noticed += notices_of(manifests.graphs, file)
+        warned += warnings_of(manifests.graphs, file)
         objects = [f"{each.kind} {each.name}" for each in manifests.graphs]
         objects += [f"{each.kind} {each.metadata.name}" for each in manifests.adapters]
         summaries.append({"file": str(file), "valid": not found, "objects": objects})
@@ -46,13 +47,13 @@ def validate(files: tuple[Path, ...], as_json: bool) -> None:
             "valid": not problems,
             "files": summaries,
             "problems": [asdict(each) for each in problems],
-            "notices": [asdict(each) for each in noticed],
+            "warnings": [asdict(each) for each in warned],
         }
         click.echo(json.dumps(report, indent=2))
     else:
         for problem in problems:
             click.echo(str(problem), err=True)
-        print_notices(noticed)
+        print_warnings(warned)
         for summary in summaries:
             if summary["valid"]:
                 click.echo(f"{summary['file']}: valid ({', '.join(summary['objects'])})")
@@ -79,13 +80,7 @@ def _check(file: Path) -> tuple[list[Problem], Manifests]:
     type=click.Choice(["text", "json", "yaml"]),
     help="text: one command to copy each; json and yaml: every detail.  [default: text]",
 )
-@click.option(
-    "--speed",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Modelled seconds per real second.",
-)
+@option.speed()
 @click.option(
     "--kubernetes",
     is_flag=True,
@@ -170,6 +165,7 @@ def _described(spec: ProcessSpec) -> dict[str, Any]:
         "image": spec.image,
         "startupTimeoutSeconds": spec.startup_s,
         "terminationGracePeriodSeconds": spec.grace_s,
+        "livenessTimeoutSeconds": spec.liveness_s,
     }
 
 

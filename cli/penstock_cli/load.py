@@ -11,20 +11,17 @@ import click
 import orjson
 from rich.console import Console
 
+from penstock_cli import option
 from penstock_cli.load_progress import show_progress
 from penstock_core.errors import PenstockError
 from penstock_report.text import load_summary
 from penstock_wire.loop import run
 from penstock_workload.arrivals import Spread
-from penstock_workload.exchange import Endpoint
+from penstock_workload.exchange import TargetEndpoint
 from penstock_workload.replay import Replayer
 from penstock_workload.selection import OnLong, Selection
 from penstock_workload.session import LoadConfig, LoadPlan, describe_plan, plan_load, run_load
 from penstock_workload.traces import OnBadRow
-
-
-def _choice(values: Any) -> click.Choice[str]:
-    return click.Choice([value.value for value in values])
 
 
 @click.command()
@@ -34,17 +31,11 @@ def _choice(values: Any) -> click.Choice[str]:
 @click.option(
     "--url", default="http://127.0.0.1:8000", show_default=True, help="Address of the router or server."
 )
-@click.option(
-    "--speed",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="Modelled seconds per real second; give the servers' own.",
-)
+@option.speed(more="; give the servers' own")
 @click.option("--model", help="Model to ask for.  [default: the first that the server lists]")
 @click.option(
     "--endpoint",
-    type=_choice(Endpoint),
+    type=option.choice(TargetEndpoint),
     default="completions",
     show_default=True,
     help="OpenAI endpoint; on chat the server's template adds prompt tokens.",
@@ -64,7 +55,6 @@ def _choice(values: Any) -> click.Choice[str]:
 @click.option(
     "--duration-s", type=float, help="Length of the window, seconds of the trace.  [default: to its end]"
 )
-@click.option("--limit", type=int, help="Most requests, after all other choices.  [default: all]")
 @click.option(
     "--sample",
     type=float,
@@ -77,39 +67,39 @@ def _choice(values: Any) -> click.Choice[str]:
     "--seed", type=int, default=0, show_default=True, help="Of sampling, Poisson spreading and prompt texts."
 )
 @click.option(
-    "--max-input-tokens", type=int, help="Longest prompt, tokens; needs --on-long.  [default: no limit]"
-)
-@click.option("--on-long", type=_choice(OnLong), help="Cut longer prompts, or leave their requests out.")
-@click.option(
     "--on-bad-row",
-    type=_choice(OnBadRow),
+    type=option.choice(OnBadRow),
     default="refuse",
     show_default=True,
     help="What to do with rows that cannot be read; skipped ones are listed in the summary.",
 )
-@click.option(
-    "--spread",
-    type=_choice(Spread),
-    help="How a batch of equal arrival times is placed in its 3 s.  [default: even for Mooncake, none for Azure]",
+@option.trace_shape(
+    limit="Most requests, after all other choices.", on_long=None, spread="even for Mooncake, none for Azure"
 )
 @click.option(
     "--rate",
     "rate_rps",
     type=float,
     metavar="RPS",
-    help="Mean arrivals per modelled second, by stretching time.  [default: the trace's]",
+    help="Mean arrivals per simulated second, by stretching time.  [default: the trace's]",
 )
 @click.option("--rate-scale", type=float, help="Factor on the arrival rate, instead of --rate.  [default: 1]")
 @click.option(
     "--concurrency", type=int, help="Most requests in flight; closes the loop.  [default: open loop]"
 )
 @click.option(
-    "--timeout-s", type=float, default=600.0, show_default=True, help="Longest request, modelled seconds."
+    "--timeout-s", type=float, default=600.0, show_default=True, help="Longest request, simulated seconds."
 )
 @click.option(
     "--api-key",
     envvar="PENSTOCK_API_KEY",
     help="Bearer token; never written to a file.  [env: PENSTOCK_API_KEY]",
+)
+@click.option(
+    "--admin-key",
+    envvar="PENSTOCK_ADMIN_KEY",
+    help="The router's admin key, where it has one: with it the workers' own lag is measured too.  "
+    "[env: PENSTOCK_ADMIN_KEY]",
 )
 @click.option(
     "--no-itl",
@@ -119,12 +109,12 @@ def _choice(values: Any) -> click.Choice[str]:
 @click.option(
     "--dry-run", is_flag=True, help="Read and shape the trace, say what would be sent, and send nothing."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, without a progress bar.")
+@option.as_json("Print the summary as JSON, without a progress bar.")
 def load(**options: Any) -> None:
     """Replay a trace against a running graph, or any OpenAI server that streams usage.
 
     Requests are sent at the trace's own times (an open loop) with prompts made from its hash ids.
-    All times printed are modelled seconds. Ctrl-C stops sending and prints what was measured so far.
+    All times printed are simulated seconds. Ctrl-C stops sending and prints what was measured so far.
     """
     dry_run, as_json = options.pop("dry_run"), options.pop("as_json")
     plan = plan_load(_config(options))
@@ -153,7 +143,7 @@ def _config(options: dict[str, Any]) -> LoadConfig:
     return LoadConfig(
         selection=selection,
         spread=None if spread is None else Spread(spread),
-        endpoint=Endpoint(options.pop("endpoint")),
+        endpoint=TargetEndpoint(options.pop("endpoint")),
         on_bad_row=OnBadRow(options.pop("on_bad_row")),
         with_gaps=not options.pop("no_itl"),
         **options,

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.live import Live
 
-from penstock_cli.notices import notices_of, print_notices
+from penstock_cli import interruptible, option
+from penstock_cli.graph_warnings import print_warnings, warnings_of
+from penstock_cli.terminal import printer, tensorboard_hint
 from penstock_core.local_state import EntryState
-from penstock_graph.loading import load_graph
 from penstock_local.down import Stopped, choose_namespace
 from penstock_local.down import down as stop_graph
 from penstock_local.render import render
 from penstock_local.statefile import StateFile
 from penstock_local.status import StatusReader
-from penstock_local.up import Started, UpOptions
+from penstock_local.store import StateStore
+from penstock_local.up import StartedGraph, UpOptions
 from penstock_local.up import up as start_graph
+from penstock_manifests import load_graph
+from penstock_planner.options import FLAGS
 
+_PLANNER = "planner_"
+"""Before the names of the planner's options among those of `up`."""
+
+_STAY_POLL_S = 0.2
+"""Real seconds between two checks for the end of an arbiter that is no child of this process. Chosen."""
 _NAMESPACE_HELP = "Graph on this machine.  [default: the only one there is]"
 
 
@@ -36,23 +48,26 @@ def _states(state: StateFile) -> str:
     )
 
 
+_PLANNER_OVERRIDES: option.Option = option.group(
+    *(
+        click.option(
+            f"--Planner.{name}",
+            f"{_PLANNER}{name.replace('-', '_')}",
+            hidden=True,
+            is_flag=False,
+            flag_value="true" if name == "no-operation" else None,
+        )
+        for name in FLAGS
+    )
+)
+"""``--Planner.OPTION`` for each option of the planner, the form of the planner's document; hidden in the help."""
+
+
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--namespace", help="Name of the graph on this machine.  [default: metadata.name]")
-@click.option(
-    "--speed",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Modelled seconds per real second, for simulated workers.",
-)
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    default=8000,
-    show_default=True,
-    help="The router's TCP port on 127.0.0.1.",
-)
+@option.speed(more=", for simulated workers")
+@option.port(8000, "The router's TCP port on 127.0.0.1.", least=1)
 @click.option(
     "--gpus",
     type=click.IntRange(min=0),
@@ -73,16 +88,27 @@ def _states(state: StateFile) -> str:
 )
 @click.option("--no-planner", is_flag=True, help="Do not start the graph's planner.")
 @click.option("--foreground", is_flag=True, help="Stay until the graph ends; Ctrl-C drains and stops it.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was started as JSON.")
+@option.as_json("Print what was started as JSON.")
+@_PLANNER_OVERRIDES
 def up(file: Path, foreground: bool, as_json: bool, no_planner: bool, **options: Any) -> None:
-    """Start the graph of FILE on this machine, in the background, and wait until it serves."""
-    print_notices(notices_of([load_graph(file)], file))
+    """Start the graph of FILE on this machine, in the background, and wait until it serves.
+
+    --Planner.OPTION=VALUE sets an option of the graph's planner, such as --Planner.max-gpu-budget=4;
+    `penstock planner run --help` lists them.
+    """
+    given = {name: options.pop(name) for name in list(options) if name.startswith(_PLANNER)}
+    overrides = {
+        name.removeprefix(_PLANNER).replace("_", "-"): value
+        for name, value in given.items()
+        if value is not None
+    }
+    print_warnings(warnings_of([load_graph(file)], file))
     console = Console(stderr=True)
     with console.status("starting") as spinner:
-        started = asyncio.run(
+        started = interruptible.run(
             start_graph(
                 file,
-                UpOptions(with_planner=not no_planner, **options),
+                UpOptions(with_planner=not no_planner, planner=overrides, **options),
                 lambda state, words: spinner.update(f"starting: {_states(state) or words.strip()[:120]}"),
             )
         )
@@ -91,7 +117,7 @@ def up(file: Path, foreground: bool, as_json: bool, no_planner: bool, **options:
         sys.exit(_stay(started))
 
 
-def _print_started(started: Started, *, as_json: bool) -> None:
+def _print_started(started: StartedGraph, *, as_json: bool) -> None:
     state, arbiter = started.state, started.state.arbiter
     if as_json:
         data = {
@@ -110,6 +136,9 @@ def _print_started(started: Started, *, as_json: bool) -> None:
         return
     for note in started.recovered:
         click.echo(f"note: {note}")
+    for name, entry in state.entries.items():
+        if entry.reason is not None:
+            click.echo(f"note: {name} is {entry.state}: {entry.reason}")
     click.echo(
         f"{arbiter.namespace} serves {arbiter.model} at {arbiter.router_url} ({started.ready_s:.1f} s)"
     )
@@ -123,15 +152,31 @@ def _print_started(started: Started, *, as_json: bool) -> None:
     )
     click.echo("  penstock status --watch")
     if arbiter.planner_log_dir is not None:
-        click.echo(f"  tensorboard --logdir {arbiter.planner_log_dir}")
+        click.echo(f"  {tensorboard_hint(arbiter.planner_log_dir)}")
     click.echo(f"  penstock down --namespace {arbiter.namespace}")
 
 
-def _stay(started: Started) -> int:
-    """Wait for the arbiter, passing signals on; return its exit code."""
+def _stay(started: StartedGraph) -> int:
+    """Wait until the graph ends, passing signals on to its arbiter; return that one's exit code.
+
+    An arbiter that is killed has a successor, whose exit code is unknown: then 0 means that it has gone.
+    """
+    store = StateStore(started.statefile)
+
+    def pass_on(received: int, _frame: FrameType | None) -> None:
+        state = store.read_quietly()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(started.arbiter.pid if state is None else state.arbiter.pid, received)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda received, _frame: started.arbiter.send_signal(received))
-    return started.arbiter.wait()
+        signal.signal(number, pass_on)
+    code = started.arbiter.wait()
+    if code != -signal.SIGKILL:
+        return code
+    run_id = started.state.arbiter.run_id
+    while (state := store.read_quietly()) is not None and state.arbiter.run_id == run_id:
+        time.sleep(_STAY_POLL_S)
+    return 0
 
 
 @click.command()
@@ -143,9 +188,9 @@ def _stay(started: Started) -> int:
     type=click.FloatRange(min=0.1),
     default=0.5,
     show_default=True,
-    help="Between two looks of --watch, real seconds.",
+    help="Between two updates of --watch, real seconds.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@option.as_json("Print it as JSON.")
 def status(namespace: str | None, watch: bool, interval_s: float, as_json: bool) -> None:
     """Show processes, GPUs, in-flight work, queue and the planner's last decisions."""
     chosen = choose_namespace(namespace)
@@ -167,7 +212,7 @@ async def _show(namespace: str, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found.to_json()))
     else:
-        Console().print(render(found))
+        printer().print(render(found))
 
 
 async def _watch(namespace: str, interval_s: float) -> None:
@@ -190,7 +235,7 @@ async def _watch(namespace: str, interval_s: float) -> None:
     help="How long draining may take, real seconds.  [default: the services' grace periods]",
 )
 @click.option("--now", is_flag=True, help="Do not drain: streams that are under way break.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
+@option.as_json("Print what was done as JSON.")
 def down(namespace: str | None, timeout_s: float | None, now: bool, as_json: bool) -> None:
     """Drain and stop a graph started by `up`, and check that nothing is left."""
     chosen = choose_namespace(namespace)

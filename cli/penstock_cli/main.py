@@ -19,6 +19,7 @@ _SUBCOMMANDS = {
     "demo": ("penstock_cli.demo:demo", "Run the whole main job on a real trace slice and report."),
     "simulate": ("penstock_cli.simulate:simulate", "Score router policies and the planner in virtual time."),
     "report": ("penstock_cli.report:report", "Draw a report from a load run and a planner ledger."),
+    "samples": ("penstock_cli.samples:samples", "List the sample manifests, or print one."),
     "validate": ("penstock_cli.graph:validate", "Check manifests; print every problem at once."),
     "render": ("penstock_cli.graph:render", "Print the processes that a graph becomes."),
     "import": ("penstock_cli.graph:import_", "Convert a DynamoGraphDeployment to a GraphDeployment."),

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from penstock_graph.cluster_names import SERVICE_LABEL
-from penstock_graph.models import GraphDeployment
+from penstock_api import GraphDeployment
+from penstock_objects.names import SERVICE_LABEL
 from penstock_operator.build import BuildContext, adapter, children
 
 
@@ -26,7 +26,7 @@ def objects_of(graph: GraphDeployment, *, namespace: str, service: str | None) -
         InvalidSpecError: a podTemplate cannot be laid over its pod template.
     """
     context = BuildContext(owner_uid="", namespace=namespace, has_leader_worker_set=True)
-    found = children(graph, context, replicas={}, surge={})
+    found = children(graph, context, replicas={}, unavailable={})
     for name, spec in graph.spec.services.items():
         if spec.scaling is not None and spec.role.is_worker:
             found.append(adapter(graph, name, context, replicas=spec.replicas))

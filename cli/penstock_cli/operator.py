@@ -3,51 +3,32 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import click
 import orjson
+from pydantic.fields import FieldInfo
 
+from penstock_cli import option
 from penstock_core.errors import ConfigError
 from penstock_operator.settings import OperatorSettings, settings_of
 from penstock_wire import loop
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _SWITCHES = {
     "all_namespaces": "--all-namespaces/--one-namespace",
     "leader_election": "--leader-election/--no-leader-election",
+    "allow_privileged_pod_templates": "--allow-privileged-pod-templates/--refuse-privileged-pod-templates",
 }
 _METAVARS = {"namespace": "NS", "kubeconfig": "FILE", "penstock_image": "IMAGE", "resync_interval": "SECONDS"}
 
 
-def _options(function: F) -> F:
-    """Add one flag per setting, with its environment variable; unset ones stay None."""
-    for name, field in reversed(OperatorSettings.model_fields.items()):
-        default = field.default
-        shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else default
-        shared: dict[str, Any] = {
-            "default": None,
-            "envvar": f"PENSTOCK_OPERATOR_{name.upper()}",
-            "show_envvar": True,
-            "help": f"{field.description}  [default: {shown}]",
-        }
-        if name in _SWITCHES:
-            option = click.option(_SWITCHES[name], name, **shared)
-        elif get_origin(field.annotation) is Literal:
-            choices = click.Choice(list(get_args(field.annotation)))
-            option = click.option(_flag(name), name, type=choices, **shared)
-        else:
-            kind = _scalar(field.annotation)
-            option = click.option(_flag(name), name, type=kind, metavar=_METAVARS.get(name), **shared)
-        function = option(function)
-    return function
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
+    if name in _SWITCHES:
+        return _SWITCHES[name], {}
+    if get_origin(field.annotation) is Literal:
+        return option.flag_of(name), {"type": click.Choice(list(get_args(field.annotation)))}
+    return option.flag_of(name), {"type": _scalar(field.annotation), "metavar": _METAVARS.get(name)}
 
 
 def _scalar(annotation: Any) -> type:
@@ -64,18 +45,18 @@ def operator() -> None:
 
 @operator.command()
 @click.option("--dry-run", is_flag=True, help="Print the options that would apply, as JSON, and stop.")
-@_options
+@option.of_settings(OperatorSettings.model_fields, "PENSTOCK_OPERATOR", _shape)
 def run(*, dry_run: bool, **given: Any) -> None:
     """Reconcile graphs until SIGTERM. Options: flag > environment variable > default."""
     settings = settings_of(**given)
     if dry_run:
         click.echo(orjson.dumps(settings.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
         return
-    missing = [name for name in ("kopf", "kr8s") if find_spec(name) is None]
+    missing = [name for name in ("kopf", "kubernetes") if find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"{', '.join(missing)}: not installed; the operator needs `pip install 'penstock[kubernetes]'`"
         )
-    from penstock_operator.service import Service  # noqa: PLC0415 - imports kr8s
+    from penstock_operator.service import OperatorService  # noqa: PLC0415 - imports the Kubernetes client
 
-    loop.run(Service(settings).run)
+    loop.run(OperatorService(settings).run)

@@ -6,70 +6,60 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import orjson
+from pydantic.fields import FieldInfo
 
+from penstock_api import Environment, PlannerMode
+from penstock_cli import option
 from penstock_cli.planner_cluster import (
     CLUSTER_FLAGS,
+    CLUSTER_OPTIONS,
     ClusterFlags,
     Listen,
-    cluster_options,
     run_on_cluster,
 )
-from penstock_core.clock import ModelClock
 from penstock_core.errors import ConfigError, NotFoundError
-from penstock_graph.loading import load_graph
-from penstock_graph.models import Environment
+from penstock_manifests import load_graph
+from penstock_planner import decision_input
 from penstock_planner import explain as explaining
-from penstock_planner import question
 from penstock_planner import replay as replaying
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.pipeline import decide as decide_once
 from penstock_planner.ledger import read_ledger
 from penstock_planner.options import PlannerOptions, join, stated
-from penstock_planner.service import Service, run_until_stopped
+from penstock_planner.service import PlannerService, run_until_stopped
+from penstock_planner.sources.prometheus import require_client
 from penstock_wire import loop
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _CHOICES = {
     "environment": ["local", "kubernetes"],
     "metrics_source": ["router", "scrape", "prometheus"],
+    "mode": [PlannerMode.ADAPTIVE.value, PlannerMode.LOAD.value],
 }
 
 
-def _options(function: F) -> F:
-    """Add one flag per planner option, with its environment variable; unset ones stay None."""
-    for name, field in reversed(PlannerOptions.model_fields.items()):
-        flag = f"--{name.replace('_', '-')}"
-        default = getattr(field.default, "value", field.default)
-        shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else default
-        shared: dict[str, Any] = {
-            "default": None,
-            "envvar": f"PENSTOCK_PLANNER_{name.upper()}",
-            "show_envvar": True,
-            "help": f"{field.description}  [default: {shown}]",
-        }
-        if isinstance(default, bool):
-            option = click.option(f"{flag}/--operate", name, **shared)
-        elif name in _CHOICES:
-            option = click.option(flag, name, type=click.Choice(_CHOICES[name]), **shared)
-        else:
-            kind = float if isinstance(default, float) else str
-            option = click.option(flag, name, metavar=_metavar(name, kind), **shared)
-        function = option(function)
-    return function
+def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
+    flag = option.flag_of(name)
+    if isinstance(field.default, bool):
+        # Alone, or with a value as the planner's document writes it: --no-operation=false.
+        return flag, {"type": bool, "is_flag": False, "flag_value": "true"}
+    if name in _CHOICES:
+        return flag, {"type": click.Choice(_CHOICES[name])}
+    return flag, {"metavar": _metavar(name, float if isinstance(field.default, float) else str)}
 
 
 def _metavar(name: str, kind: type) -> str:
-    if name.endswith(("interval", "max_age", "deadline")):
+    if name.endswith(("interval", "max_age", "deadline", "slo")):
         return "SECONDS"
     if name.endswith(("budget", "num_gpu")):
         return "GPUS"
     if name.endswith("url"):
         return "URL"
+    if name == "max_step":
+        return "REPLICAS"
     return "NUMBER" if kind is float else "TEXT"
 
 
@@ -86,14 +76,15 @@ def planner() -> None:
     type=click.Path(path_type=Path),
     help="YAML with a section `Planner:` that holds options by their names.",
 )
-@click.option("--speed", type=float, default=1.0, show_default=True, help="Modelled seconds per real second.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the planner's own /metrics.")
+@option.speed()
+@option.host("Address of the planner's own /metrics.")
 @click.option(
     "--metrics-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Its port; 0: off."
 )
 @click.option("--dry-run", is_flag=True, help="Print the options that would apply, as JSON, and stop.")
-@cluster_options
-@_options
+@CLUSTER_OPTIONS
+@option.of_settings(PlannerOptions.model_fields, "PENSTOCK_PLANNER", _shape)
+@click.option("--operate", is_flag=True, help="The same as --no-operation=false.")
 def run(
     *,
     graph_file: Path | None,
@@ -102,6 +93,7 @@ def run(
     host: str,
     metrics_port: int,
     dry_run: bool,
+    operate: bool,
     **given: Any,
 ) -> None:
     """Plan until SIGTERM. Options: flag > environment variable > --config > --graph > default.
@@ -110,8 +102,9 @@ def run(
     the Lease penstock-planner. Options then come from each graph's spec.planner; those given as flag, in the
     environment or in --config override it in ALL graphs. Ledger and dashboard lie in LOG-DIR/NAMESPACE/GRAPH.
     """
-    ModelClock(speed)  # refuses a speed that is none
     cluster = ClusterFlags(**{name: given.pop(name) for name in CLUSTER_FLAGS})
+    if operate:
+        given["no_operation"] = False
     named = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
     said = stated(given=named, file=config_file)
     if said.get("environment") == Environment.KUBERNETES:
@@ -125,14 +118,16 @@ def run(
     cluster.refuse()
     graph = load_graph(graph_file) if graph_file is not None else None
     options = join(given=named, file=config_file, graph=graph)
+    if options.prometheus_url is not None:
+        require_client()
     if dry_run:
         click.echo(orjson.dumps(options.model_dump(mode="json", by_alias=True), option=orjson.OPT_INDENT_2))
         return
-    service = Service(options, graph, speed=speed, host=host, metrics_port=metrics_port)
+    service = PlannerService(options, graph, speed=speed, host=host, metrics_port=metrics_port)
     loop.run(_on_backend(service))
 
 
-def _on_backend(service: Service) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
+def _on_backend(service: PlannerService) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
     """Return the process's main coroutine for the environment.
 
     Raises:
@@ -177,7 +172,7 @@ def _on_backend(service: Service) -> Callable[[asyncio.Event], Coroutine[Any, An
 )
 @click.option("--last", type=click.IntRange(min=1), default=1, show_default=True, help="How many decisions.")
 @click.option("--id", "decision_id", help="One decision, such as d000012.")
-@click.option("--json", "as_json", is_flag=True, help="The ledger's records as a JSON array.")
+@option.as_json("The ledger's records as a JSON array.")
 def explain(
     log_dir: Path | None, namespace: str | None, last: int, decision_id: str | None, as_json: bool
 ) -> None:
@@ -217,7 +212,7 @@ def _log_dir_of(namespace: str | None) -> Path:
 @click.option(
     "--set", "changes", multiple=True, metavar="KEY=VALUE", help="What if: an option by its name. Repeatable."
 )
-@click.option("--json", "as_json", is_flag=True, help="Result as JSON.")
+@option.as_json("Result as JSON.")
 @click.pass_context
 def replay(ctx: click.Context, ledger_path: Path, changes: tuple[str, ...], as_json: bool) -> None:
     """Make every decision of a ledger again; exit 1 if one comes out otherwise.
@@ -258,11 +253,11 @@ def _print_what_if(total: int, different: list[tuple[Any, Any]], *, as_json: boo
 @planner.command()
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True), required=False)
 @click.option("--example", is_flag=True, help="Print an example FILE and stop.")
-@click.option("--json", "as_json", is_flag=True, help="Decision and next state as JSON.")
+@option.as_json("Decision and next state as JSON.")
 def decide(file: Path | None, example: bool, as_json: bool) -> None:
     """Decide once from FILE (YAML or JSON; - is stdin): observations, state and configuration."""
     if example:
-        click.echo(question.EXAMPLE, nl=False)
+        click.echo(decision_input.EXAMPLE, nl=False)
         return
     if file is None:
         raise ConfigError("FILE: missing; name one, - for stdin, or print one with --example")
@@ -272,7 +267,7 @@ def decide(file: Path | None, example: bool, as_json: bool) -> None:
         raise ConfigError(f"{file}: cannot be read: {exc.strerror}; print an example with --example") from exc
     except UnicodeDecodeError as exc:
         raise ConfigError(f"{file}: not UTF-8 at byte {exc.start}; save it as UTF-8") from exc
-    decision, state = decide_once(*question.parse(text, name=str(file)))
+    decision, state = decide_once(*decision_input.parse(text, name=str(file)))
     if as_json:
         answer = {"decision": to_plain(decision), "state": to_plain(state)}
         click.echo(orjson.dumps(answer, option=orjson.OPT_INDENT_2))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import orjson
 
+from penstock_cli import option
 from penstock_core.errors import ConfigError
 from penstock_wire import loop
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 UNSCHEDULABLE_S = 15.0
 """Default of --unschedulable-after; seconds."""
@@ -61,36 +60,24 @@ class Listen:
     port: int
 
 
-def cluster_options(function: F) -> F:
-    """Add the flags of `ClusterFlags`."""
-    for option in reversed(
-        (
-            click.option(
-                "--all-namespaces",
-                "-A",
-                is_flag=True,
-                help="On Kubernetes: plan the graphs of every namespace, not of --namespace alone.",
-            ),
-            click.option("--graph-name", metavar="NAME", help="On Kubernetes: plan this graph only."),
-            click.option(
-                "--kubeconfig",
-                type=click.Path(path_type=Path),
-                help="On Kubernetes: file to connect by.  [default: the pod's service account, else KUBECONFIG]",
-            ),
-            click.option(
-                "--context", help="On Kubernetes: context of the kubeconfig.  [default: its current]"
-            ),
-            click.option(
-                "--unschedulable-after",
-                type=click.FloatRange(min=0, min_open=True),
-                metavar="SECONDS",
-                help="On Kubernetes: withdraw a replica that the scheduler has found no node for during so many "
-                f"seconds; make it longer than nodes take to appear.  [default: {UNSCHEDULABLE_S:g}]",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+CLUSTER_OPTIONS: option.Option = option.group(
+    click.option(
+        "--all-namespaces",
+        "-A",
+        is_flag=True,
+        help="On Kubernetes: plan the graphs of every namespace, not of --namespace alone.",
+    ),
+    click.option("--graph-name", metavar="NAME", help="On Kubernetes: plan this graph only."),
+    option.kubeconfig("On Kubernetes: ", default="the pod's service account, else $KUBECONFIG"),
+    click.option(
+        "--unschedulable-after",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        help="On Kubernetes: withdraw a replica that the scheduler has found no node for during so many seconds; make "
+        f"it longer than nodes take to appear.  [default: {UNSCHEDULABLE_S:g}]",
+    ),
+)
+"""The flags of `ClusterFlags`."""
 
 
 def run_on_cluster(

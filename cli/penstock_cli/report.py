@@ -36,18 +36,18 @@ from penstock_report.text import report_text
 @click.option(
     "--ttft-target-s",
     type=float,
-    help="Count requests whose TTFT is above this, modelled seconds.  [default: no target]",
+    help="Count requests whose TTFT is above this, simulated seconds.  [default: no target]",
 )
 @click.option(
     "--itl-target-s",
     type=float,
-    help="Count inter-token gaps above this, modelled seconds.  [default: no target]",
+    help="Count inter-token gaps above this, simulated seconds.  [default: no target]",
 )
 @click.option("--json", "is_json", is_flag=True, help="Print the analysis as JSON.")
 def report(**options: Any) -> None:
     """Draw a report: replicas, signals with decisions, latencies, GPU-hours against static provisioning.
 
-    All times are modelled seconds from the load run's first moment. Needs the extra `plots`.
+    All times are simulated seconds from the load run's first moment. Needs the extra `plots`.
     """
     require_plots()
     output, is_json = options.pop("output"), options.pop("is_json")

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import click
 
+from penstock_api import GraphDeployment, GraphSpec, LeaseConfig, Role, RouterConfig, RouterPolicy
+from penstock_cli import option
 from penstock_core.errors import ConfigError
-from penstock_graph.loading import load_graph
-from penstock_graph.models import GraphDeployment, GraphSpec, LeaseConfig, Role, RouterConfig, RouterPolicy
-from penstock_router.discovery.spec import parse_static_workers
-from penstock_router.proxy.auth import read_api_keys
+from penstock_manifests import load_graph
+from penstock_router.discovery.static import parse_static_workers
+from penstock_router.proxy.auth import ADMIN_KEYS, API_KEYS, KeySource, read_keys
 from penstock_router.server import RouterServer
 from penstock_router.settings import GraphPlace, RouterSettings
 from penstock_wire import loop
 
-KEYS_VARIABLE = "PENSTOCK_API_KEYS"
 KUBERNETES = "kubernetes"
 """Value of --discovery; a statefile of that name is ``./kubernetes``."""
 
@@ -50,33 +50,26 @@ def router() -> None:
     help="Worker of a fixed fleet, in place of --discovery; repeat it. Example: decode=http://127.0.0.1:8101.",
 )
 @click.option("--model", help="Name under which clients ask for the model; default: the graph's.")
-@click.option(
-    "--policy",
-    type=click.Choice([each.value for each in RouterPolicy]),
-    help="How a worker is chosen; default: the graph's, or prefix-cost.",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    show_default=True,
-    help="TCP port to listen on; 0 takes a free one.",
-)
-@click.option(
-    "--speed",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="Modelled seconds per real second; all durations but those called real are modelled.",
-)
+@option.policy("How a worker is chosen; default: the graph's, or prefix-cost.")
+@option.host()
+@option.port(8000, "TCP port to listen on; 0 takes a free one.")
+@option.speed(more="; all durations but those called real are simulated")
 @click.option(
     "--api-keys-file",
     type=click.Path(path_type=Path),
     envvar="PENSTOCK_API_KEYS_FILE",
     show_envvar=True,
     help=f"File of accepted API keys, one a line, or a folder of such files, as a mounted Secret is; default: the "
-    f"graph's. {KEYS_VARIABLE} may hold more, comma-separated.",
+    f"graph's. {API_KEYS.variable} may hold more, comma-separated.",
+)
+@click.option(
+    "--admin-keys-file",
+    type=click.Path(path_type=Path),
+    envvar="PENSTOCK_ADMIN_KEYS_FILE",
+    show_envvar=True,
+    help="File or folder of the keys that open drains and the workers' addresses in /workers; "
+    f"{ADMIN_KEYS.variable} may hold more. Without any, only programs of this machine may, while --host is loopback "
+    "and no API key is set.",
 )
 @click.option(
     "--access-log",
@@ -86,7 +79,7 @@ def router() -> None:
 @click.option(
     "--kv-lease",
     type=click.FloatRange(min=0, min_open=True),
-    help="First KV lease of the prefill workers, their kv_lease_duration; modelled seconds. Default: the graph's, "
+    help="First KV lease of the prefill workers, their kv_lease_duration; simulated seconds. Default: the graph's, "
     "or 30.",
 )
 @click.option(
@@ -94,7 +87,7 @@ def router() -> None:
     type=click.FloatRange(min=0),
     default=900.0,
     show_default=True,
-    help="Longest wait at SIGTERM for requests under way; modelled seconds.",
+    help="Longest wait at SIGTERM for requests under way; simulated seconds.",
 )
 def serve(
     *,
@@ -108,11 +101,12 @@ def serve(
     port: int,
     speed: float,
     api_keys_file: Path | None,
+    admin_keys_file: Path | None,
     access_log: str | None,
     kv_lease: float | None,
     shutdown_grace: float,
 ) -> None:
-    """Serve /v1/completions, /v1/chat/completions and /v1/models in front of the workers.
+    """Serve /v1/completions, /v1/chat/completions, /v1/responses and /v1/models in front of workers.
 
     Also /workers (with drain and undrain), /ready, /health and /metrics. SIGTERM finishes the requests
     under way and exits 0.
@@ -139,12 +133,20 @@ def serve(
         statefile=Path(discovery) if discovery not in {None, KUBERNETES} else None,
         kubernetes=_place(manifest, namespace) if discovery == KUBERNETES else None,
         workers=static,
-        api_keys=read_api_keys(keys_file, os.environ.get(KEYS_VARIABLE)),
+        api_keys=_keys(API_KEYS, keys_file),
+        admin_keys=_keys(ADMIN_KEYS, admin_keys_file),
         access_log=access_log,
         shutdown_grace_s=shutdown_grace,
     )
     server = RouterServer(settings)
     loop.run(server.serve)
+
+
+def _keys(source: KeySource, file: Path | None) -> frozenset[bytes]:
+    variable = f"{source.variable}_FILE"
+    if os.environ.get(variable, "unset").strip() == "":
+        raise ConfigError(f"{variable}: set, but empty; write a file's path, or unset it")
+    return read_keys(source, file, os.environ.get(source.variable))
 
 
 def _place(manifest: GraphDeployment | None, namespace: str | None) -> GraphPlace:

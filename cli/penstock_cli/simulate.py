@@ -9,18 +9,18 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from penstock_api import QueueOrder, Role
+from penstock_cli import option
+from penstock_cli.terminal import printer
 from penstock_core.errors import ConfigError
-from penstock_graph.models import QueueOrder, Role
+from penstock_planner.decide.registry import POLICIES
+from penstock_simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
 from penstock_simulator.output import open_directory, to_json, write
-from penstock_simulator.plan import Plan, SimulateOptions, make_plan, record, run_plan
-from penstock_simulator.scenario import Failure, Resize
+from penstock_simulator.plan import DEFAULT_PLANNER, RunPlan, SimulateOptions, make_plan, record, run_plan
+from penstock_simulator.scenario import Resize, WorkerFailure
 from penstock_simulator.text import scoreboard
 from penstock_workload.arrivals import Spread
 from penstock_workload.selection import OnLong
-
-
-def _choice(values: Any) -> click.Choice[str]:
-    return click.Choice([value.value for value in values])
 
 
 def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
@@ -29,7 +29,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
     try:
         return tuple(float(part) for part in value.split(","))
     except ValueError as exc:
-        raise click.BadParameter(f"{value!r}: numbers with commas between them are wanted") from exc
+        raise click.BadParameter(f"{value!r}: must be numbers with commas between them") from exc
 
 
 def _resize(text: str) -> Resize:
@@ -38,16 +38,40 @@ def _resize(text: str) -> Resize:
         role, _, replicas = change.partition("=")
         return Resize(float(at_s), Role(role), int(replicas))
     except ValueError as exc:
-        raise ConfigError(f"--resize {text}: SECONDS:ROLE=REPLICAS is wanted, as 74:prefill=8") from exc
+        raise ConfigError(f"--resize {text}: must be SECONDS:ROLE=REPLICAS, as 74:prefill=8") from exc
 
 
-def _failure(text: str) -> Failure:
+def _failure(text: str) -> WorkerFailure:
     try:
         times, _, worker = text.partition(":")
         at_s, _, back_s = times.partition("-")
-        return Failure(float(at_s), worker, float(back_s) if back_s else None)
+        return WorkerFailure(float(at_s), worker, float(back_s) if back_s else None)
     except ValueError as exc:
-        raise ConfigError(f"--fail {text}: SECONDS[-BACK]:WORKER is wanted, as 60-120:prefill-0") from exc
+        raise ConfigError(f"--fail {text}: must be SECONDS[-BACK]:WORKER, as 60-120:prefill-0") from exc
+
+
+def _period(text: str) -> FaultPeriod:
+    try:
+        kind, _, times = text.partition(":")
+        from_s, _, to_s = times.partition("-")
+        return FaultPeriod(Fault(kind), float(from_s), float(to_s))
+    except ValueError as exc:
+        kinds = ", ".join(kind.value for kind in Fault)
+        raise ConfigError(
+            f"--fault {text}: must be KIND:FROM-TO, as metrics-missing:150-450; kinds are {kinds}"
+        ) from exc
+
+
+def _budget(text: str) -> BudgetChange:
+    try:
+        at_s, _, gpus = text.partition("=")
+        return BudgetChange(float(at_s), int(gpus))
+    except ValueError as exc:
+        raise ConfigError(f"--budget-change {text}: must be SECONDS=GPUS, as 200=4") from exc
+
+
+def _names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple(filter(None, (value or "").split(",")))
 
 
 @click.command()
@@ -56,14 +80,13 @@ def _failure(text: str) -> Failure:
     default="mooncake",
     show_default=True,
     help="A trace file (Mooncake JSONL or Azure CSV), the packaged `mooncake`, or a synthetic process: "
-    "poisson|gamma|sine|step with :KEY=VALUE,… as poisson:rate=4,count=2000,input_tokens=2048,share=0.5.",
+    "poisson|gamma|bursts|constant|sine|step|ramp|stairs|day with :KEY=VALUE,… as poisson:rate=4,count=2000,input_tokens=2048,share=0.5.",
 )
 @click.option(
     "--policy",
-    default="all",
-    show_default=True,
     metavar="all|NAME[,NAME…]",
-    help="Router policies to compare, by their names in a manifest.",
+    help="Router policies to compare, by their names in a manifest."
+    "  [default: all; with several planners least-loaded, or the manifest's]",
 )
 @click.option(
     "--qps",
@@ -106,11 +129,14 @@ def _failure(text: str) -> Failure:
     help="Take workers, profile, router and planner from a graph.",
 )
 @click.option(
-    "--planner/--no-planner",
-    "with_planner",
-    default=False,
-    show_default=True,
-    help="Let the planner scale, with the manifest's rules or the defaults.",
+    "--planner",
+    "planners",
+    is_flag=False,
+    flag_value=DEFAULT_PLANNER,
+    callback=_names,
+    metavar="[all|NAME[,NAME…]]",
+    help="Let the planner scale, with the manifest's rules or the defaults; with names, compare planners: "
+    f"{', '.join(mode.value for mode in POLICIES)}.  [default: nothing scales]",
 )
 @click.option(
     "--max-gpus",
@@ -135,12 +161,44 @@ def _failure(text: str) -> Failure:
     help="Kill a worker, and bring it back; repeatable.",
 )
 @click.option(
+    "--fault",
+    "periods",
+    multiple=True,
+    metavar="KIND:FROM-TO",
+    help=f"Let something go wrong for a while: {', '.join(kind.value for kind in Fault)}; repeatable.",
+)
+@click.option(
+    "--restart",
+    "restarts",
+    type=float,
+    multiple=True,
+    metavar="S",
+    help="Replace the planner's process at this time, seconds; repeatable.  [default: never]",
+)
+@click.option(
+    "--budget-change",
+    "budget",
+    multiple=True,
+    metavar="S=N",
+    help="Change the GPU budget at a time; repeatable.",
+)
+@click.option(
+    "--node-gpus",
+    type=click.IntRange(1),
+    help="GPUs of all nodes; replicas beyond them cannot be placed.  [default: enough]",
+)
+@click.option(
     "--slo-s",
     type=float,
     help="TTFT that counts as in time, virtual seconds.  [default: 5, or the manifest's]",
 )
 @click.option(
-    "--news-delay-s",
+    "--itl-slo-s",
+    type=click.FloatRange(0, min_open=True),
+    help="Mean gap between a request's tokens that counts as in time, virtual seconds.  [default: any]",
+)
+@click.option(
+    "--propagation-delay-s",
     type=float,
     default=0.0,
     show_default=True,
@@ -151,11 +209,11 @@ def _failure(text: str) -> Failure:
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Routers side by side; each knows of the others' requests by news only.",
+    help="Routers side by side; each knows its peers' requests only as they propagate.",
 )
 @click.option(
     "--queue-order",
-    type=_choice(QueueOrder),
+    type=option.choice(QueueOrder),
     help="Of each worker's queue in the router.  [default: arrival, or the manifest's]",
 )
 @click.option("--no-rebalance", is_flag=True, help="Turn off moving queued requests (dualmap).")
@@ -172,28 +230,15 @@ def _failure(text: str) -> Failure:
 @click.option(
     "--max-wait-s", type=float, help="Longest wait in the router, virtual seconds.  [default: no bound]"
 )
-@click.option("--limit", type=click.IntRange(1), help="Most requests.  [default: all]")
 @click.option(
     "--warmup",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Requests at the beginning that are served but not judged.",
+    help="Requests at the beginning that are served but not measured.",
 )
-@click.option(
-    "--max-input-tokens", type=click.IntRange(1), help="Longest prompt, tokens.  [default: no limit]"
-)
-@click.option(
-    "--on-long",
-    type=_choice(OnLong),
-    default="truncate",
-    show_default=True,
-    help="Cut longer prompts, or leave their requests out.",
-)
-@click.option(
-    "--spread",
-    type=_choice(Spread),
-    help="How a batch of equal arrival times is placed in its 3 s.  [default: poisson for Mooncake, none for others]",
+@option.trace_shape(
+    limit="Most requests.", on_long=OnLong.TRUNCATE, spread="poisson for Mooncake, none for others"
 )
 @click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option(
@@ -201,7 +246,7 @@ def _failure(text: str) -> Failure:
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for JSON, pictures and page.  [default: nothing is written]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, without progress.")
+@option.as_json("Print the result as JSON, without progress.")
 def simulate(**options: Any) -> None:
     """Replay a workload in virtual time and score router policies and the planner.
 
@@ -210,6 +255,12 @@ def simulate(**options: Any) -> None:
     output_dir, as_json, jobs = options.pop("output_dir"), options.pop("as_json"), options.pop("jobs")
     options["resizes"] = tuple(map(_resize, options["resizes"]))
     options["failures"] = tuple(map(_failure, options["failures"]))
+    options["faults"] = Faults(
+        tuple(map(_period, options.pop("periods"))),
+        options.pop("restarts"),
+        tuple(map(_budget, options.pop("budget"))),
+        options.pop("node_gpus"),
+    )
     options["queue_order"] = None if options["queue_order"] is None else QueueOrder(options["queue_order"])
     options["on_long"] = OnLong(options["on_long"])
     options["spread"] = None if options["spread"] is None else Spread(options["spread"])
@@ -223,12 +274,12 @@ def simulate(**options: Any) -> None:
     if as_json:
         click.echo(to_json(result), nl=False)
         return
-    Console().print(scoreboard(result))
+    printer().print(scoreboard(result))
     for path in files:
         click.echo(f"wrote {path}")
 
 
-def _run(plan: Plan, jobs: int | None, *, is_quiet: bool) -> dict[str, Any]:
+def _run(plan: RunPlan, jobs: int | None, *, is_quiet: bool) -> dict[str, Any]:
     console = Console(stderr=True)
     if is_quiet or not console.is_terminal:
         return run_plan(plan, processes=jobs)

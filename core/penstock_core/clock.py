@@ -1,6 +1,6 @@
-"""Modelled time: one factor between the seconds of the wall and the seconds of the model.
+"""Simulated time: one factor, the time scale, between real seconds and simulated ones (docs/glossary.md).
 
-Every real-time process owns one `ModelClock`; pure code gets its ``now`` as an argument instead.
+Every real-time process owns one `SimulatedClock`; pure code gets its ``now`` as an argument instead.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import time
 from penstock_core.errors import ConfigError
 
 
-class ModelClock:
-    """Monotonic modelled seconds, ``speed`` of them to one real second.
+class SimulatedClock:
+    """Monotonic simulated seconds, ``speed`` of them to one real second.
 
     The origin is the host's own (CLOCK_MONOTONIC), so processes of one host with the same speed agree.
     """
@@ -23,7 +23,7 @@ class ModelClock:
         """Set the factor.
 
         Args:
-            speed: Modelled seconds per real second, finite and > 0.
+            speed: Time scale: simulated seconds per real second, finite and > 0.
 
         Raises:
             ConfigError: speed is not a positive finite number.
@@ -33,13 +33,13 @@ class ModelClock:
         self.speed = speed
 
     def now_s(self) -> float:
-        """Return modelled seconds since the host's monotonic origin."""
+        """Return simulated seconds since the host's monotonic origin."""
         return time.monotonic() * self.speed
 
-    def to_real_s(self, modelled_s: float) -> float:
-        """Return how many real seconds pass in ``modelled_s`` modelled ones."""
-        return modelled_s / self.speed
+    def to_real_s(self, simulated_s: float) -> float:
+        """Return how many real seconds pass in ``simulated_s`` simulated ones."""
+        return simulated_s / self.speed
 
     def to_model_s(self, real_s: float) -> float:
-        """Return how many modelled seconds pass in ``real_s`` real ones."""
+        """Return how many simulated seconds pass in ``real_s`` real ones."""
         return real_s * self.speed

@@ -7,20 +7,18 @@
     │   ├── InvalidSpecError        a manifest; carries every problem found
     │   └── PortInUseError
     ├── ObservationError            a metric that cannot be trusted
-    │   ├── StaleObservation
-    │   ├── MissingMetric
-    │   └── OutOfProfileError       a question beyond the measured range
     ├── ClusterError                the backend refused or failed
-    │   ├── ConflictError           somebody else was first
+    │   ├── ConflictError           another writer was first
     │   ├── NotFoundError
     │   ├── ForbiddenError          no right to do it, or no valid credentials
     │   ├── InvalidObjectError      the object breaks the server's rules; carries its message
-    │   ├── ExpiredError            the version asked for is no longer kept: list again
+    │   ├── ExpiredError            the requested version is no longer kept: list again
     │   └── UnavailableError        too busy, failing or not answering; may say when to come back
     ├── UpstreamError               a worker, seen from its client
     │   ├── UpstreamConnectError
     │   ├── UpstreamTimeout         carries its phase
-    │   └── StreamBroken            bytes stopped before the message ended
+    │   ├── StreamBroken            bytes stopped before the message ended
+    │   └── WrongAnswer             a whole message, but not what a worker of the model answers
     ├── ClientDisconnected          the caller went away
     ├── SaturatedError              busy: answered as 429
     ├── NoEndpointsError            nothing to send to: answered as 503
@@ -80,24 +78,12 @@ class ObservationError(PenstockError):
     """A metric cannot be trusted."""
 
 
-class StaleObservation(ObservationError):  # noqa: N818 - the name states the fact; the base says Error
-    """The newest value is older than allowed."""
-
-
-class MissingMetric(ObservationError):  # noqa: N818 - the name states the fact; the base says Error
-    """The source answers but does not carry the metric."""
-
-
-class OutOfProfileError(ObservationError):
-    """The question lies beyond what was measured."""
-
-
 class ClusterError(PenstockError):
     """The backend (cluster or local arbiter) refused or failed."""
 
 
 class ConflictError(ClusterError):
-    """Somebody else changed the object first."""
+    """Another writer changed the object first."""
 
 
 class NotFoundError(ClusterError):
@@ -113,14 +99,14 @@ class InvalidObjectError(ClusterError):
 
 
 class ExpiredError(ClusterError):
-    """The collection's version, or the page, that was asked for is no longer kept: list again."""
+    """The collection's version, or the page, that was requested is no longer kept: list again."""
 
 
 class UnavailableError(ClusterError):
     """The server is too busy, fails or does not answer.
 
     Attributes:
-        retry_after_s: Seconds after which the server wants to be asked again; None when it does not say.
+        retry_after_s: Seconds after which the server accepts a retry; None when it does not say.
     """
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
@@ -152,8 +138,12 @@ class StreamBroken(UpstreamError):  # noqa: N818 - named like the fact it report
     """The connection ended, or carried garbage, before the message was complete."""
 
 
+class WrongAnswer(UpstreamError):  # noqa: N818 - named like the fact it reports
+    """The message came whole and is not what a worker of this model answers: a page of HTML, a redirect."""
+
+
 class ClientDisconnected(PenstockError):  # noqa: N818 - named like the fact it reports
-    """The caller closed the connection; there is nobody to answer."""
+    """The caller closed the connection; there is no one to answer."""
 
 
 class SaturatedError(PenstockError):

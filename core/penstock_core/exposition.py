@@ -1,7 +1,7 @@
 """Reads the Prometheus text format; every source and the router's scraper call `parse_samples`.
 
-Only the wanted names are decoded, because a planner reads thousands of pages a second
-and a vLLM page holds hundreds of series it never looks at. Series come back unchanged with every page, so
+Only the given names are decoded, because a planner reads thousands of pages a second
+and a vLLM page holds hundreds of series it never reads. Series come back unchanged with every page, so
 their names and labels are decoded once and remembered.
 """
 
@@ -26,8 +26,8 @@ _SERIES = re.compile(
 )
 _ESCAPE = re.compile(r"\\(.)")
 
-REMEMBERED_SERIES = 32768
-"""Chosen: wanted series of 200 graphs of 16 workers; about 300 bytes each."""
+REMEMBERED_SERIES = 65536
+"""Chosen: series read of 200 graphs of 16 workers; about 300 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Sample:
     Attributes:
         name: Metric name as written, ``_total`` and ``_bucket`` included.
         labels: Label values by name; read-only.
-        value: As written; NaN and infinities are kept for the reader to judge.
+        value: As written; NaN and infinities are kept for the reader to interpret.
     """
 
     name: str
@@ -54,13 +54,13 @@ def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
 
     Args:
         page: Text exposition format 0.0.4 (OpenMetrics' ``# EOF`` and comments are skipped).
-        names: Exact sample names wanted.
+        names: Exact sample names to read.
 
     Raises:
-        ObservationError: a line of a wanted name cannot be read; the message quotes it.
+        ObservationError: a line of such a name cannot be read; the message quotes it.
     """
-    wanted = frozenset(names)
-    prefixes = tuple(wanted)
+    read = frozenset(names)
+    prefixes = tuple(read)
     found = []
     for line in page.split("\n"):
         if not line.startswith(prefixes):
@@ -68,15 +68,15 @@ def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
         series, _, number = line.rpartition(" ")
         known = _series(series)
         if known is not None:
-            if known[0] in wanted:
+            if known[0] in read:
                 found.append(Sample(*known, _value(number, line)))
             continue
         match = _LINE.match(line)
         if match is None:
-            if re.split(r"[{ \t]", line, maxsplit=1)[0] in wanted:
+            if re.split(r"[{ \t]", line, maxsplit=1)[0] in read:
                 raise ObservationError(f"metrics page: cannot read line {line!r}")
             continue
-        if match["name"] not in wanted:
+        if match["name"] not in read:
             continue
         found.append(Sample(match["name"], _labels(match["labels"]), _value(match["value"], line)))
     return found

@@ -6,6 +6,7 @@ second, so `BucketCounts.observe` is one bisect into a list, takes a count and h
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
@@ -24,6 +25,25 @@ REQUEST_BOUNDS_S: Final = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
     120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
+
+BOUND_RATIO: Final = 1.2
+"""Chosen: a percentile placed at the geometric middle of its bucket is at most sqrt(1.2) - 1 = 9.6% off."""
+
+
+def geometric_bounds(low: float, high: float) -> tuple[float, ...]:
+    """Return upper bounds from ``low`` on, each at most `BOUND_RATIO` times the one before.
+
+    Args:
+        low: First bound, > 0.
+        high: The last bound is the first one that is not below it.
+    """
+    steps = math.ceil(math.log(high / low) / math.log(BOUND_RATIO) - 1e-9)
+    return tuple(float(f"{low * BOUND_RATIO**step:.4g}") for step in range(steps + 1))
+
+
+# The router's own: dense where SLOs lie, so that percentiles drawn from its buckets are close to a client's.
+ROUTER_TTFT_BOUNDS_S: Final = (0.001, 0.002, *geometric_bounds(0.005, 300.0), 640.0, 2560.0)
+ROUTER_ITL_BOUNDS_S: Final = (*geometric_bounds(0.001, 2.5), 5.0, 10.0, 20.0, 40.0, 80.0)
 
 
 class BucketCounts:

@@ -12,7 +12,7 @@ WINDOW_SAMPLES = 4096
 class LagTracker:
     """Keeps the newest samples of lateness and answers percentiles.
 
-    A sample is ``actual - scheduled`` in modelled seconds; early counts as 0.
+    A sample is ``actual - scheduled`` in simulated seconds; early counts as 0.
     """
 
     __slots__ = ("_samples", "total")
@@ -22,12 +22,12 @@ class LagTracker:
         self.total = 0
 
     def record(self, lag_s: float) -> None:
-        """Add one sample in modelled seconds."""
+        """Add one sample in simulated seconds."""
         self._samples.append(lag_s if lag_s > 0 else 0.0)
         self.total += 1
 
     def quantile_s(self, q: float) -> float | None:
-        """Return the nearest-rank quantile in modelled seconds, or None without samples.
+        """Return the nearest-rank quantile in simulated seconds, or None without samples.
 
         Args:
             q: Rank in (0, 1].
@@ -38,5 +38,5 @@ class LagTracker:
         return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
     def p99_s(self) -> float | None:
-        """Return the 99th percentile in modelled seconds, or None without samples."""
+        """Return the 99th percentile in simulated seconds, or None without samples."""
         return self.quantile_s(0.99)

@@ -35,4 +35,4 @@ EMPTY_STATES: Final = frozenset({EntryState.FAILED, EntryState.STOPPED})
 def state_dir() -> Path:
     """Return the folder of all statefiles: ``$PENSTOCK_LOCAL_STATE_DIR`` or ``~/.penstock/state``."""
     configured = os.environ.get(STATE_DIR_VARIABLE)
-    return Path(configured).expanduser() if configured else Path.home() / ".penstock" / "state"
+    return Path(configured).expanduser().absolute() if configured else Path.home() / ".penstock" / "state"

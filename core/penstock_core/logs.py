@@ -44,7 +44,7 @@ class EventLogger:
         self._log(logging.WARNING, event, keys)
 
     def error(self, event: str, **keys: Any) -> None:
-        """Log a failure that somebody should look at."""
+        """Log a failure that needs attention."""
         self._log(logging.ERROR, event, keys)
 
     def exception(self, event: str, **keys: Any) -> None:
@@ -95,5 +95,5 @@ def configure(level: str = "info", *, as_json: bool = False) -> None:
     plain = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     handler.setFormatter(_JsonFormatter() if as_json else _PlainFormatter(plain))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # It tells of every call at INFO; who calls says what goes wrong.
+    # It logs every call at INFO; the caller logs what goes wrong.
     logging.getLogger("httpx").setLevel(logging.DEBUG if level == "debug" else logging.WARNING)

@@ -1,6 +1,6 @@
 """The tokens of simulated workers: pieces of 4 bytes. Pure.
 
-The engine counts and caches by them, and a router that is told ``tokenizer: simulated`` makes its keys of them.
+The engine counts and caches by them, and a router with ``tokenizer: simulated`` makes its keys of them.
 """
 
 from __future__ import annotations

@@ -11,12 +11,13 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import aiohttp
 import orjson
 
 from penstock_core.errors import ClusterError, ExpiredError, InvalidObjectError
 from penstock_kube.credentials import Credentials
 from penstock_kube.kinds import Kind, kind_of
-from penstock_kube.transport import Call, Transport
+from penstock_kube.transport import KubeCall, Transport
 
 PAGE: Final = 500
 """Objects per page of a list; kubectl's default."""
@@ -87,6 +88,23 @@ class KubeClient:
     def rng(self) -> random.Random:
         """Generator of all jitter."""
         return self._transport.rng
+
+    @property
+    def credentials_version(self) -> int:
+        """Grows whenever the credentials are read again."""
+        return self._transport.credentials.version
+
+    async def renew_credentials(self, seen: int) -> None:
+        """Read the credentials again unless that happened since version ``seen``.
+
+        Raises:
+            ConfigError: what is there now cannot be used.
+        """
+        await self._transport.renew(seen)
+
+    def session(self) -> aiohttp.ClientSession:
+        """Return an authenticated session for a library that makes its own calls; the caller closes it."""
+        return self._transport.session()
 
     def fenced(self, may_write: Callable[[], bool]) -> KubeClient:
         """Return a view of this client that writes only while ``may_write()`` is true.
@@ -321,7 +339,7 @@ class KubeClient:
         Raises:
             ClusterError: the server refused or failed; its message quotes what stands at the path.
         """
-        call = Call("GET", path, {}, is_repeatable=False)
+        call = KubeCall("GET", path, {}, is_repeatable=False)
         return (await self._transport.send(call)).decode(errors="replace")
 
     async def server_time_s(self) -> float:
@@ -330,7 +348,7 @@ class KubeClient:
         Raises:
             ClusterError: the server refused or failed, or did not say.
         """
-        call = Call("GET", "/version", {})
+        call = KubeCall("GET", "/version", {})
         said = (await self._transport.ask(call)).headers.get("date", "")
         try:
             return parsedate_to_datetime(said).timestamp()
@@ -346,7 +364,7 @@ class KubeClient:
         Raises:
             ClusterError: it was refused, broke off or went silent.
         """
-        call = Call("GET", kind.path(namespace), {**params, "watch": "true"})
+        call = KubeCall("GET", kind.path(namespace), {**params, "watch": "true"})
         async with self._transport.stream(call) as pieces:
             yield pieces
 
@@ -372,7 +390,7 @@ class KubeClient:
         is_repeatable: bool = True,
     ) -> dict[str, Any]:
         content = orjson.dumps(body)
-        call = Call(method, path, params, content, content_type, is_repeatable, self._refusal(path))
+        call = KubeCall(method, path, params, content, content_type, is_repeatable, self._refusal(path))
         call.check()
         return await self._send(call)
 
@@ -393,9 +411,9 @@ class KubeClient:
         return refusal
 
     async def _call(self, method: str, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
-        return await self._send(Call(method, path, params or {}))
+        return await self._send(KubeCall(method, path, params or {}))
 
-    async def _send(self, call: Call) -> dict[str, Any]:
+    async def _send(self, call: KubeCall) -> dict[str, Any]:
         body = await self._transport.send(call, is_urgent=self._is_urgent)
         try:
             answer = orjson.loads(body)

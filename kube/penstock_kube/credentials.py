@@ -1,26 +1,34 @@
-"""Where the API server is and how to be let in: kubeconfig or the pod's service account, read by kr8s.
+"""Where the API server is and how to be let in: kubeconfig or the pod's service account, read by the official client.
 
-kr8s reads the files, runs credential plugins and builds the TLS context. Its session is not used: it closes
-every open watch whenever one call is refused. Tokens in files are read again here, because kubelet replaces
-a pod's token about every 50 minutes and kr8s does not know ``tokenFile``.
+The `kubernetes` package reads the files, merges them and runs credential plugins. Its API classes are not used.
+Tokens in files are read again here, because kubelet replaces a pod's token about every 50 minutes and the
+package reads ``tokenFile`` once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import ssl
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import kr8s.asyncio
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import kube_config
+from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 
 from penstock_core.errors import ConfigError
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where kubelet mounts a pod's own credentials."""
+
+KUBECONFIG: Final = "~/.kube/config"
+"""kubectl's own file."""
 
 TOKEN_AGE_S: Final = 60.0
 """Chosen: how old a token read from a file may be; client-go reads it again every minute too."""
@@ -33,14 +41,27 @@ class Credentials:
     """What one client presents.
 
     Attributes:
+        server: URL of the API server.
+        namespace: Of the service account or the context; ``default`` otherwise.
+        proxy: Proxy that the kubeconfig asks for; None for none.
+        tls_server_name: Name that the server's certificate carries, where it is not the URL's.
+        tls: TLS context of the credentials as last read.
+        has_certificate: Whether the client shows a certificate, which is part of the TLS context.
         version: Grows with every `renew`.
     """
 
-    def __init__(self, api: Any) -> None:
-        self._auth = api.auth
+    def __init__(self, kubeconfig: Path | None, context: str | None) -> None:
+        self._kubeconfig = kubeconfig
+        self._context = context
         self._token_file: Path | None = None
         self._token: str | None = None
         self._token_at_s = 0.0
+        self.server = ""
+        self.namespace = "default"
+        self.proxy: str | None = None
+        self.tls_server_name: str | None = None
+        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self.has_certificate = False
         self.version = 0
 
     @classmethod
@@ -56,53 +77,16 @@ class Credentials:
         """
         if kubeconfig is not None and not os.path.isfile(kubeconfig):  # noqa: ASYNC240, PTH113 - once, at start
             raise ConfigError(f"--kubeconfig: {kubeconfig}: no such file")
-        # The constructor makes no call; the factory would ask the server for its version.
-        api = kr8s.asyncio.Api(
-            bypass_factory=True,
-            kubeconfig=str(kubeconfig) if kubeconfig is not None else None,
-            context=context,
-            serviceaccount=str(SERVICE_ACCOUNT),
-        )
-        self = cls(api)
-        await self._read()
+        self = cls(kubeconfig, context)
+        await self.renew()
         return self
-
-    @property
-    def server(self) -> str:
-        """URL of the API server."""
-        return str(self._auth.server).rstrip("/")
-
-    @property
-    def namespace(self) -> str:
-        """Namespace of the service account or the context; ``default`` otherwise."""
-        # Not kr8s' own: that is the current context's even when another one is chosen, and never the pod's.
-        if not self._in_pod():
-            return str(self._context().get("namespace") or "default")
-        with suppress(OSError, UnicodeDecodeError):
-            return (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip() or "default"
-        return "default"
-
-    @property
-    def proxy(self) -> str | None:
-        """Proxy that the kubeconfig asks for."""
-        value: str | None = self._auth.proxy
-        return value
-
-    @property
-    def tls_server_name(self) -> str | None:
-        """Name that the server's certificate carries, where it is not the URL's."""
-        value: str | None = self._auth.tls_server_name
-        return value
-
-    @property
-    def has_certificate(self) -> bool:
-        """Whether the client shows a certificate, which is part of the TLS context."""
-        return self._auth.client_cert_file is not None
 
     def token(self) -> str | None:
         """Return the bearer token, read from its file at most once a minute; None where there is none."""
         if self._token_file is not None and time.monotonic() - self._token_at_s > TOKEN_AGE_S:
-            self._read_token()
+            self._token_at_s = time.monotonic()
+            with suppress(ConfigError):  # kubelet may be at it; the server says when the old one is over
+                self._token = _token_in(self._token_file)
         return self._token
 
     async def renew(self) -> None:
@@ -111,89 +95,146 @@ class Credentials:
         Raises:
             ConfigError: what is there now cannot be used.
         """
-        await self._read()
-
-    async def tls(self) -> ssl.SSLContext | bool:
-        """Return the TLS context for the credentials as last read; True for the system's defaults.
-
-        Raises:
-            ConfigError: a certificate or key cannot be read.
-        """
-        try:
-            context: ssl.SSLContext | bool = await self._auth.ssl_context()
-        except (OSError, ssl.SSLError) as exc:
-            raise ConfigError(f"kubeconfig: certificate or key not usable: {exc}") from exc
-        finally:
-            self._forget_copies()
-        return context
-
-    async def _read(self) -> None:
         try:
             async with asyncio.timeout(PLUGIN_TIMEOUT_S):
-                await self._auth.reauthenticate()
+                found = await _read(self._kubeconfig, self._context)
         except TimeoutError as exc:
             raise ConfigError(
                 f"kubeconfig: the credential plugin took more than {PLUGIN_TIMEOUT_S:g} s"
             ) from exc
+        except ConfigError:
+            raise
         except Exception as exc:
-            # kr8s hands on whatever a malformed kubeconfig provokes: KeyError, TypeError, YAML errors...
+            # The package hands on whatever a malformed kubeconfig provokes: KeyError, TypeError, YAML errors...
             raise ConfigError(
                 f"Kubernetes credentials: {type(exc).__name__}: {exc}; give --kubeconfig or KUBECONFIG, "
                 "or run in a pod with a service account"
             ) from exc
-        self.version += 1
-        self._token = self._auth.token
-        self._token_file = self._find_token_file()
-        if self._token_file is not None:
-            self._read_token()
-
-    def _in_pod(self) -> bool:
-        ca_file = self._auth.server_ca_file
-        return ca_file is not None and Path(str(ca_file)).parent == SERVICE_ACCOUNT
-
-    def _context(self) -> dict[str, Any]:
-        if not self._auth.active_context:
-            return {}
-        found: dict[str, Any] = self._auth.kubeconfig.get_context(self._auth.active_context)
-        return found
-
-    def _user(self) -> dict[str, Any]:
-        name = self._context().get("user")
-        if not name:
-            return {}
-        found: dict[str, Any] = self._auth.kubeconfig.get_user(name)
-        return found
-
-    def _cluster(self) -> dict[str, Any]:
-        name = self._context().get("cluster")
-        if not name:
-            return {}
-        found: dict[str, Any] = self._auth.kubeconfig.get_cluster(name)
-        return found
-
-    def _find_token_file(self) -> Path | None:
-        named = self._user().get("tokenFile")
-        if named is not None:
-            kubeconfig = Path(str(self._auth.kubeconfig.get_path(self._auth.active_context)))
-            return kubeconfig.expanduser().parent / str(named)
-        return SERVICE_ACCOUNT / "token" if self._in_pod() else None
-
-    def _read_token(self) -> None:
-        assert self._token_file is not None  # noqa: S101 - both callers have looked
+        self.server = found.server
+        self.namespace = found.namespace
+        self.proxy = found.proxy
+        self.tls_server_name = found.tls_server_name
+        self.tls = found.tls
+        self.has_certificate = found.has_certificate
+        self._token, self._token_file = found.token, found.token_file
         self._token_at_s = time.monotonic()
-        try:
-            self._token = self._token_file.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as exc:
-            if self._token is None:
-                raise ConfigError(f"{self._token_file}: token not readable: {exc}") from exc
+        self.version += 1
 
-    def _forget_copies(self) -> None:
-        # kr8s writes a kubeconfig's inline keys into temporary files and leaves them there.
-        auth, user = self._auth, self._user()
-        for is_copy, path in (
-            ("client-key-data" in user, auth.client_key_file),
-            ("client-certificate-data" in user, auth.client_cert_file),
-            ("certificate-authority-data" in self._cluster(), auth.server_ca_file),
-        ):
-            if is_copy and path is not None:
-                Path(str(path)).unlink(missing_ok=True)
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One reading; fields as in `Credentials`."""
+
+    server: str
+    namespace: str
+    proxy: str | None
+    tls_server_name: str | None
+    tls: ssl.SSLContext
+    has_certificate: bool
+    token: str | None
+    token_file: Path | None
+
+
+async def _read(kubeconfig: Path | None, context: str | None) -> _Found:
+    paths = str(kubeconfig or os.environ.get("KUBECONFIG") or KUBECONFIG)
+    merger = kube_config.KubeConfigMerger(paths)
+    is_in_pod = kubeconfig is None and not merger.paths and SERVICE_ACCOUNT.is_dir()
+    settings = Configuration(host="")
+    if is_in_pod:
+        InClusterConfigLoader(
+            token_filename=str(SERVICE_ACCOUNT / "token"), cert_filename=str(SERVICE_ACCOUNT / "ca.crt")
+        ).load_and_set(settings)
+        return _found(settings, _own_namespace(), SERVICE_ACCOUNT / "token")
+    if merger.config is None:
+        raise ConfigError(
+            f"Kubernetes credentials: {paths}: nothing there; give --kubeconfig or KUBECONFIG, "
+            "or run in a pod with a service account"
+        )
+    loader = kube_config.KubeConfigLoader(merger.config, active_context=context, config_base_path=None)
+    named = loader.current_context["context"]
+    user = merger.config["users"].get_with_name(named.get("user"), safe=True) if named.get("user") else None
+    token_file = None if user is None else _token_file(user["user"])
+    if token_file is not None:
+        _token_in(token_file)  # the package's own error would not say what it looked for
+    with _last_error() as errors:
+        await loader.load_and_set(settings)
+    found = _found(settings, named.get("namespace") or "default", token_file)
+    if user is not None and "exec" in user["user"] and not (found.token or found.has_certificate):
+        # The package logs why a plugin failed and goes on without.
+        why = errors[-1] if errors else "it gave neither a token nor a certificate"
+        raise ConfigError(f"kubeconfig: credential plugin {user['user']['exec']['command']}: {why}")
+    return found
+
+
+def _found(settings: Configuration, namespace: str, token_file: Path | None) -> _Found:
+    """Return what the package read, and remove the files into which it copied inline keys."""
+    try:
+        tls = _tls(settings)
+    finally:
+        # It would keep them, and their names, until the process ends.
+        for each in kube_config._temp_files.values():  # noqa: SLF001 - there is no public way
+            Path(each).unlink(missing_ok=True)
+        kube_config._temp_files.clear()  # noqa: SLF001
+    if not settings.host:
+        raise ConfigError("kubeconfig: clusters: server: missing; name the API server's URL")
+    scheme, _, token = (settings.api_key.get("BearerToken") or "").partition(" ")
+    if scheme == "Basic":
+        raise ConfigError("kubeconfig: users: username, password: no API server takes them; use a token")
+    return _Found(
+        server=settings.host,
+        namespace=namespace,
+        proxy=settings.proxy,
+        tls_server_name=settings.tls_server_name,
+        tls=tls,
+        has_certificate=settings.cert_file is not None,
+        token=token or None if token_file is None else _token_in(token_file),
+        token_file=token_file,
+    )
+
+
+def _tls(settings: Configuration) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if settings.ssl_ca_cert:
+            context.load_verify_locations(cafile=settings.ssl_ca_cert)
+        else:
+            context.load_default_certs()
+        if settings.cert_file:
+            context.load_cert_chain(certfile=settings.cert_file, keyfile=settings.key_file)
+    except (OSError, ssl.SSLError) as exc:
+        raise ConfigError(f"kubeconfig: certificate or key not usable: {exc}") from exc
+    if not settings.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _token_file(user: kube_config.ConfigNode) -> Path | None:
+    named = user.safe_get("tokenFile")
+    return None if named is None else Path(user.path).parent / str(named)
+
+
+def _token_in(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{file}: token not readable: {exc}") from exc
+
+
+def _own_namespace() -> str:
+    with suppress(OSError, UnicodeDecodeError):
+        return (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip() or "default"
+    return "default"
+
+
+@contextmanager
+def _last_error() -> Iterator[list[str]]:
+    """Give the messages that the package logs in place of raising them."""
+    messages: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    kube_config.logger.addHandler(handler)
+    try:
+        yield messages
+    finally:
+        kube_config.logger.removeHandler(handler)

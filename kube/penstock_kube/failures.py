@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import aiohttp
-import kr8s
 import orjson
 from aiohttp.http_exceptions import HttpProcessingError
 
@@ -26,11 +25,6 @@ from penstock_core.errors import (
 FOREIGN: Final = (
     aiohttp.ClientError,
     HttpProcessingError,
-    kr8s.ServerError,
-    kr8s.NotFoundError,
-    kr8s.APITimeoutError,
-    kr8s.ConnectionClosedError,
-    kr8s.ExecError,
     ssl.SSLError,
     OSError,
 )
@@ -63,14 +57,7 @@ def cluster_error(exc: BaseException, about: str) -> ClusterError | ConfigError:
     """Return Penstock's error for one foreign exception."""
     if isinstance(exc, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)):
         return ConfigError(f"{about}: {exc}: not an address; correct the cluster's server in the kubeconfig")
-    if isinstance(exc, kr8s.ServerError):
-        response = exc.response
-        if response is not None:
-            return status_error(response.status_code, response.content, response.headers, about)
-        return ClusterError(f"{about}: {exc}")
-    if isinstance(exc, kr8s.NotFoundError):
-        return NotFoundError(f"{about}: {exc}")
-    if isinstance(exc, (aiohttp.TooManyRedirects, kr8s.ExecError)):
+    if isinstance(exc, aiohttp.TooManyRedirects):
         return ClusterError(f"{about}: {type(exc).__name__}: {exc}")
     text = str(exc) or type(exc).__name__
     return UnavailableError(f"{about}: the API server does not answer: {text}")

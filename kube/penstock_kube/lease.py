@@ -47,6 +47,7 @@ class Election:
         holder: Identity of the leader as last seen; empty when there is none or before the first look.
         problem: Why the lease cannot be read or written, or None.
         found: The lease's metadata as it was before this process won it last; None if there was no lease.
+        overdue: Why only a restart of this process helps: its leadership is over, the work is not. None: all is well.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Election:
         identity: str,
         duration_s: float = 15.0,
         labels: Mapping[str, str] | None = None,
+        owner: Mapping[str, Any] | None = None,
     ) -> None:
         """Prepare; nothing is read yet.
 
@@ -68,6 +70,7 @@ class Election:
             identity: Of this process, unique among candidates and across restarts.
             duration_s: Term; the Lease stores whole seconds, so at least 1.
             labels: Of the Lease, written with every renewal.
+            owner: Owner reference that the Lease carries while this process holds it, see `own_pod`; None: none.
         """
         # A renewal behind a hundred slow writes would come too late.
         self._client = client.urgent()
@@ -75,7 +78,9 @@ class Election:
         self._namespace = namespace
         self._identity = identity
         self._duration_s = duration_s
-        self._labels = dict(labels or {})
+        self._metadata: dict[str, Any] = {"labels": dict(labels or {})}
+        if owner is not None:
+            self._metadata["ownerReferences"] = [dict(owner)]
         self._sent: OrderedDict[str, float] = OrderedDict()
         self._seen: str | None = None
         self._seen_at_s = 0.0
@@ -83,6 +88,7 @@ class Election:
         self.holder = ""
         self.problem: str | None = None
         self.found: Mapping[str, Any] | None = None
+        self.overdue: str | None = None
 
     @property
     def identity(self) -> str:
@@ -145,13 +151,21 @@ class Election:
         return is_done
 
     async def _end(self, task: asyncio.Task[None]) -> None:
-        """Cancel the work and wait for its end, however long that takes: two workers are worse than none."""
+        """Cancel the work and wait for its end, however long that takes: two workers are worse than none.
+
+        Meanwhile `overdue` says so, for the liveness probe: a restart is the only other way out.
+        """
         task.cancel()
         left_s = self._duration_s * (1 - HELD_FRACTION)
         _, late = await asyncio.wait({task}, timeout=left_s)
         if late:
             log.error("work goes on though leadership is over; waiting", lease=self._name, after_s=left_s)
+            self.overdue = (
+                f"lease {self._name}: leadership is over, but its work has not ended within {left_s:g} s;"
+                " restart this process"
+            )
             await asyncio.wait({task})
+            self.overdue = None
 
     async def _renew(self) -> None:
         """Renew until leadership is lost."""
@@ -224,7 +238,7 @@ class Election:
         return {
             "apiVersion": LEASE.api_version,
             "kind": LEASE.kind,
-            "metadata": {"name": self._name, "namespace": self._namespace, "labels": self._labels},
+            "metadata": {"name": self._name, "namespace": self._namespace, **self._metadata},
             "spec": self._taken({"holderIdentity": None, "leaseTransitions": -1}, started_s),
         }
 
@@ -234,7 +248,7 @@ class Election:
     async def _patch(self, metadata: dict[str, Any], spec: dict[str, Any]) -> None:
         # The version makes it fail if anybody else was first.
         patch = {
-            "metadata": {"resourceVersion": metadata["resourceVersion"], "labels": self._labels},
+            "metadata": {"resourceVersion": metadata["resourceVersion"], **self._metadata},
             "spec": spec,
         }
         await self._client.patch(
@@ -249,6 +263,22 @@ class Election:
                 if (lease.get("spec") or {}).get("holderIdentity") == self._identity:
                     freed = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
                     await self._patch(lease["metadata"], freed)
+
+
+def own_pod(environment: Mapping[str, str], namespace: str) -> dict[str, Any] | None:
+    """Return this process's pod as the owner of a Lease; None outside a pod or for another namespace's Lease.
+
+    The Lease then goes with the pod of its holder: `helm uninstall` takes the rights away before the process could
+    give the Lease back, and would leave it with a holder that is gone. The next holder puts its own pod there.
+
+    Args:
+        environment: With ``POD_NAME``, ``POD_NAMESPACE`` and ``POD_UID``, as the chart sets them.
+        namespace: Of the Lease; an owner must be in the same one.
+    """
+    name, uid = environment.get("POD_NAME"), environment.get("POD_UID")
+    if not name or not uid or environment.get("POD_NAMESPACE") != namespace:
+        return None
+    return {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
 
 
 def _now() -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
@@ -59,7 +59,7 @@ _WARNINGS_KEPT: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KubeCall:
     """One request.
 
     Attributes:
@@ -153,18 +153,36 @@ class Transport:
         Raises:
             ConfigError: the credentials cannot be used.
         """
-        return cls(credentials, await _connect(credentials), rng)
+        return cls(credentials, _connect(credentials), rng)
 
     @property
     def rng(self) -> random.Random:
         """Generator of all jitter."""
         return self._rng
 
+    def session(self) -> aiohttp.ClientSession:
+        """Return a session of its own for a library that makes its own calls; the caller closes it.
+
+        Every request carries the token of that moment; a new certificate or authority needs a new session.
+        """
+        credentials = self.credentials
+
+        async def authorize(
+            request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+        ) -> aiohttp.ClientResponse:
+            if (token := credentials.token()) is not None:
+                request.headers["authorization"] = f"Bearer {token}"
+            if credentials.tls_server_name is not None:
+                request.server_hostname = credentials.tls_server_name
+            return await handler(request)
+
+        return _session(credentials, middlewares=(authorize,), proxy=credentials.proxy)
+
     async def close(self) -> None:
         """Close all connections; calls under way fail."""
         await self._connections.session.close()
 
-    async def send(self, call: Call, *, is_urgent: bool = False) -> bytes:
+    async def send(self, call: KubeCall, *, is_urgent: bool = False) -> bytes:
         """Send a call and return the answer's body; see `ask`.
 
         Raises:
@@ -172,7 +190,7 @@ class Transport:
         """
         return (await self.ask(call, is_urgent=is_urgent)).body
 
-    async def ask(self, call: Call, *, is_urgent: bool = False) -> Answer:
+    async def ask(self, call: KubeCall, *, is_urgent: bool = False) -> Answer:
         """Send a call and return the whole answer.
 
         Too many requests and failures of the server are tried again with growing pauses, other errors are not.
@@ -197,7 +215,7 @@ class Transport:
             await asyncio.sleep(pause_s)
 
     @asynccontextmanager
-    async def stream(self, call: Call) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def stream(self, call: KubeCall) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a watch and give its body in pieces as they arrive; never tried again.
 
         Raises:
@@ -211,7 +229,7 @@ class Transport:
                     self._request(session, call, read_s=SILENCE_S) as response,
                 ):
                     if response.status == 401 and not is_last:
-                        await self._renew(seen)
+                        await self.renew(seen)
                         continue
                     if response.status >= 400:
                         body = await response.read()
@@ -219,7 +237,7 @@ class Transport:
                     yield response.content.iter_any()
                     return
 
-    async def _attempt(self, call: Call) -> Answer:
+    async def _attempt(self, call: KubeCall) -> Answer:
         for is_last in (False, True):
             seen = self.credentials.version
             call.check()
@@ -228,12 +246,15 @@ class Transport:
                     async with self._request(session, call, read_s=ANSWER_S) as response:
                         answer = Answer(response.status, response.headers, await response.read())
                 except FOREIGN as exc:
+                    if isinstance(exc, aiohttp.ClientConnectorCertificateError) and not is_last:
+                        await self.renew(seen)  # the cluster's authority may have changed
+                        continue
                     error = cluster_error(exc, str(call))
                     if not isinstance(error, UnavailableError):
                         raise error from exc
                     raise _Again(error, may_repeat=call.is_repeatable or isinstance(exc, NOT_SENT)) from exc
             if answer.status == 401 and not is_last:
-                await self._renew(seen)
+                await self.renew(seen)
                 continue
             break
         self._note_warnings(answer)
@@ -246,7 +267,7 @@ class Transport:
         raise refused
 
     def _request(
-        self, session: aiohttp.ClientSession, call: Call, *, read_s: float
+        self, session: aiohttp.ClientSession, call: KubeCall, *, read_s: float
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         headers = {}
         if call.content is not None:
@@ -266,16 +287,25 @@ class Transport:
             allow_redirects=False,
         )
 
-    async def _renew(self, seen: int) -> None:
-        """Read the credentials again, once for all calls refused; a client certificate needs new connections too."""
+    async def renew(self, seen: int) -> None:
+        """Read the credentials again, once for all calls that failed by them, and use new connections.
+
+        Args:
+            seen: Version of the credentials that failed.
+
+        Raises:
+            ConfigError: what is there now cannot be used.
+        """
         async with self._lock:
             if self.credentials.version != seen:
                 return
-            log.info("credentials refused; reading them again", server=self.credentials.server)
+            log.info(
+                "credentials or certificate refused; reading credentials again",
+                server=self.credentials.server,
+            )
             await self.credentials.renew()
-            if self.credentials.has_certificate:
-                refused, self._connections = self._connections, await _connect(self.credentials)
-                await refused.retire()
+            refused, self._connections = self._connections, _connect(self.credentials)
+            await refused.retire()
 
     def _note_warnings(self, answer: Answer) -> None:
         for text in answer.headers.getall("warning", ()):
@@ -300,7 +330,7 @@ class _Fenced(aiohttp.BytesPayload):
     Without it the server has half a request, which it does not carry out.
     """
 
-    def __init__(self, content: bytes, call: Call) -> None:
+    def __init__(self, content: bytes, call: KubeCall) -> None:
         super().__init__(content, content_type=call.content_type)
         self._call = call
 
@@ -309,23 +339,27 @@ class _Fenced(aiohttp.BytesPayload):
         await super().write_with_length(writer, content_length)
 
 
-async def _connect(credentials: Credentials) -> _Connections:
+def _connect(credentials: Credentials) -> _Connections:
+    return _Connections(_session(credentials))
+
+
+def _session(credentials: Credentials, **options: Any) -> aiohttp.ClientSession:
     proxy = credentials.proxy
     if proxy is not None and not proxy.startswith(("http://", "https://")):
         raise ConfigError(f"kubeconfig: proxy-url {proxy!r}: expected http://HOST:PORT or https://HOST:PORT")
     connector = aiohttp.TCPConnector(
-        ssl=await credentials.tls(),
+        ssl=credentials.tls,
         limit=0,  # calls are bounded by the transport's own slots, watches by their number
         keepalive_timeout=IDLE_S,
         resolver=aiohttp.ThreadedResolver(),
         socket_factory=_socket,
     )
-    session = aiohttp.ClientSession(
+    return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
         headers={"accept": "application/json", "user-agent": "penstock"},
+        **options,
     )
-    return _Connections(session)
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:

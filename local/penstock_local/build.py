@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from penstock_api import GraphDeployment, Role
 from penstock_core.errors import ConfigError
 from penstock_core.local_state import EntryState
-from penstock_graph.models import GraphDeployment, Role
-from penstock_graph.runtimes import PLANNER_ROLE, PORT, ProcessSpec, RuntimeContext, process_specs
-from penstock_local.gpus import Refusal
+from penstock_local.gpus import GpuRefusal
 from penstock_local.replicas import request_replica
-from penstock_local.statefile import ArbiterInfo, Entry, StateFile, base_name
+from penstock_local.statefile import ArbiterInfo, ProcessEntry, StateFile, base_name
+from penstock_runtimes import PLANNER_ROLE, PORT, ProcessSpec, RuntimeContext, process_specs
 
 DEFAULT_GPUS = 8
 """GPUs of the host when neither --gpus nor the graph's budget says: the planner document's default budget."""
@@ -26,7 +26,7 @@ class LocalOptions:
 
     Attributes:
         namespace: Name of the graph on this machine.
-        speed: Modelled seconds per real second.
+        speed: Time scale: simulated seconds per real second.
         port: The router's port.
         gpus: GPUs of the host; None takes the planner's maxGpuBudget.
         log_dir: Folder of all logs.
@@ -52,7 +52,7 @@ def initial_state(graph: GraphDeployment, options: LocalOptions, environment: Ma
         environment: The caller's environment, for variables that Kubernetes would fill from a Secret.
 
     Raises:
-        ConfigError: the graph asks for something that one machine cannot give; the message has the remedy.
+        ConfigError: the graph needs something that one machine cannot give; the message has the remedy.
     """
     specs = [
         spec
@@ -81,7 +81,7 @@ def _arbiter(graph: GraphDeployment, specs: list[ProcessSpec], options: LocalOpt
     gpus = options.gpus if options.gpus is not None else (ceiling or DEFAULT_GPUS)
     return ArbiterInfo(
         pid=0,
-        create_time=0.0,
+        started="",
         endpoint="",
         pubsub_endpoint="",
         namespace=options.namespace,
@@ -96,7 +96,7 @@ def _arbiter(graph: GraphDeployment, specs: list[ProcessSpec], options: LocalOpt
     )
 
 
-def _with_replicas(state: StateFile, spec: ProcessSpec, entry: Entry) -> StateFile:
+def _with_replicas(state: StateFile, spec: ProcessSpec, entry: ProcessEntry) -> StateFile:
     """Add all first replicas of one service; with none, its base entry waits as ``stopped``."""
     name = base_name(state.arbiter.namespace, spec.service)
     if not entry.is_worker:
@@ -104,7 +104,7 @@ def _with_replicas(state: StateFile, spec: ProcessSpec, entry: Entry) -> StateFi
     state = state.with_entry(name, replace(entry, state=EntryState.STOPPED))
     for _ in range(spec.replicas):
         result = request_replica(state, entry)
-        if isinstance(result, Refusal):
+        if isinstance(result, GpuRefusal):
             raise ConfigError(
                 f"spec.services.{spec.service}.replicas: {spec.replicas}: one replica {result.reason}"
             )
@@ -112,9 +112,9 @@ def _with_replicas(state: StateFile, spec: ProcessSpec, entry: Entry) -> StateFi
     return state
 
 
-def _entry(spec: ProcessSpec, options: LocalOptions) -> Entry:
+def _entry(spec: ProcessSpec, options: LocalOptions) -> ProcessEntry:
     is_router = spec.role == Role.ROUTER
-    return Entry(
+    return ProcessEntry(
         service=spec.service,
         role=spec.role,
         cmd=spec.argv,
@@ -126,6 +126,7 @@ def _entry(spec: ProcessSpec, options: LocalOptions) -> Entry:
         gpus_per_replica=spec.gpus,
         grace_s=spec.grace_s,
         startup_s=spec.startup_s,
+        liveness_s=spec.liveness_s,
     )
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from penstock_graph.models import Role
-from penstock_graph.runtimes import fill
+from penstock_api import Role
 from penstock_local.liveness import MARK_VARIABLE
 from penstock_local.ports import choose_port, is_free
-from penstock_local.statefile import Entry
+from penstock_local.statefile import ProcessEntry
+from penstock_runtimes import fill
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
-def ports_for(entry: Entry, entries: Iterable[Entry]) -> dict[str, int]:
-    """Return a port for each placeholder: the router's stays, a worker's stays while nobody else took it.
+def ports_for(entry: ProcessEntry, entries: Iterable[ProcessEntry]) -> dict[str, int]:
+    """Return a port for each placeholder: the router's stays, a worker's stays while no other process took it.
 
     Args:
         entry: The process to start.
@@ -34,12 +34,12 @@ def ports_for(entry: Entry, entries: Iterable[Entry]) -> dict[str, int]:
     return ports
 
 
-def argv_of(entry: Entry) -> list[str]:
+def argv_of(entry: ProcessEntry) -> list[str]:
     """Return the command with the chosen ports filled in."""
     return [fill(argument, entry.ports) for argument in entry.cmd]
 
 
-def environment_of(entry: Entry, statefile: str, inherited: Mapping[str, str]) -> dict[str, str]:
+def environment_of(entry: ProcessEntry, statefile: str, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the variables to set on top of ``inherited``: the entry's own, its GPUs and the arbiter's mark."""
     environment = {name: fill(value, entry.ports) for name, value in entry.env.items()}
     environment[MARK_VARIABLE] = statefile

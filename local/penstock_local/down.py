@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from penstock_core.errors import ClusterError, ConfigError, NotFoundError
 from penstock_local import liveness, ports
 from penstock_local.plan import Limits
+from penstock_local.recovery import kill, recover
 from penstock_local.statefile import StateFile
 from penstock_local.store import StateStore, namespaces
-from penstock_local.up import recover
 
 _POLL_S = 0.1
 _FORCE_S = 20.0
@@ -30,7 +30,7 @@ class Stopped:
     Attributes:
         namespace: Which graph.
         took_s: Real seconds.
-        forced: The drain took too long, or ``--now`` was asked for.
+        forced: The drain took too long, or ``--now`` was given.
         notes: What had to be cleared up besides, for people.
     """
 
@@ -44,15 +44,15 @@ Progress = Callable[[StateFile], None]
 """Called with the statefile while waiting."""
 
 
-def choose_namespace(asked: str | None) -> str:
-    """Return the namespace meant: the one asked for, or the only one there is.
+def choose_namespace(given: str | None) -> str:
+    """Return the namespace meant: the given one, or the only one there is.
 
     Raises:
-        NotFoundError: none was asked for and nothing is there.
-        ConfigError: none was asked for and there are several.
+        NotFoundError: none was given and nothing is there.
+        ConfigError: none was given and there are several.
     """
-    if asked is not None:
-        return asked
+    if given is not None:
+        return given
     known = namespaces()
     if not known:
         raise NotFoundError("no graph is running on this machine; start one with `penstock up FILE`")
@@ -95,14 +95,14 @@ def down(namespace: str, *, timeout_s: float | None, now: bool, progress: Progre
                 f"namespace {namespace!r}: nothing is running; start it with `penstock up FILE`"
             )
         return Stopped(namespace, time.monotonic() - began_s, forced=True, notes=notes)
-    arbiter = liveness.ProcessId(state.arbiter.pid, state.arbiter.create_time)
+    arbiter = liveness.ProcessId(state.arbiter.pid, state.arbiter.started)
     patience_s = default_timeout_s(state) if timeout_s is None else timeout_s
     forced = now
     ended = not now and _stop(store, arbiter, signal.SIGTERM, patience_s, progress)
     if not ended:
         forced = True
         ended = _stop(store, arbiter, signal.SIGQUIT, _FORCE_S, progress)
-    notes = () if ended else _force(arbiter)
+    notes = () if ended else _force(store, state)
     notes = (*notes, *recover(store))
     _verify(store, state)
     return Stopped(namespace, time.monotonic() - began_s, forced=forced, notes=notes)
@@ -129,15 +129,15 @@ def _stop(
     return True
 
 
-def _force(arbiter: liveness.ProcessId) -> tuple[str, ...]:
-    if liveness.end([arbiter], grace_s=0.0):
-        raise ClusterError(f"arbiter {arbiter.pid} cannot be ended; end it and run `penstock down` again")
-    return (f"killed arbiter {arbiter.pid}, which did not end",)
+def _force(store: StateStore, state: StateFile) -> tuple[str, ...]:
+    kill(store, store.read_quietly() or state)
+    return (f"killed arbiter {state.arbiter.pid}, which did not end",)
 
 
 def _verify(store: StateStore, state: StateFile) -> None:
     """Raise when a process, the statefile or a port is left."""
-    left = [f"process {process.pid}" for process in liveness.leftovers(state, str(store.path))]
+    leaders = liveness.leftovers(state, str(store.path))
+    left = [f"process {member.pid}" for leader in leaders for member in liveness.group_of(leader)]
     left += [str(path) for path in (store.path, store.lock_path) if path.exists()]
     left += [
         f"port {port}"

@@ -1,37 +1,27 @@
-"""Becomes a child process: bound to its parent's life, writing to its own log file.
+"""Becomes a child process that writes to its own log file.
 
-Run as a plain script, ``python -I -S exec_child.py LOG PARENT_PID PROGRAM ARG…``, by circus. It asks the
-kernel for SIGTERM on the death of the arbiter (so that even `kill -9` of the arbiter leaves workers that
-finish their streams and end), points stdout and stderr at LOG, and replaces itself with PROGRAM.
+Run as a plain script, ``python -I -S exec_child.py LOG PROGRAM ARG…``, by circus. It points stdout and stderr at LOG
+and replaces itself with PROGRAM.
 
 Doing this after the fork, in a fresh interpreter, uses circus' public interface only, costs about 15 ms,
 and keeps the log out of the arbiter's event loop: a stalled arbiter never blocks a worker's write.
 Imports nothing of Penstock.
 """
 
-import ctypes
 import os
-import signal
 import sys
-
-PR_SET_PDEATHSIG = 1
-"""<linux/prctl.h>"""
 
 CANNOT_EXECUTE = 127
 """The shell's own exit code for a command that cannot be started."""
 
 
-def become(log: str, parent: int, argv: list[str]) -> int:
+def become(log: str, argv: list[str]) -> int:
     """Replace this process with ``argv``; returns an exit code only when that is impossible."""
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    output = _open(log)
     os.dup2(output, 1)
     os.dup2(output, 2)
     if output > 2:
         os.close(output)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            return CANNOT_EXECUTE  # the arbiter died before the request above; nobody wants this process
     try:
         os.execvp(argv[0], argv)  # noqa: S606 - the point of this script
     except OSError as exc:
@@ -39,5 +29,13 @@ def become(log: str, parent: int, argv: list[str]) -> int:
     return CANNOT_EXECUTE
 
 
+def _open(log: str) -> int:
+    """Open the log for appending; a full disk costs the log, not the process."""
+    try:
+        return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
+
+
 if __name__ == "__main__":
-    sys.exit(become(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))
+    sys.exit(become(sys.argv[1], sys.argv[2:]))

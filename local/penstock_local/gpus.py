@@ -17,43 +17,43 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class GpuRefusal:
     """No ids could be given; ``reason`` says how many are in use, the bound and the remedy."""
 
     reason: str
 
 
-def allocate(wanted: int, in_use: Collection[int], *, gpus: int, budget: int) -> Grant | Refusal:
-    """Choose ``wanted`` free ids, neighbours if there are such, else the lowest.
+def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) -> Grant | GpuRefusal:
+    """Choose ``needed`` free ids, neighbours if there are such, else the lowest.
 
     Neighbours come first because GPUs with adjacent ids usually share the fastest link.
     Among runs of neighbours the shortest that fits is cut, so that long runs stay whole.
 
     Args:
-        wanted: GPUs of one replica, >= 0.
+        needed: GPUs of one replica, >= 0.
         in_use: Ids held by any process that still exists, draining ones included.
         gpus: GPUs of the host; ids are 0 to gpus - 1.
         budget: Most ids in use at once, >= 0.
 
     Returns:
-        A grant of exactly ``wanted`` ids, or the refusal with its reason.
+        A grant of exactly ``needed`` ids, or the refusal with its reason.
     """
-    if wanted <= 0:
+    if needed <= 0:
         return Grant(())
     ceiling = min(budget, gpus)
     used = len(set(in_use))
-    if used + wanted > ceiling:
+    if used + needed > ceiling:
         bound = f"maxGpuBudget {budget}" if budget <= gpus else f"the host's {gpus} GPUs (--gpus)"
-        return Refusal(
-            f"needs {wanted} GPU{'s' if wanted > 1 else ''}, but {used} of {bound} are held by existing workers, "
+        return GpuRefusal(
+            f"needs {needed} GPU{'s' if needed > 1 else ''}, but {used} of {bound} are held by existing workers, "
             "draining ones included; wait for a drain to end, or raise the bound"
         )
     free = sorted(set(range(gpus)) - set(in_use))
-    if len(free) < wanted:
-        return Refusal(f"needs {wanted} GPUs, but only {len(free)} of the host's {gpus} are free (--gpus)")
-    fitting = [run for run in _runs(free) if len(run) >= wanted]
+    if len(free) < needed:
+        return GpuRefusal(f"needs {needed} GPUs, but only {len(free)} of the host's {gpus} are free (--gpus)")
+    fitting = [run for run in _runs(free) if len(run) >= needed]
     chosen = min(fitting, key=lambda run: (len(run), run[0])) if fitting else free
-    return Grant(tuple(chosen[:wanted]))
+    return Grant(tuple(chosen[:needed]))
 
 
 def _runs(ids: list[int]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Thin adapter over circus: starts, signals and reaps one process per watcher.
+"""Thin adapter over circus: starts, signals and reaps one process per watcher; adopts those of a killed arbiter.
 
 The only module that imports circus. circus owns the fork, the session of each child, the reaping and the
 control endpoint (`circusctl` shows the watchers); when to start and stop is decided in `plan`, so
@@ -9,7 +9,6 @@ would compete with the supervisor for circus' single-command lock.
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import signal
 import sys
@@ -26,7 +25,7 @@ from tornado.ioloop import IOLoop
 
 from penstock_core import logs
 from penstock_core.errors import ClusterError, ConflictError
-from penstock_local import exec_child
+from penstock_local import exec_child, liveness
 from penstock_local.liveness import ProcessId, identify
 
 _log = logs.get_logger(__name__)
@@ -35,7 +34,7 @@ _NO_PERIODIC_CHECK = -1.0
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One process that was reaped: its watcher's name, its pid and its exit code (negative: signal)."""
+    """One process that is gone with its whole group: name, pid and exit code (negative: signal; None: unknown)."""
 
     name: str
     pid: int
@@ -57,16 +56,19 @@ class _Arbiter(Arbiter):  # type: ignore[misc]  # circus ships no types
 class Launcher:
     """Processes of one arbiter, by name."""
 
-    __slots__ = ("_arbiter", "_context", "_ended")
+    __slots__ = ("_adopted", "_arbiter", "_context", "_ended", "_orphaned", "_processes")
 
     def __init__(self, *, endpoint: str, pubsub_endpoint: str) -> None:
         """Prepare circus inside the running asyncio loop.
 
         Args:
-            endpoint: Where circus' controller listens (zmq), loopback.
-            pubsub_endpoint: Where circus publishes events (zmq), loopback.
+            endpoint: Where circus' controller listens (zmq), a Unix socket.
+            pubsub_endpoint: Where circus publishes events (zmq), likewise.
         """
         self._ended: list[Ended] = []
+        self._processes: dict[str, ProcessId] = {}
+        self._adopted: dict[str, ProcessId] = {}
+        self._orphaned: frozenset[str] = frozenset()
         kept = {number: signal.getsignal(number) for number in _CIRCUS_SIGNALS}
         self._context = zmq.Context()
         self._arbiter = _Arbiter(
@@ -94,13 +96,13 @@ class Launcher:
         self._arbiter.on_quit = on_quit
 
     async def start(self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> ProcessId:
-        """Start one process that ends with the arbiter and writes to ``log``.
+        """Start one process that writes to ``log``.
 
         Raises:
             ClusterError: it cannot be forked.
             ConflictError: circus is busy with a command; try again.
         """
-        child = ["-I", "-S", exec_child.__file__, str(log), str(os.getpid()), *argv]
+        child = ["-I", "-S", exec_child.__file__, str(log), *argv]
         try:
             watcher = self._arbiter.add_watcher(
                 name,
@@ -122,23 +124,50 @@ class Launcher:
         if found is None:
             await self.forget(name)
             raise ClusterError(f"{name}: the process ended at once or could not be forked; see {log}")
+        self._processes[name] = found
         return found
 
+    def adopt(self, name: str, process: ProcessId) -> None:
+        """Take charge of a process that a killed arbiter started and recorded; it may have ended since."""
+        self._processes[name] = process
+        self._adopted[name] = process
+
     def send(self, name: str, number: signal.Signals) -> None:
-        """Signal a process; SIGKILL reaches its whole session. Nothing happens when it is gone."""
-        with contextlib.suppress(KeyError, ProcessLookupError, OSError):
-            watcher = self._watcher(name)
-            for pid in watcher.get_active_pids():
-                if number is signal.SIGKILL:
-                    os.killpg(pid, number)
-                else:
-                    watcher.send_signal(pid, number)
+        """Signal a process; SIGKILL reaches its whole group. Nothing happens when it is gone."""
+        process = self._processes.get(name)
+        if process is not None:
+            liveness.send(process, number)
 
     def reap(self) -> list[Ended]:
-        """Collect the children that have ended since the last call."""
+        """Return the processes that have gone since the last call, each with its whole group.
+
+        Children that a leader leaves serve nothing and may hold GPU memory, so they are killed; the leader is
+        returned once the last of them is gone.
+        """
         self._arbiter.reap_processes()
-        ended, self._ended = self._ended, []
-        return ended
+        for name, process in list(self._adopted.items()):
+            if not liveness.is_alive(process):
+                del self._adopted[name]
+                self._ended.append(Ended(name, process.pid, None))
+        self._orphaned = frozenset(ended.name for ended in self._ended if self._kill_orphans(ended))
+        gone = [ended for ended in self._ended if ended.name not in self._orphaned]
+        self._ended = [ended for ended in self._ended if ended.name in self._orphaned]
+        for ended in gone:
+            self._processes.pop(ended.name, None)
+        return gone
+
+    def _kill_orphans(self, ended: Ended) -> bool:
+        """Kill what is left of the group of a leader that is gone; return whether there was anything."""
+        process = self._processes.get(ended.name)
+        if process is None or process.pid != ended.pid:
+            return False
+        orphans = liveness.group_of(process)
+        if orphans:
+            if ended.name not in self._orphaned:
+                pids = [each.pid for each in orphans]
+                _log.warning("killing the children of a process that is gone", name=ended.name, pids=pids)
+            liveness.send(process, signal.SIGKILL)
+        return bool(orphans)
 
     async def forget(self, name: str) -> None:
         """Remove the watcher of a process that has ended.
@@ -153,17 +182,9 @@ class Launcher:
             except CircusConflictError as exc:
                 raise ConflictError(f"{name}: circus is busy: {exc}") from exc
 
-    def running(self) -> dict[str, int]:
-        """Return the pid of every process not reaped yet, by name."""
-        return {
-            watcher.name: pid
-            for watcher in self._arbiter.iter_watchers()
-            for pid in watcher.get_active_pids()
-        }
-
     async def close(self) -> None:
         """Kill what still runs, release the endpoints. Never fails."""
-        for name in self.running():
+        for name in self._processes:
             self.send(name, signal.SIGKILL)
         self._arbiter.on_quit = None
         with contextlib.suppress(Exception):

@@ -23,7 +23,7 @@ class DecisionStatus:
 
     Attributes:
         id: The ledger's.
-        at_s: Modelled seconds since the planner's first start.
+        at_s: Simulated seconds since the planner's first start.
         role: prefill, decode or aggregated.
         current: Replicas before.
         desired: Replicas after.

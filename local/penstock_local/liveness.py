@@ -1,16 +1,20 @@
-"""Is a recorded process still that process, and how is it ended: by pid together with its start time.
+"""Is a recorded process still that process, and how is it ended: by pid together with its start.
 
-A pid alone may have been given to a stranger since; the pair cannot.
+A pid alone may have been given to another process since; the pair cannot. A recorded process leads a group, as
+every process does that circus starts; it counts as ended only when the whole group is empty, because the
+children of an engine hold GPU memory after their leader is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -19,87 +23,169 @@ from penstock_local.statefile import StateFile
 MARK_VARIABLE = "PENSTOCK_STATEFILE"
 """Set in every child's environment to its statefile's path, so that a child that was never recorded is found."""
 
-_SAME_START_S = 2.0
-"""psutil derives start times from the boot time, which moves when the wall clock is set. Chosen."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_AFTER_COMMAND = 2
+"""Fields of ``/proc/PID/stat`` before the state: pid and command; the start is field 22 (proc_pid_stat(5))."""
+_START_FIELD = 22
+_DEAD_STATES = frozenset({"Z", "X"})
+_INIT = 1
+_POLL_S = 0.02
+_KILL_S = 5.0
+"""Real seconds that SIGKILL may take. Chosen: a process that frees much memory needs a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process for good: pid and start time (seconds since the epoch)."""
+    """One process for good.
+
+    Attributes:
+        pid: Process id.
+        started: When it started, as text to compare: this boot of the machine and the clock ticks since then.
+            No clock that can be set is part of it.
+    """
 
     pid: int
-    create_time: float
+    started: str
 
 
 def identify(pid: int) -> ProcessId | None:
     """Return the identity of a running process, or None when there is none with this pid."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        return ProcessId(pid, process.create_time())
-    except psutil.Error:
-        return None
+    started = _start_of(pid)
+    return None if started is None else ProcessId(pid, started)
 
 
 def is_alive(recorded: ProcessId) -> bool:
     """Return whether exactly this process still runs."""
-    found = identify(recorded.pid)
-    return found is not None and abs(found.create_time - recorded.create_time) < _SAME_START_S
+    return identify(recorded.pid) == recorded
 
 
 def arbiter_is_alive(state: StateFile) -> bool:
     """Return whether the file's arbiter runs; False makes the file a stale one."""
-    return state.arbiter.pid > 0 and is_alive(ProcessId(state.arbiter.pid, state.arbiter.create_time))
+    return state.arbiter.pid > 0 and is_alive(ProcessId(state.arbiter.pid, state.arbiter.started))
+
+
+def group_of(leader: ProcessId) -> list[ProcessId]:
+    """Return the running processes of the group that a recorded process leads or led, itself included.
+
+    The kernel gives no pid away while a group of that number has members, so a group whose leader is gone is
+    still the recorded one. A process that leads no group is returned alone.
+    """
+    if leader.pid <= _INIT:
+        return []  # as a group these numbers mean the caller's own, or every process
+    present = identify(leader.pid)
+    if present is not None and present != leader:
+        return []
+    if present is None and _boot_of(leader.started) != _boot_id():
+        return []
+    if present is not None and _group_id(leader.pid) != leader.pid:
+        return [leader]
+    try:
+        os.killpg(leader.pid, 0)
+    except ProcessLookupError:
+        return []
+    except PermissionError:
+        pass
+    members = (identify(pid) for pid in psutil.pids() if _group_id(pid) == leader.pid)
+    return [member for member in members if member is not None]
+
+
+def recorded(state: StateFile | None) -> list[ProcessId]:
+    """Return the processes that a statefile records, running or not; none for a file that is gone."""
+    return [
+        ProcessId(entry.pid, entry.started)
+        for entry in (state.entries.values() if state is not None else ())
+        if entry.pid is not None and entry.started is not None
+    ]
+
+
+def marked(statefile: str) -> list[ProcessId]:
+    """Return the running processes, but for this one, that carry the path of a statefile in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(MARK_VARIABLE) == statefile:
+                found.append(identify(process.pid))
+    return [one for one in found if one is not None]
 
 
 def leftovers(state: StateFile | None, statefile: str) -> list[ProcessId]:
-    """Return the processes that belong to a statefile: recorded ones that still run, and marked ones.
+    """Return what still belongs to a statefile: recorded processes whose group is not empty, and marked ones.
 
     Args:
         state: Its content, or None when it is gone or unreadable; then only marks count.
         statefile: Its path.
+
+    Returns:
+        Leaders of groups, a leader itself perhaps gone, and processes outside these groups.
     """
-    found: dict[int, ProcessId] = {}
-    for entry in state.entries.values() if state is not None else ():
-        if entry.pid is None or entry.create_time is None:
-            continue
-        recorded = ProcessId(entry.pid, entry.create_time)
-        if is_alive(recorded):
-            found[recorded.pid] = recorded
-    for process in psutil.process_iter():
-        if process.pid in found or process.pid == os.getpid():
-            continue
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK_VARIABLE) == statefile and (one := identify(process.pid)):
-                found[one.pid] = one
-    return list(found.values())
+    found = [leader for leader in recorded(state) if group_of(leader)]
+    covered = {member.pid for leader in found for member in group_of(leader)}
+    return [*found, *(one for one in marked(statefile) if one.pid not in covered)]
 
 
 def end(processes: Iterable[ProcessId], *, grace_s: float) -> list[ProcessId]:
-    """Stop processes: SIGTERM, wait, SIGKILL to what is left; returns those that resist even that.
+    """Stop processes and their groups: SIGTERM, wait, SIGKILL; returns those whose group resists even that.
 
     Args:
-        processes: Each is signalled only while it is still itself.
+        processes: Each is signalled only while it, or the group that it led, is still there.
         grace_s: How long SIGTERM may take, real seconds.
     """
-    remaining = [process for process in processes if is_alive(process)]
-    for sent, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+    remaining = [process for process in processes if group_of(process)]
+    for sent, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_S)):
         for process in remaining:
-            _signal_group(process, sent)
+            send(process, sent)
         deadline = time.monotonic() + patience_s
         while remaining and time.monotonic() < deadline:
-            time.sleep(0.02)
-            remaining = [process for process in remaining if is_alive(process)]
+            time.sleep(_POLL_S)
+            remaining = [process for process in remaining if group_of(process)]
     return remaining
 
 
-def _signal_group(process: ProcessId, sent: signal.Signals) -> None:
-    """Signal the process, and with SIGKILL its whole group when it leads one (children of real engines)."""
-    if not is_alive(process):
-        return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if sent is signal.SIGKILL and os.getpgid(process.pid) == process.pid:
-            os.killpg(process.pid, sent)
-        else:
-            os.kill(process.pid, sent)
+def send(process: ProcessId, sent: signal.Signals) -> None:
+    """Signal a process; SIGKILL, and any signal once the leader is gone, reaches each member of its group."""
+    alone = sent is not signal.SIGKILL and is_alive(process)
+    for member in [process] if alone else group_of(process):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(member.pid, sent)
+
+
+def _start_of(pid: int) -> str | None:
+    """Return the start of a running process; None for one that is gone or only waits to be reaped."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None if _BOOT_ID.exists() else _start_without_proc(pid)
+    fields = text[text.rindex(")") + 1 :].split()  # a command may hold spaces and brackets
+    if fields[0] in _DEAD_STATES:
+        return None
+    return f"{_boot_id()}/{fields[_START_FIELD - _AFTER_COMMAND - 1]}"
+
+
+def _start_without_proc(pid: int) -> str | None:
+    """Return the start as other systems keep it: the kernel wrote it once, and setting a clock does not move it."""
+    try:
+        process = psutil.Process(pid)
+        is_dead = process.status() == psutil.STATUS_ZOMBIE
+        return None if is_dead else f"{_boot_id()}/{process.create_time()}"
+    except psutil.Error:
+        return None
+
+
+@functools.cache
+def _boot_id() -> str:
+    """Return the name of this boot of the machine; empty where the system has none."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _boot_of(started: str) -> str:
+    return started.partition("/")[0]
+
+
+def _group_id(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return None

@@ -1,8 +1,8 @@
-"""What the supervisor does next: a pure function of the statefile, the processes seen and the time.
+"""What the supervisor does next: a pure function of the statefile, the processes observed and the time.
 
-Level-triggered: every tick decides anew from the whole picture, so a lost event costs one tick.
+Level-triggered: every tick decides from the complete state, so a lost event costs one tick.
 All times here are real seconds of a monotonic clock, because processes live in real time; the
-manifest's modelled durations are divided by the speed and have a real floor.
+manifest's simulated durations are divided by the speed and have a real floor.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock_api import Role
 from penstock_core.local_state import EntryState
-from penstock_graph.models import Role
-from penstock_graph.runtimes import PLANNER_ROLE
 from penstock_local.actions import (
     Abandon,
     Action,
@@ -26,7 +25,8 @@ from penstock_local.actions import (
     Terminate,
 )
 from penstock_local.restart import GiveUp, Restart, RestartPolicy, after_exit
-from penstock_local.statefile import Entry, StateFile
+from penstock_local.statefile import ProcessEntry, StateFile
+from penstock_runtimes import PLANNER_ROLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Limits:
             take real time at any speed.
         settle_s: How long after marking a worker ``draining`` a router that is away is given to come back
             and read that from the file; a worker that is idle or finishing by itself need not wait longer.
-        hung_s: A serving process that answers no health check for this long is killed and restarted.
+        hung_s: A serving process without a limit of its own is killed when its port accepts no connection for
+            this long.
         quiet_start_s: A process without a health check counts as ready after running this long.
     """
 
@@ -50,21 +51,21 @@ class Limits:
     hung_s: float = 60.0
     quiet_start_s: float = 0.5
 
-    def grace_s(self, entry: Entry, speed: float) -> float:
+    def grace_s(self, entry: ProcessEntry, speed: float) -> float:
         """Return how long ``entry`` may take to stop."""
         return max(entry.grace_s / speed, self.grace_floor_s)
 
-    def startup_s(self, entry: Entry, speed: float) -> float:
+    def startup_s(self, entry: ProcessEntry, speed: float) -> float:
         """Return how long ``entry`` may take to become healthy."""
         return max(entry.startup_s / speed, self.startup_floor_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class ProcessExit:
     """How a process ended.
 
     Attributes:
-        at_s: When it was seen.
+        at_s: When it was observed.
         reason: Exit code or signal, with the last lines of its log.
     """
 
@@ -90,7 +91,7 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedProcess:
     """What the supervisor remembers about one name.
 
     Attributes:
@@ -100,6 +101,8 @@ class Seen:
         failures: Unwanted exits in a row.
         restart_at_s: When the next start is due, or None.
         healthy_s: When its newest process last answered its health check, or None.
+        listening_s: When its newest process' port last accepted a connection, or None.
+        port_taken: Another process answered on the port of its newest process, which does not listen there.
         drain: Progress of its drain, or None.
         terminated_s: When SIGTERM was sent to its newest process, or None.
         verdict: Why the supervisor itself killed it, or None.
@@ -107,10 +110,12 @@ class Seen:
 
     pid: int | None = None
     started_s: float | None = None
-    exited: Exit | None = None
+    exited: ProcessExit | None = None
     failures: int = 0
     restart_at_s: float | None = None
     healthy_s: float | None = None
+    listening_s: float | None = None
+    port_taken: bool = False
     drain: Drain | None = None
     terminated_s: float | None = None
     verdict: str | None = None
@@ -125,23 +130,23 @@ class Supervision:
 
 
 def plan(
-    state: StateFile, seen: Mapping[str, Seen], now_s: float, figures: Supervision
+    state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float, figures: Supervision
 ) -> tuple[Action, ...]:
     """Return at most one action per name, in the file's order, strangers last.
 
     Args:
         state: The desired state, as just read.
-        seen: What is known of each name's process; a name never started may be absent.
+        observed: What is known of each name's process; a name never started may be absent.
         now_s: Real monotonic seconds.
         figures: Limits and restart policy.
     """
     view = _View(now_s, state.arbiter.speed, figures)
     actions: list[Action] = []
     for name, entry in state.entries.items():
-        action: Action | None = _next(name, entry, seen.get(name, Seen()), view)
+        action: Action | None = _next(name, entry, observed.get(name, ObservedProcess()), view)
         if action is not None:
             actions.append(action)
-    for name, known in seen.items():
+    for name, known in observed.items():
         if name in state.entries:
             continue
         gone = known.pid is None
@@ -159,11 +164,11 @@ class _View:
     speed: float
     figures: Supervision
 
-    def grace_s(self, entry: Entry) -> float:
+    def grace_s(self, entry: ProcessEntry) -> float:
         return self.figures.limits.grace_s(entry, self.speed)
 
 
-def _next(name: str, entry: Entry, known: Seen, view: _View) -> Action | None:
+def _next(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) -> Action | None:
     match entry.state:
         case EntryState.REQUESTED if known.pid is None:
             return Start(name)
@@ -177,7 +182,7 @@ def _next(name: str, entry: Entry, known: Seen, view: _View) -> Action | None:
             return _wind_up(name, known, view.now_s, view.grace_s(entry))
 
 
-def _bring_back(name: str, known: Seen, view: _View) -> Action | None:
+def _bring_back(name: str, known: ObservedProcess, view: _View) -> Action | None:
     """Return what follows for an entry that should run and does not."""
     if known.exited is not None:
         return _after_exit(name, known, known.exited, view.figures.restarts)
@@ -186,15 +191,18 @@ def _bring_back(name: str, known: Seen, view: _View) -> Action | None:
     return Start(name)
 
 
-def _watch(name: str, entry: Entry, known: Seen, view: _View) -> Action | None:
+def _watch(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) -> Action | None:
     """Return what follows for a process that runs and should."""
     if known.verdict is not None:
         return None
     limits = view.figures.limits
     if known.healthy_s is not None:
-        if view.now_s - known.healthy_s > limits.hung_s:
-            return Kill(name, f"answered no health check for {limits.hung_s:g} s (real)")
+        hung = _hung(entry, known, known.healthy_s, view)
+        if hung is not None:
+            return Kill(name, hung)
         return MarkReady(name) if entry.state is EntryState.STARTING else None
+    if known.port_taken:
+        return Kill(name, f"its port {entry.port} is in use: another process answers there; stop that one")
     started_s = view.now_s if known.started_s is None else known.started_s
     allowed_s = limits.startup_s(entry, view.speed)
     if view.now_s - started_s > allowed_s:
@@ -202,7 +210,22 @@ def _watch(name: str, entry: Entry, known: Seen, view: _View) -> Action | None:
     return None
 
 
-def _after_exit(name: str, known: Seen, exited: Exit, policy: RestartPolicy) -> Action:
+def _hung(entry: ProcessEntry, known: ObservedProcess, healthy_s: float, view: _View) -> str | None:
+    """Return why a process that served counts as hung, or None.
+
+    A real engine may stall for minutes in one step and live, so without a limit of its own only a port that
+    accepts nothing ends it.
+    """
+    if entry.liveness_s is not None:
+        is_hung = view.now_s - healthy_s > entry.liveness_s
+        return f"answered no health check for {entry.liveness_s:g} s (real)" if is_hung else None
+    limit_s = view.figures.limits.hung_s
+    seen_s = max(healthy_s, known.listening_s or healthy_s)
+    is_gone = view.now_s - seen_s > limit_s
+    return f"nothing listens on its port for {limit_s:g} s (real)" if is_gone else None
+
+
+def _after_exit(name: str, known: ObservedProcess, exited: ProcessExit, policy: RestartPolicy) -> Action:
     ran_s = exited.at_s - (exited.at_s if known.started_s is None else known.started_s)
     outcome = after_exit(policy, failures=known.failures, ran_s=ran_s, was_ready=known.healthy_s is not None)
     match outcome:
@@ -212,7 +235,7 @@ def _after_exit(name: str, known: Seen, exited: Exit, policy: RestartPolicy) -> 
             return Abandon(name, f"gave up after {failures} failures in a row; the last: {exited.reason}")
 
 
-def _drain(name: str, entry: Entry, known: Seen, view: _View) -> Action | None:
+def _drain(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) -> Action | None:
     if known.pid is None:
         return Retire(name)
     grace_s = view.grace_s(entry)
@@ -226,8 +249,8 @@ def _drain(name: str, entry: Entry, known: Seen, view: _View) -> Action | None:
     return Terminate(name) if is_idle or unwatched or waited_s >= grace_s else None
 
 
-def _wind_up(name: str, known: Seen, now_s: float, grace_s: float) -> Action | None:
-    """Return the next step to end a process that nobody wants: SIGTERM, then SIGKILL, then nothing."""
+def _wind_up(name: str, known: ObservedProcess, now_s: float, grace_s: float) -> Action | None:
+    """Return the next step to end a process that is no longer desired: SIGTERM, then SIGKILL, then nothing."""
     if known.pid is None or known.verdict is not None:
         return None
     if known.terminated_s is None:
@@ -238,7 +261,7 @@ def _wind_up(name: str, known: Seen, now_s: float, grace_s: float) -> Action | N
 
 
 def plan_stop(
-    state: StateFile, seen: Mapping[str, Seen], now_s: float, limits: Limits, *, force: bool
+    state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float, limits: Limits, *, force: bool
 ) -> tuple[Action, ...]:
     """Return the next steps of stopping the whole graph; empty while waiting, or when nothing runs.
 
@@ -246,13 +269,13 @@ def plan_stop(
     and finishes its streams; the workers only when the router is gone, because its streams come from them.
 
     Args:
-        state: For roles and grace periods; processes that are in `seen` only are stopped with the workers.
-        seen: What is known of each process.
+        state: For roles and grace periods; processes that are in `observed` only are stopped with the workers.
+        observed: What is known of each process.
         now_s: Real monotonic seconds.
         limits: Floors.
         force: SIGTERM to all at once, and SIGKILL after the floor.
     """
-    running = {name: known for name, known in seen.items() if known.pid is not None}
+    running = {name: known for name, known in observed.items() if known.pid is not None}
 
     def role(name: str) -> str:
         return state.entries[name].role if name in state.entries else ""

@@ -1,17 +1,25 @@
 """Questions over HTTP to the graph's own processes: is a worker healthy, is it idle, what does the router see.
 
-Nothing here raises for a process that is away. Where it matters, "nothing listens there" is told from "no
+Nothing here raises for a process that is away. Where it matters, "nothing listens there" is distinguished from "no
 answer in time": a router that is away sends no requests, one that is slow may still.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from penstock_core.errors import ObservationError, SaturatedError, UpstreamConnectError, UpstreamError
+from penstock_core.errors import (
+    ConfigError,
+    ObservationError,
+    SaturatedError,
+    UpstreamConnectError,
+    UpstreamError,
+)
 from penstock_core.exposition import parse_samples
 from penstock_core.metric_names import VLLM_RUNNING, VLLM_WAITING
 from penstock_wire.client import ConnectionPool, Response, Timeouts
@@ -20,11 +28,23 @@ _TIMEOUTS = Timeouts(connect_s=1.0, first_byte_s=4.0, idle_s=4.0, total_s=5.0)
 """Real seconds. Chosen: loopback answers in milliseconds; an overloaded process may take seconds."""
 
 
+_CLOSE_S = 2.0
+"""Real seconds. Chosen: closing a connection of loopback takes none."""
+
+
 class NoAnswer(Enum):
-    """Why a process could not be asked."""
+    """Why a process could not be probed."""
 
     AWAY = "nothing listens there"
     SILENT = "it did not answer in time, or not in a form that can be read"
+
+
+class Health(Enum):
+    """What a health check found."""
+
+    HEALTHY = "it answered 200"
+    LISTENING = "its port accepts connections, but it answered late, or not with 200"
+    AWAY = "nothing listens there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +67,8 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueView:
-    """The router's queue of waiting prefills; ``oldest_s`` in modelled seconds."""
+class RouterQueue:
+    """The router's queue of waiting prefills; ``oldest_s`` in simulated seconds."""
 
     requests: int
     tokens: int
@@ -62,11 +82,11 @@ class RouterView:
     Attributes:
         workers: By name.
         queue: Waiting prefills.
-        lag_p99_s: How late the router runs, modelled seconds, or None.
+        lag_p99_s: How late the router runs, simulated seconds, or None.
     """
 
     workers: dict[str, WorkerView]
-    queue: QueueView
+    queue: RouterQueue
     lag_p99_s: float | None
 
 
@@ -79,13 +99,18 @@ class Probes:
         self._pool = ConnectionPool()
 
     async def close(self) -> None:
-        """Close the kept connections."""
-        await self._pool.close()
+        """Close the kept connections; gives up on one that does not close."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self._pool.close()
 
-    async def is_healthy(self, url: str) -> bool:
-        """Return whether ``GET url`` answers 200."""
+    async def health(self, url: str) -> Health:
+        """Return what ``GET url`` finds."""
         answer = await self._ask("GET", url)
-        return isinstance(answer, Response) and answer.status == 200
+        if answer is NoAnswer.AWAY:
+            return Health.AWAY
+        is_healthy = isinstance(answer, Response) and answer.status == 200
+        return Health.HEALTHY if is_healthy else Health.LISTENING
 
     async def readiness(self, router_url: str) -> tuple[bool, str]:
         """Return whether the router would serve a request now, and its own words when not."""
@@ -128,7 +153,7 @@ class Probes:
     async def _ask(self, method: str, url: str) -> Response | NoAnswer:
         try:
             return await self._pool.request(method, url, timeouts=_TIMEOUTS)
-        except UpstreamConnectError:
+        except (UpstreamConnectError, ConfigError):  # an address that is none has no listener
             return NoAnswer.AWAY
         except (UpstreamError, SaturatedError):
             return NoAnswer.SILENT
@@ -148,7 +173,7 @@ def _router_view(data: dict[str, Any]) -> RouterView:
     }
     return RouterView(
         workers=workers,
-        queue=QueueView(
+        queue=RouterQueue(
             requests=int(queue.get("requests") or 0),
             tokens=int(queue.get("tokens") or 0),
             oldest_s=float(queue.get("oldest_s") or 0.0),

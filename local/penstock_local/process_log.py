@@ -10,6 +10,9 @@ from pathlib import Path
 MAX_BYTES = 16 * 1024 * 1024
 """Chosen: with one older generation, at most 32 MB a process."""
 
+ARBITER = "arbiter"
+"""Name of the arbiter's own log."""
+
 _TAIL_BYTES = 4096
 _REASON_LINES = 3
 _LINE_CHARACTERS = 240
@@ -31,12 +34,17 @@ def bound(path: Path, max_bytes: int = MAX_BYTES) -> bool:
     """Keep a log within ``max_bytes`` plus one older generation, ``NAME.log.1``; return whether it was cut.
 
     The writer keeps its descriptor, opened for appending, so the file is copied and then emptied in
-    place; lines written between the two steps are lost.
+    place; lines written between the two steps are lost. On a full disk the copy is given up, not the bound.
     """
     if size_of(path) <= max_bytes:
         return False
+    older = path.with_name(path.name + ".1")
+    try:
+        shutil.copyfile(path, older)
+    except OSError:
+        with contextlib.suppress(OSError):
+            older.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        shutil.copyfile(path, path.with_name(path.name + ".1"))
         os.truncate(path, 0)
         return True
     return False

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock_local.ledger_tail import DecisionStatus
-from penstock_local.status import GraphStatus, PoolStatus, ProcessStatus
+from penstock_local.status import LocalGraphStatus, PoolStatus, ProcessStatus
 
 _STYLES = {
     "ready": "green",
@@ -20,47 +20,54 @@ _STYLES = {
     "failed": "bold red",
 }
 _LATE_S = 1.0
-"""Modelled seconds of p99 lag from which a process is shown as late. Chosen: one metric pull."""
+"""Simulated seconds of p99 lag from which a process is shown as late. Chosen: one metric pull."""
 
 
-def render(status: GraphStatus) -> RenderableType:
+def render(status: LocalGraphStatus) -> RenderableType:
     """Return one screenful: headline, processes, pools with GPUs and queue, last decisions."""
-    parts: list[RenderableType] = [_headline(status), _processes(status), _summary(status)]
+    parts: list[RenderableType] = [_headline(status), _processes(status), *_reasons(status), _summary(status)]
     if status.decisions:
         parts.append(_decisions(status.decisions))
     return Group(*parts)
 
 
-def _headline(status: GraphStatus) -> Text:
+def _headline(status: LocalGraphStatus) -> Text:
     text = Text()
     text.append(status.namespace, style="bold")
     text.append(f"  {status.model}  {status.router_url}  speed {status.speed:g}")
     if not status.running:
-        text.append("  arbiter is gone: run `penstock down` to clear up", style="bold red")
+        text.append("  arbiter is gone; unless it is back in seconds, run `penstock down`", style="bold red")
     elif status.stopping:
         text.append("  stopping", style="cyan")
     return text
 
 
-def _processes(status: GraphStatus) -> Table:
-    """Columns that say nothing for any process are left out, for narrow terminals."""
+def _processes(status: LocalGraphStatus) -> Table:
+    """On a narrow terminal names are folded; figures and states are never cut."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     has_restarts = any(process.restarts for process in status.processes)
-    has_reasons = any(process.reason for process in status.processes)
-    for title in ("process", "state", "GPUs"):
+    table.add_column("process", overflow="fold")
+    for title in ("state", "GPUs"):
         table.add_column(title, no_wrap=True)
     for title in ("requests", "tokens", "KV"):
         table.add_column(title, justify="right", no_wrap=True)
     if has_restarts:
         table.add_column("restarts", justify="right", no_wrap=True)
-    if has_reasons:
-        table.add_column("reason", overflow="fold", min_width=24)
     for process in status.processes:
         cells = _cells(process)
         cells += [str(process.restarts or "")] if has_restarts else []
-        cells += [Text(process.reason or "")] if has_reasons else []
         table.add_row(*cells)
     return table
+
+
+def _reasons(status: LocalGraphStatus) -> list[Text]:
+    """Return why each process that does not serve does not: a line each, because a column has no room for it."""
+    lines = [
+        Text.assemble((f"{process.name}: ", "bold"), process.reason)
+        for process in status.processes
+        if process.reason
+    ]
+    return [*lines, Text("")] if lines else []
 
 
 def _cells(process: ProcessStatus) -> list[RenderableType]:
@@ -86,7 +93,7 @@ def _bar(fraction: float | None, width: int = 8) -> Text:
     return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"), f" {fraction:4.0%}")
 
 
-def _summary(status: GraphStatus) -> Text:
+def _summary(status: LocalGraphStatus) -> Text:
     text = Text()
     for pool in status.pools:
         text.append(_pool(pool) + "   ")
@@ -113,10 +120,10 @@ def _pool(pool: PoolStatus) -> str:
 
 def _decisions(decisions: tuple[DecisionStatus, ...]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="last decisions", title_justify="left")
-    table.add_column("at", justify="right")
-    table.add_column("id", style="dim")
+    table.add_column("at", justify="right", no_wrap=True)
+    table.add_column("id", style="dim", no_wrap=True)
     table.add_column("decision", overflow="fold")
-    table.add_column("reason", style="dim")
+    table.add_column("reason", style="dim", no_wrap=True)
     for decision in reversed(decisions):
         style = "" if decision.current == decision.desired else "bold"
         table.add_row(

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock_core.local_state import EntryState
-from penstock_local.gpus import Refusal, allocate
-from penstock_local.statefile import Entry, StateFile, base_name, free_name, retire
+from penstock_local.gpus import GpuRefusal, allocate
+from penstock_local.statefile import ProcessEntry, StateFile, base_name, free_name, retire
 
 _VICTIM_RANK = {EntryState.REQUESTED: 0, EntryState.STARTING: 1, EntryState.READY: 2}
 WITHDRAWN = "withdrawn before it was ready"
@@ -20,7 +20,7 @@ class ScaleOutcome:
 
     Attributes:
         state: The file to write.
-        added: Names of replicas asked for.
+        added: Names of requested replicas.
         withdrawn: Names of replicas on their way out.
         refusal: Why not all replicas could be added, or None.
     """
@@ -31,7 +31,7 @@ class ScaleOutcome:
     refusal: str | None = None
 
 
-def template(state: StateFile, role: str) -> Entry | None:
+def template(state: StateFile, role: str) -> ProcessEntry | None:
     """Return the base entry of the service with ``role``: its command starts every replica."""
     namespace = state.arbiter.namespace
     for name, entry in state.entries.items():
@@ -40,12 +40,12 @@ def template(state: StateFile, role: str) -> Entry | None:
     return None
 
 
-def replicas_of(state: StateFile, role: str) -> dict[str, Entry]:
+def replicas_of(state: StateFile, role: str) -> dict[str, ProcessEntry]:
     """Return the entries that count as replicas of ``role``, by name."""
     return {name: entry for name, entry in state.entries.items() if entry.role == role and entry.is_replica}
 
 
-def request_replica(state: StateFile, base: Entry) -> tuple[StateFile, str] | Refusal:
+def request_replica(state: StateFile, base: ProcessEntry) -> tuple[StateFile, str] | GpuRefusal:
     """Add one ``requested`` entry with its own GPUs.
 
     Args:
@@ -59,7 +59,7 @@ def request_replica(state: StateFile, base: Entry) -> tuple[StateFile, str] | Re
     grant = allocate(
         base.gpus_per_replica, state.gpus_in_use(), gpus=state.arbiter.gpus, budget=state.arbiter.budget
     )
-    if isinstance(grant, Refusal):
+    if isinstance(grant, GpuRefusal):
         return grant
     entry = replace(
         base,
@@ -68,7 +68,7 @@ def request_replica(state: StateFile, base: Entry) -> tuple[StateFile, str] | Re
         url=None,
         ports={},
         pid=None,
-        create_time=None,
+        started=None,
         served=False,
         restarts=0,
         reason=None,
@@ -77,10 +77,10 @@ def request_replica(state: StateFile, base: Entry) -> tuple[StateFile, str] | Re
     return state.with_entry(name, entry), name
 
 
-def choose_victim(candidates: Mapping[str, Entry], inflight_tokens: Mapping[str, float]) -> str:
+def choose_victim(candidates: Mapping[str, ProcessEntry], inflight_tokens: Mapping[str, float]) -> str:
     """Return the replica whose removal costs least.
 
-    One that does not serve yet goes first (asked for before starting), then the one with the fewest
+    One that does not serve yet goes first (requested before starting), then the one with the fewest
     tokens in flight; ties and unknown loads fall to the newest, whose cache is coldest.
 
     Args:
@@ -99,7 +99,7 @@ def withdraw(state: StateFile, name: str) -> StateFile:
     """Take a replica out of its pool.
 
     Without a process it leaves the file at once and its GPUs are free; with one it keeps them,
-    as ``draining``, until the supervisor has seen the process end.
+    as ``draining``, until the supervisor has observed the process end.
     """
     entry = state.entries[name]
     if entry.state is EntryState.REQUESTED and entry.pid is None:
@@ -122,7 +122,7 @@ def scale(state: StateFile, role: str, replicas: int, inflight_tokens: Mapping[s
     withdrawn: list[str] = []
     while base is not None and len(replicas_of(state, role)) < replicas:
         result = request_replica(state, base)
-        if isinstance(result, Refusal):
+        if isinstance(result, GpuRefusal):
             refusal = f"{base.service}: {result.reason}"
             return ScaleOutcome(state, tuple(added), tuple(withdrawn), refusal)
         state, name = result

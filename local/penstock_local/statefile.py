@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from penstock_api import WORKER_ROLES
 from penstock_core.local_state import EMPTY_STATES, EntryState
-from penstock_graph.models import WORKER_ROLES
-from penstock_graph.runtimes import PORT
+from penstock_runtimes import LIVENESS_S, PORT
 
 REPLICA_STATES: Final = frozenset({EntryState.REQUESTED, EntryState.STARTING, EntryState.READY})
 """States that count towards a pool's replicas; a draining worker is on its way out."""
@@ -24,23 +24,25 @@ class ArbiterInfo:
 
     Attributes:
         pid: Process id; 0 until the arbiter has written itself.
-        create_time: When that process started, seconds since the epoch; tells a reused pid from the arbiter.
-        endpoint: circus' controller (zmq).
-        pubsub_endpoint: circus' event publisher (zmq).
+        started: When that process started (`liveness.ProcessId`); distinguishes a reused pid from the arbiter.
+        endpoint: circus' controller (zmq), a Unix socket that only its owner reaches.
+        pubsub_endpoint: circus' event publisher (zmq), likewise.
         namespace: Name of this graph on this machine.
         graph: Path of the manifest.
         model: Name under which the model is served.
-        speed: Modelled seconds per real second.
+        speed: Time scale: simulated seconds per real second.
         log_dir: Folder of the processes' logs.
         gpus: GPUs of the host that the allocator may hand out (ids 0 to gpus - 1).
         budget: Most GPUs that workers may hold at once, <= gpus.
         router_url: Where clients send requests.
         planner_log_dir: The planner's TensorBoard folder and ledger; None without a planner.
         stopping: True from the moment the graph is being stopped; nothing may be added any more.
+        run_id: Which `penstock up` made the file; stays when the arbiter is started again.
+        restarts: How often the arbiter was started again after it was killed.
     """
 
     pid: int
-    create_time: float
+    started: str
     endpoint: str
     pubsub_endpoint: str
     namespace: str
@@ -53,11 +55,13 @@ class ArbiterInfo:
     router_url: str
     planner_log_dir: str | None = None
     stopping: bool = False
+    run_id: str = ""
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One process: the desired state, and what the supervisor has seen of it.
+class ProcessEntry:
+    """One process: the desired state, and what the supervisor has observed of it.
 
     Attributes:
         service: The graph's service that it is a replica of; ``planner`` for the planner.
@@ -70,15 +74,17 @@ class Entry:
         ports: Chosen TCP ports by placeholder; empty until the first start.
         health_path: Answers 200 once it serves, or None for a process that does not listen.
         pid: Running process, or None.
-        create_time: When that process started, seconds since the epoch.
+        started: When that process started (`liveness.ProcessId`).
         gpus: Exclusive GPU ids.
         gpus_per_replica: How many GPU ids a replica of this service needs.
-        grace_s: terminationGracePeriodSeconds, modelled seconds.
-        startup_s: Time it may take to answer its first health check, modelled seconds.
-        served: It has been ready once since it was asked for.
+        grace_s: terminationGracePeriodSeconds, simulated seconds.
+        startup_s: Time it may take to answer its first health check, simulated seconds.
+        liveness_s: A serving process that gives no healthy answer for this long, real seconds, is killed; None: only
+            when nothing accepts connections at its port.
+        served: It has been ready once since it was requested.
         restarts: How often it was restarted after a crash.
         reason: Why it is not serving, or None.
-        order: Rises with every replica asked for; the newest has the largest.
+        order: Rises with every requested replica; the newest has the largest.
     """
 
     service: str
@@ -91,11 +97,12 @@ class Entry:
     ports: Mapping[str, int] = field(default_factory=dict)
     health_path: str | None = None
     pid: int | None = None
-    create_time: float | None = None
+    started: str | None = None
     gpus: tuple[int, ...] = ()
     gpus_per_replica: int = 0
     grace_s: float = 30.0
     startup_s: float = 600.0
+    liveness_s: float | None = LIVENESS_S
     served: bool = False
     restarts: int = 0
     reason: str | None = None
@@ -122,9 +129,9 @@ class StateFile:
     """The whole file: its owner and all entries by name, in the order they were made."""
 
     arbiter: ArbiterInfo
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ProcessEntry]
 
-    def with_entry(self, name: str, entry: Entry) -> StateFile:
+    def with_entry(self, name: str, entry: ProcessEntry) -> StateFile:
         """Return a copy in which ``name`` is ``entry``."""
         return replace(self, entries={**self.entries, name: entry})
 
@@ -144,7 +151,7 @@ class StateFile:
         return frozenset(gpu for entry in self.entries.values() for gpu in entry.gpus)
 
     def next_order(self) -> int:
-        """Return the order of the next replica asked for."""
+        """Return the order of the next requested replica."""
         return 1 + max((entry.order for entry in self.entries.values()), default=0)
 
 
@@ -185,7 +192,7 @@ def retire(state: StateFile, name: str) -> StateFile:
         state=EntryState.STOPPED,
         gpus=(),
         pid=None,
-        create_time=None,
+        started=None,
         url=None,
         ports={},
         served=False,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from penstock_core.errors import ConfigError
 from penstock_core.local_state import ARBITER_KEY, EntryState
-from penstock_graph.runtimes import PORT
-from penstock_local.statefile import ArbiterInfo, Entry, StateFile
+from penstock_local.statefile import ArbiterInfo, ProcessEntry, StateFile
+from penstock_runtimes import PORT
 
 
-def entry_to_json(entry: Entry) -> dict[str, Any]:
+def entry_to_json(entry: ProcessEntry) -> dict[str, Any]:
     """Return one entry as the file spells it; a stopped one carries no resources, as documented."""
     data: dict[str, Any] = {
         "service": entry.service,
@@ -25,7 +27,7 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
         "placeholders": list(entry.placeholders),
         "health_path": entry.health_path,
         "pid": entry.pid,
-        "create_time": entry.create_time,
+        "started": entry.started,
         "state": entry.state.value,
         "resources": {"gpus": list(entry.gpus)},
         "served": entry.served,
@@ -34,6 +36,7 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
         "gpus_per_replica": entry.gpus_per_replica,
         "grace_s": entry.grace_s,
         "startup_s": entry.startup_s,
+        "liveness_s": entry.liveness_s,
         "order": entry.order,
     }
     if entry.state is EntryState.STOPPED:
@@ -77,7 +80,7 @@ def from_json(data: object, *, source: str) -> StateFile:
 def _arbiter(fields: Mapping[str, Any], source: str) -> ArbiterInfo:
     defaults: dict[str, Any] = {
         "pid": 0,
-        "create_time": 0.0,
+        "started": "",
         "endpoint": "",
         "pubsub_endpoint": "",
         "namespace": source.rsplit("/", 1)[-1].removesuffix(".json"),
@@ -88,64 +91,56 @@ def _arbiter(fields: Mapping[str, Any], source: str) -> ArbiterInfo:
         "gpus": 0,
         "router_url": "",
     }
-    known = {key: value for key, value in fields.items() if key in ArbiterInfo.__dataclass_fields__}
-    merged = {**defaults, **known}
+    merged = {**defaults, **fields}
     merged.setdefault("budget", merged["gpus"])
-    speed = merged["speed"]
-    if not isinstance(speed, int | float) or not (math.isfinite(speed) and speed > 0):
-        raise ConfigError(f"{source}: arbiter.speed: {speed!r} must be a finite number above 0")
-    return ArbiterInfo(**merged)
+    arbiter = _validated(_ARBITER, merged, f"{source}: {ARBITER_KEY}")
+    if arbiter.speed <= 0:
+        raise ConfigError(f"{source}: arbiter.speed: {arbiter.speed!r} must be a finite number above 0")
+    return arbiter
 
 
-def _entry(fields: object, place: str) -> Entry:
-    remedy = "run `penstock down --now`, or delete the file when nothing runs"
+def _entry(fields: object, place: str) -> ProcessEntry:
     if not isinstance(fields, dict):
-        raise ConfigError(f"{place}: must be an object, not {type(fields).__name__}; {remedy}")
-    try:
-        state = EntryState(fields.get("state", EntryState.REQUESTED))
-    except ValueError:
-        known = ", ".join(EntryState)
-        raise ConfigError(f"{place}.state: {fields['state']!r} is none of {known}; {remedy}") from None
-    for key in ("service", "role"):
-        if not isinstance(fields.get(key), str):
-            raise ConfigError(f"{place}.{key}: missing; {remedy}")
+        raise ConfigError(f"{place}: must be an object, not {type(fields).__name__}; {_REMEDY}")
     resources = fields.get("resources")
     gpus = resources.get("gpus", ()) if isinstance(resources, dict) else ()
-    kept = {key: fields[key] for key in _PLAIN_FIELDS if key in fields}
-    return Entry(
-        service=fields["service"],
-        role=fields["role"],
-        cmd=tuple(_texts(fields.get("cmd", ()))),
-        env=dict(fields.get("env") or {}),
-        ports=_ports(fields),
-        placeholders=tuple(_texts(fields.get("placeholders", ()))),
-        state=state,
-        gpus=tuple(gpus),
-        **kept,
-    )
+    entry = _validated(_ENTRY, {"cmd": (), **fields, "ports": _ports(fields), "gpus": gpus}, place)
+    for key, value, most in (("pid", entry.pid, _MAX_PID), *(_port_bounds(entry))):
+        if value is not None and not 0 < value <= most:
+            raise ConfigError(f"{place}.{key}: {value} must be 1 to {most}; {_REMEDY}")
+    return entry
 
 
-def _ports(fields: Mapping[str, Any]) -> dict[str, int]:
-    ports = fields.get("ports")
-    if isinstance(ports, dict):
-        return dict(ports)
-    return {PORT: fields["port"]} if isinstance(fields.get("port"), int) else {}
+def _port_bounds(entry: ProcessEntry) -> Iterable[tuple[str, int, int]]:
+    return ((f"ports.{name}", port, _MAX_PORT) for name, port in entry.ports.items())
 
 
-def _texts(values: Iterable[object]) -> Iterable[str]:
-    return (str(value) for value in values)
+def _ports(fields: Mapping[str, Any]) -> object:
+    """Return the ports; of a file that knows one alone, that."""
+    if "ports" in fields:
+        return fields["ports"]
+    return {} if fields.get("port") is None else {PORT: fields["port"]}
 
 
-_PLAIN_FIELDS: Final = (
-    "url",
-    "health_path",
-    "pid",
-    "create_time",
-    "gpus_per_replica",
-    "grace_s",
-    "startup_s",
-    "served",
-    "restarts",
-    "reason",
-    "order",
-)
+def _validated(adapter: TypeAdapter[_T], fields: Mapping[str, Any], place: str) -> _T:
+    try:
+        value = adapter.validate_python(fields)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        what = "missing" if first["type"] == "missing" else f"{first['input']!r}: {first['msg']}"
+        raise ConfigError(f"{place}.{key}: {what}; {_REMEDY}") from exc
+    for key in fields:
+        number = getattr(value, key, None)
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ConfigError(f"{place}.{key}: {number!r} must be a finite number; {_REMEDY}")
+    return value
+
+
+_T = TypeVar("_T")
+_ARBITER: Final = TypeAdapter(ArbiterInfo)
+_ENTRY: Final = TypeAdapter(ProcessEntry)
+_MAX_PID: Final = 2**22
+"""Largest pid of 64-bit Linux (proc_sys_kernel(5)); 0 and below would signal whole groups."""
+_MAX_PORT: Final = 65535
+_REMEDY: Final = "run `penstock down --now`, or delete the file when nothing runs"

@@ -10,13 +10,13 @@ from typing import Any
 
 from penstock_core.errors import NotFoundError
 from penstock_core.local_state import EntryState
-from penstock_graph.runtimes import PLANNER_ROLE
 from penstock_local import liveness
 from penstock_local.ledger_tail import DecisionStatus, LedgerTail
-from penstock_local.probes import NoAnswer, Probes, QueueView, RouterView, WorkerView
-from penstock_local.statefile import Entry, StateFile
+from penstock_local.probes import NoAnswer, Probes, RouterQueue, RouterView, WorkerView
+from penstock_local.statefile import ProcessEntry, StateFile
 from penstock_local.store import StateStore
 from penstock_planner.snapshot import FILE_NAME as SNAPSHOT_NAME
+from penstock_runtimes import PLANNER_ROLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ProcessStatus:
     """One process.
 
     Attributes:
-        name: Entry's name.
+        name: ProcessEntry's name.
         role: router, prefill, decode, aggregated or planner.
         state: As the supervisor has it, or as the router sees it when that is worse.
         gpus: Exclusive GPU ids.
@@ -66,9 +66,9 @@ class PlannerView:
     """The planner, as it last wrote of itself.
 
     Attributes:
-        phase: observing, adjusting or blind.
-        next_decision_s: Modelled seconds from then to the end of the interval; None while adjusting.
-        lag_p99_s: How late its ticks start, modelled seconds, or None.
+        phase: observing, adjusting or target_unavailable.
+        next_decision_s: Simulated seconds from then to the end of the interval; None while adjusting.
+        lag_p99_s: How late its ticks start, simulated seconds, or None.
     """
 
     phase: str
@@ -77,13 +77,13 @@ class PlannerView:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphStatus:
+class LocalGraphStatus:
     """One graph at one moment.
 
     Attributes:
         namespace: Which.
         model: Name under which it is served.
-        speed: Modelled seconds per real second.
+        speed: Time scale: simulated seconds per real second.
         running: Its arbiter runs.
         stopping: It is being stopped.
         router_url: Where clients send requests.
@@ -91,11 +91,11 @@ class GraphStatus:
         planner_log_dir: For ``tensorboard --logdir``; None without a planner.
         processes: In the file's order, entries without a process left out unless they failed.
         pools: Worker roles that the graph has.
-        queue: Waiting prefills; None when the router cannot be asked.
+        queue: Waiting prefills; None when the router does not answer.
         gpus_used: Held by existing workers, draining ones included.
         gpu_budget: Most that they may hold.
         planner: None while there is none, or it has not written of itself.
-        lag_p99_s: How late each process that says so runs, modelled seconds, by name.
+        lag_p99_s: How late each process that says so runs, simulated seconds, by name.
         decisions: The newest last.
     """
 
@@ -109,7 +109,7 @@ class GraphStatus:
     planner_log_dir: str | None
     processes: tuple[ProcessStatus, ...]
     pools: tuple[PoolStatus, ...]
-    queue: QueueView | None
+    queue: RouterQueue | None
     gpus_used: int
     gpu_budget: int
     planner: PlannerView | None
@@ -156,7 +156,7 @@ class StatusReader:
         """Close the connections."""
         await self._probes.close()
 
-    async def read(self) -> GraphStatus:
+    async def read(self) -> LocalGraphStatus:
         """Return the graph as it is now.
 
         Raises:
@@ -188,7 +188,7 @@ def summarise(
     router: RouterView | None,
     planner: PlannerView | None,
     decisions: tuple[DecisionStatus, ...],
-) -> GraphStatus:
+) -> LocalGraphStatus:
     """Put together what was read; pure."""
     arbiter = state.arbiter
     workers = {} if router is None else router.workers
@@ -199,7 +199,7 @@ def summarise(
     }
     shown = {name: entry for name, entry in state.entries.items() if entry.state is not EntryState.STOPPED}
     roles = list(dict.fromkeys(e.role for e in state.entries.values() if e.is_worker))
-    return GraphStatus(
+    return LocalGraphStatus(
         namespace=arbiter.namespace,
         model=arbiter.model,
         speed=arbiter.speed,
@@ -219,7 +219,7 @@ def summarise(
     )
 
 
-def _process(name: str, entry: Entry, view: WorkerView | None) -> ProcessStatus:
+def _process(name: str, entry: ProcessEntry, view: WorkerView | None) -> ProcessStatus:
     state, reason = entry.state.value, entry.reason
     if view is not None and entry.state is EntryState.READY and view.state != "ready":
         state, reason = view.state, view.reason
@@ -238,7 +238,7 @@ def _process(name: str, entry: Entry, view: WorkerView | None) -> ProcessStatus:
     )
 
 
-def _pool(role: str, entries: list[Entry]) -> PoolStatus:
+def _pool(role: str, entries: list[ProcessEntry]) -> PoolStatus:
     own = [entry for entry in entries if entry.role == role]
     return PoolStatus(
         role=role,

@@ -19,12 +19,17 @@ from typing import TypeVar
 
 from penstock_core.errors import ConfigError, ConflictError, NotFoundError
 from penstock_core.local_state import STATE_DIR_VARIABLE, state_dir
+from penstock_local import private
 from penstock_local.liveness import arbiter_is_alive
 from penstock_local.statefile import StateFile
 from penstock_local.statefile_json import from_json, to_json
 
 LOCK_TIMEOUT_S = 5.0
 """Real seconds. Chosen: an edit takes milliseconds, so a longer hold is a stuck process."""
+
+REPAIR_S = 1.0
+"""Real seconds. Chosen: an arbiter that runs replaces a broken file within a tick of 0.1 s."""
+_REPAIR_POLL_S = 0.05
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _T = TypeVar("_T")
@@ -39,6 +44,10 @@ def log_root() -> Path:
 def namespaces() -> list[str]:
     """Return the namespaces that have a statefile, sorted."""
     return sorted(path.stem for path in state_dir().glob("*.json"))
+
+
+class UnwritableError(ConfigError):
+    """The statefile cannot be written, as on a full disk; the old content stays."""
 
 
 class StateStore:
@@ -70,8 +79,9 @@ class StateStore:
         Raises:
             ConfigError: it cannot be read as a statefile.
         """
+        self.check_folder()
         try:
-            text = self.path.read_text(encoding="utf-8")
+            content = private.read(self.path)
         except FileNotFoundError:
             return None
         except OSError as exc:
@@ -79,12 +89,21 @@ class StateStore:
                 f"{self.path}: cannot be read: {exc.strerror}; check its owner and mode"
             ) from exc
         try:
-            data = json.loads(text)
-        except ValueError as exc:
+            data = json.loads(content.decode("utf-8"))
+        except (ValueError, RecursionError) as exc:
             raise ConfigError(
                 f"{self.path}: not JSON ({exc}); run `penstock down --now`, or delete the file when nothing runs"
             ) from exc
         return from_json(data, source=str(self.path))
+
+    def check_folder(self) -> None:
+        """Refuse a state folder that another user owns or may write in; one that is not there is fine.
+
+        Raises:
+            ConfigError: it is such a folder.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            private.check(self.path.parent, self.path.parent.stat())
 
     def update(self, change: Callable[[StateFile], tuple[StateFile, _T]]) -> _T:
         """Apply ``change`` to the current file under the lock, write the result, return the rest.
@@ -95,7 +114,8 @@ class StateStore:
 
         Raises:
             NotFoundError: there is no file.
-            ConflictError: somebody held the lock for too long.
+            ConflictError: another process held the lock for too long.
+            UnwritableError: the result cannot be written; ``change`` was called.
             ConfigError: the file cannot be read.
         """
         with self.locked():
@@ -111,8 +131,8 @@ class StateStore:
         """Replace the file whole, under the lock.
 
         Raises:
-            ConfigError: the folder cannot be written.
-            ConflictError: somebody held the lock for too long.
+            UnwritableError: the folder cannot be written.
+            ConflictError: another process held the lock for too long.
         """
         with self.locked():
             self._replace(state)
@@ -122,7 +142,7 @@ class StateStore:
 
         Raises:
             ConfigError: the arbiter of the present file runs.
-            ConflictError: somebody held the lock for too long.
+            ConflictError: another process held the lock for too long.
         """
         with self.locked():
             self.refuse_running()
@@ -136,16 +156,28 @@ class StateStore:
             return None
 
     def running(self) -> StateFile | None:
-        """Return the file's content while its arbiter runs, else None."""
-        state = self.read_quietly()
-        return state if state is not None and arbiter_is_alive(state) else None
+        """Return the file's content while its arbiter runs, else None.
+
+        A file that cannot be read is read again for a moment: an arbiter that runs writes it again.
+        """
+        deadline_s = time.monotonic() + REPAIR_S
+        while True:
+            try:
+                state = self.read()
+            except ConfigError:
+                if time.monotonic() > deadline_s:
+                    return None
+                time.sleep(_REPAIR_POLL_S)
+            else:
+                return state if state is not None and arbiter_is_alive(state) else None
 
     def refuse_running(self) -> None:
         """Refuse to go on over a graph that runs.
 
         Raises:
-            ConfigError: the arbiter of the present file runs.
+            ConfigError: the arbiter of the present file runs, or the folder is not this user's alone.
         """
+        self.check_folder()
         state = self.running()
         if state is not None:
             arbiter = state.arbiter
@@ -180,13 +212,20 @@ class StateStore:
                 os.close(descriptor)
 
     def _open_lock(self) -> int:
+        private.make_folder(self.path.parent)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self.lock_path, flags, 0o600)
         except OSError as exc:
             raise ConfigError(
                 f"{self.lock_path}: cannot be made: {exc.strerror}; set {STATE_DIR_VARIABLE} to a writable folder"
             ) from exc
+        try:
+            private.check(self.lock_path, os.fstat(descriptor))
+        except ConfigError:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def _acquire(self, descriptor: int, deadline: float) -> None:
         while True:
@@ -227,6 +266,6 @@ class StateStore:
         except OSError as exc:
             if temporary is not None:
                 Path(temporary).unlink(missing_ok=True)
-            raise ConfigError(
+            raise UnwritableError(
                 f"{self.path}: cannot be written: {exc.strerror}; the old content stays"
             ) from exc

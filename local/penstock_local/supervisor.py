@@ -1,4 +1,4 @@
-"""Runs the plan: looks at the statefile and the processes, asks `plan` what is next, and does it.
+"""Runs the plan: observes the statefile and the processes, computes `plan`, and acts on it.
 
 Lives in the arbiter process, in one asyncio task; nothing else changes what it remembers.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock_core import logs
 from penstock_core.errors import ClusterError, ConfigError, ConflictError
+from penstock_core.local_state import EntryState
 from penstock_local import process_log
 from penstock_local.actions import (
     Abandon,
@@ -30,27 +31,31 @@ from penstock_local.actions import (
 )
 from penstock_local.commands import argv_of, environment_of
 from penstock_local.launcher import Ended, Launcher
-from penstock_local.plan import Drain, Exit, Seen, Supervision, plan, plan_stop
+from penstock_local.liveness import ProcessId
+from penstock_local.observer import ProcessObserver
+from penstock_local.plan import Drain, ObservedProcess, ProcessExit, Supervision, plan, plan_stop
 from penstock_local.record import Record
-from penstock_local.sight import Sight
 from penstock_local.statefile import StateFile
 from penstock_local.store import StateStore
 
 _log = logs.get_logger(__name__)
 
 TICK_S = 0.1
-"""Real seconds between two looks. Chosen: small against a planner's interval at speed 20 (1.5 s)."""
+"""Real seconds between two ticks. Chosen: small against a planner's interval at speed 20 (1.5 s)."""
 _WORDLESS = frozenset({0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT})
 """Ends that the process did not cause, or that were orderly: its last log lines explain nothing."""
+UNKILLABLE_S = 10.0
+"""Real seconds after SIGKILL to the last process from which a stop no longer waits. Chosen: only a process that the
+kernel holds, in a driver for example, takes longer."""
 LOG_CHECK_S = 5.0
-"""Real seconds between looks at the sizes of the logs. Chosen."""
+"""Real seconds between checks of the sizes of the logs. Chosen."""
 
 
 @dataclass(slots=True)
 class _Stop:
     """Whether and how the graph is being stopped."""
 
-    asked: bool = False
+    requested: bool = False
     force: bool = False
 
 
@@ -69,40 +74,61 @@ class Supervisor:
         self._record = Record(store, state)
         self._launcher = launcher
         self._figures = figures
-        self._seen: dict[str, Seen] = {}
-        self._sight = Sight(self._seen, figures.limits)
+        self._observed: dict[str, ObservedProcess] = {}
+        self._observer = ProcessObserver(self._observed, figures.limits)
         self._log_starts: dict[str, int] = {}
         self._logs_due_s = 0.0
         self._stop = _Stop()
 
+    def adopt(self) -> None:
+        """Take charge of the processes that a killed arbiter recorded; those that have ended since count as exits.
+
+        A stop that had begun goes on.
+        """
+        now_s = time.monotonic()
+        for name, entry in self._record.state.entries.items():
+            if entry.pid is not None and entry.started is not None:
+                self._launcher.adopt(name, ProcessId(entry.pid, entry.started))
+                healthy_s = now_s if entry.state is EntryState.READY else None
+                self._observed[name] = ObservedProcess(pid=entry.pid, started_s=now_s, healthy_s=healthy_s)
+        _log.info("processes adopted", names=list(self._observed))
+        if self._record.state.arbiter.stopping:
+            self.request_stop()
+
     def request_stop(self, *, force: bool = False) -> None:
         """Begin to stop the graph; asking again, or with ``force``, waits for nothing any more."""
-        self._stop.force = self._stop.force or force or self._stop.asked
-        self._stop.asked = True
+        self._stop.force = self._stop.force or force or self._stop.requested
+        self._stop.requested = True
 
     async def run(self) -> None:
-        """Supervise until a stop was asked for and every process has ended."""
-        async with self._sight:
-            while not self._stop.asked:
+        """Supervise until a stop was requested and every process has ended, or resists SIGKILL."""
+        async with self._observer:
+            while not self._stop.requested:
                 await self._survive(self.tick())
                 await asyncio.sleep(TICK_S)
             _log.info("stopping the graph", force=self._stop.force)
             await self._survive(self._announce_stop())
-            while self._runs_anything():
+            last_kill_s = time.monotonic()
+            while running := [known for known in self._observed.values() if known.pid is not None]:
                 await self._survive(self.stop_tick())
                 await asyncio.sleep(TICK_S)
+                if any(known.verdict is None for known in running):
+                    last_kill_s = time.monotonic()
+                elif time.monotonic() - last_kill_s > UNKILLABLE_S:
+                    _log.error("processes resist SIGKILL", pids=[known.pid for known in running])
+                    return
 
     async def tick(self) -> None:
         """Look once and do what the plan says."""
         now_s = time.monotonic()
         await self._collect_exits(now_s)
         state = self._record.read()
-        self._sight.look(state)
-        for action in plan(state, self._seen, now_s, self._figures):
+        self._observer.probe(state)
+        for action in plan(state, self._observed, now_s, self._figures):
             await self._survive(self._act(action, now_s))
         if now_s >= self._logs_due_s:
             self._logs_due_s = now_s + LOG_CHECK_S
-            for name in state.entries:
+            for name in (*state.entries, process_log.ARBITER):
                 process_log.bound(process_log.log_path(state.arbiter.log_dir, name))
 
     async def stop_tick(self) -> None:
@@ -110,7 +136,7 @@ class Supervisor:
         now_s = time.monotonic()
         await self._collect_exits(now_s)
         force = self._stop.force
-        for action in plan_stop(self._record.state, self._seen, now_s, self._figures.limits, force=force):
+        for action in plan_stop(self._record.state, self._observed, now_s, self._figures.limits, force=force):
             await self._act(action, now_s)
 
     async def _survive(self, step: Coroutine[Any, Any, None]) -> None:
@@ -125,20 +151,17 @@ class Supervisor:
     async def _announce_stop(self) -> None:
         self._record.stopping()
 
-    def _runs_anything(self) -> bool:
-        return any(known.pid is not None for known in self._seen.values())
-
     async def _collect_exits(self, now_s: float) -> None:
         for ended in self._launcher.reap():
-            known = self._seen.get(ended.name)
+            known = self._observed.get(ended.name)
             await self._survive(self._launcher.forget(ended.name))
             if known is None or known.pid != ended.pid:
                 continue
             reason = self._exit_reason(ended, known)
             _log.info("process ended", name=ended.name, pid=ended.pid, reason=reason)
-            self._seen[ended.name] = replace(known, pid=None, exited=Exit(now_s, reason))
+            self._observed[ended.name] = replace(known, pid=None, exited=ProcessExit(now_s, reason))
 
-    def _exit_reason(self, ended: Ended, known: Seen) -> str:
+    def _exit_reason(self, ended: Ended, known: ObservedProcess) -> str:
         if known.verdict is not None:
             how = known.verdict
         elif ended.code is None:
@@ -163,7 +186,7 @@ class Supervisor:
                 _log.info("ready", name=name)
             case RestartLater():
                 self._record.restarting(name, action.reason)
-                self._seen[name] = Seen(failures=action.failures, restart_at_s=action.at_s)
+                self._observed[name] = ObservedProcess(failures=action.failures, restart_at_s=action.at_s)
                 _log.warning("restart scheduled", name=name, failures=action.failures, reason=action.reason)
             case Abandon():
                 self._record.failed(name, action.reason)
@@ -171,15 +194,15 @@ class Supervisor:
                 _log.error("gave up", name=name, reason=action.reason)
             case BeginDrain():
                 _log.info("draining", name=name)
-                self._seen[name] = replace(self._seen[name], drain=Drain(now_s))
+                self._observed[name] = replace(self._observed[name], drain=Drain(now_s))
             case Terminate():
                 _log.info("terminating", name=name)
                 self._launcher.send(name, signal.SIGTERM)
-                self._seen[name] = replace(self._seen[name], terminated_s=now_s)
+                self._observed[name] = replace(self._observed[name], terminated_s=now_s)
             case Kill():
                 _log.warning("killing", name=name, reason=action.reason)
                 self._launcher.send(name, signal.SIGKILL)
-                self._seen[name] = replace(self._seen[name], verdict=action.reason)
+                self._observed[name] = replace(self._observed[name], verdict=action.reason)
             case Retire():
                 self._record.retired(name)
                 self._drop(name)
@@ -193,8 +216,10 @@ class Supervisor:
             return
         log = process_log.log_path(self._record.state.arbiter.log_dir, name)
         self._log_starts[name] = process_log.size_of(log)
-        self._sight.forget(name)
-        fresh = Seen(started_s=now_s, failures=self._seen.get(name, Seen()).failures)
+        self._observer.forget(name)
+        fresh = ObservedProcess(
+            started_s=now_s, failures=self._observed.get(name, ObservedProcess()).failures
+        )
         environment = environment_of(entry, str(self._record.store.path), os.environ)
         await self._launcher.forget(name)
         try:
@@ -202,13 +227,13 @@ class Supervisor:
         except ConflictError:
             raise
         except ClusterError as exc:
-            self._seen[name] = replace(fresh, exited=Exit(now_s, str(exc)))
+            self._observed[name] = replace(fresh, exited=ProcessExit(now_s, str(exc)))
             return
-        self._seen[name] = replace(fresh, pid=process.pid)
+        self._observed[name] = replace(fresh, pid=process.pid)
         _log.info("process started", name=name, pid=process.pid, gpus=list(entry.gpus), port=entry.port)
         self._record.started(name, process)
 
     def _drop(self, name: str) -> None:
-        self._seen.pop(name, None)
+        self._observed.pop(name, None)
         self._log_starts.pop(name, None)
-        self._sight.forget(name)
+        self._observer.forget(name)

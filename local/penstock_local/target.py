@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from penstock_api import WORKER_ROLES, Role
 from penstock_core import logs
 from penstock_core.errors import ClusterError, ConfigError
 from penstock_core.local_state import EntryState
-from penstock_graph.models import WORKER_ROLES, Role
 from penstock_local.probes import NoAnswer, Probes
 from penstock_local.replicas import ScaleOutcome, scale, template
-from penstock_local.statefile import Entry, StateFile
+from penstock_local.statefile import ProcessEntry, StateFile
 from penstock_local.store import StateStore
 from penstock_planner.targets.base import Endpoint, PoolState, TargetState
 
@@ -42,7 +42,7 @@ def target_state(state: StateFile) -> TargetState:
     )
 
 
-def _pool(role: Role, base: Entry, entries: list[Entry]) -> PoolState:
+def _pool(role: Role, base: ProcessEntry, entries: list[ProcessEntry]) -> PoolState:
     def count(states: frozenset[EntryState]) -> int:
         return sum(entry.state in states for entry in entries)
 
@@ -56,7 +56,7 @@ def _pool(role: Role, base: Entry, entries: list[Entry]) -> PoolState:
     )
 
 
-def _is_adjusting(entry: Entry) -> bool:
+def _is_adjusting(entry: ProcessEntry) -> bool:
     """A worker that was ready once and restarts after a crash is no adjustment."""
     return entry.state is EntryState.DRAINING or (entry.state in _ON_THE_WAY and not entry.served)
 
@@ -91,7 +91,7 @@ class LocalTarget:
         return target_state(self._read())
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
-        """Write the wish for ``replicas`` of ``role`` into the statefile.
+        """Write the desired ``replicas`` of ``role`` into the statefile.
 
         Added replicas get exclusive GPUs inside the budget, which existing workers count against until
         their process has ended. Of replicas to go, one that does not serve yet goes first, then the one with
@@ -103,12 +103,12 @@ class LocalTarget:
             decision_id: Written to the log with the change.
 
         Raises:
-            ConflictError: the statefile's lock is held by somebody else.
+            ConflictError: the statefile's lock is held by another process.
             ClusterError: no such pool, the graph is being stopped, or no GPUs are left; what could be
                 granted is.
         """
         if replicas < 0:
-            raise ClusterError(f"{role}: {replicas} replicas asked for; must be 0 or more")
+            raise ClusterError(f"{role}: {replicas} desired replicas; must be 0 or more")
         before = self._read()
         loads = await self._loads(before)
 
@@ -148,7 +148,7 @@ class LocalTarget:
         return state
 
     async def _loads(self, state: StateFile) -> Mapping[str, float]:
-        """Return the router's count of tokens in flight by worker; empty when it cannot be asked."""
+        """Return the router's count of tokens in flight by worker; empty when it does not answer."""
         view = await self._probes.router(state.arbiter.router_url)
         if isinstance(view, NoAnswer):
             return {}

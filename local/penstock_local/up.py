@@ -6,46 +6,50 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock_core.clock import ModelClock
-from penstock_core.errors import ClusterError, ConfigError, PortInUseError
+from penstock_api import Environment, GraphDeployment, Role
+from penstock_core.clock import SimulatedClock
+from penstock_core.errors import ClusterError, ConfigError, InvalidSpecError, PortInUseError
 from penstock_core.local_state import EntryState
-from penstock_graph.loading import load_graph
-from penstock_graph.models import GraphDeployment, Role
-from penstock_graph.runtimes import PLANNER_ROLE, RuntimeContext
-from penstock_local import liveness, process_log
+from penstock_local import liveness, private, process_log, recovery
 from penstock_local.build import LocalOptions, initial_state
 from penstock_local.ports import is_free
 from penstock_local.probes import Probes
-from penstock_local.statefile import Entry, StateFile
+from penstock_local.statefile import ProcessEntry, StateFile
 from penstock_local.statefile_json import to_json
 from penstock_local.store import StateStore, log_root
+from penstock_manifests import load_graph
+from penstock_planner.options import join
+from penstock_runtimes import PLANNER_ROLE, RuntimeContext
+from penstock_runtimes.extras import needed_extras
 
 _POLL_S = 0.1
 _ARBITER_START_S = 20.0
 """Real seconds for the arbiter to write its file. Chosen: importing takes one or two on a busy machine."""
-_LEFTOVER_GRACE_S = 5.0
-"""Real seconds that processes of a killed arbiter get to end. Chosen."""
+_WITHDRAW_S = 15.0
+"""Real seconds that an arbiter may take to stop at once: a floor of grace, SIGKILL and a margin. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What the command line asks for.
+    """The options of the command line.
 
     Attributes:
         namespace: Name on this machine; None: the graph's own.
-        speed: Modelled seconds per real second, > 0.
+        speed: Time scale: simulated seconds per real second, > 0.
         port: The router's port.
         gpus: GPUs of the host; None: the planner's maxGpuBudget.
         log_dir: Folder of all logs; None: beside the state folder.
         with_planner: Start the planner if the graph has one.
         timeout_s: How long to wait until the graph serves, real seconds.
+        planner: Options of `penstock planner run` by their names; they win over the graph's.
     """
 
     namespace: str | None = None
@@ -55,10 +59,11 @@ class UpOptions:
     log_dir: Path | None = None
     with_planner: bool = True
     timeout_s: float = 300.0
+    planner: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedGraph:
     """A graph that serves.
 
     Attributes:
@@ -85,20 +90,58 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
 
     Args:
         file: The manifest.
-        options: What the command line asks for.
+        options: The options of the command line.
 
     Returns:
         The namespace's store and the first content of its statefile.
 
     Raises:
-        InvalidSpecError: the manifest has problems.
+        InvalidSpecError: the manifest has problems, or needs an optional package that is not installed.
         ConfigError: an option is out of bounds, the namespace is taken, or the GPUs do not suffice.
     """
-    graph = load_graph(file)
+    graph = _planned_as(load_graph(file), options.planner)
     namespace = options.namespace or graph.name
     store = StateStore.of(namespace)
     store.refuse_running()
-    return store, initial_state(graph, _local_options(graph, file, store, namespace, options), os.environ)
+    _check_extras(graph, with_planner=options.with_planner)
+    state = initial_state(graph, _local_options(graph, file, store, namespace, options), os.environ)
+    return store, replace(state, arbiter=replace(state.arbiter, run_id=secrets.token_hex(8)))
+
+
+def _check_extras(graph: GraphDeployment, *, with_planner: bool) -> None:
+    """Refuse a graph whose planner or router would end at its start for want of an optional package."""
+    needs = [need for need in needed_extras(graph) if with_planner or need.process != PLANNER_ROLE]
+    problems = [need.problem() for need in needs if need.missing]
+    if problems:
+        raise InvalidSpecError(problems)
+
+
+def _planned_as(graph: GraphDeployment, overrides: Mapping[str, str]) -> GraphDeployment:
+    """Return the graph with what the command line says of its planner, as far as `up` itself depends on it.
+
+    Raises:
+        InvalidSpecError: an option is out of bounds or contradicts another one.
+        ConfigError: it is one of `up`'s own.
+    """
+    if not overrides:
+        return graph
+    if "namespace" in overrides:
+        raise ConfigError("--Planner.namespace: is the graph's name on this machine; give --namespace")
+    options = join(given=dict(overrides), graph=graph)
+    if options.environment is not Environment.LOCAL:
+        raise ConfigError(
+            f"--Planner.environment: {options.environment.value}: `penstock up` starts a local planner; apply "
+            "the graph to a cluster instead"
+        )
+    log_dir = None if options.log_dir is None else str(Path(options.log_dir).expanduser().absolute())
+    planner = graph.spec.planner.model_copy(
+        update={"max_gpu_budget": options.max_gpu_budget, "log_dir": log_dir}
+    )
+    return graph.model_copy(update={"spec": graph.spec.model_copy(update={"planner": planner})})
+
+
+_APPLIED = frozenset({"log-dir", "environment"})
+"""Options that `up` passes to the planner in its own way."""
 
 
 def _check_port(port: int) -> None:
@@ -113,9 +156,12 @@ def _local_options(
 ) -> LocalOptions:
     if options.gpus is not None and options.gpus < 0:
         raise ConfigError(f"--gpus: {options.gpus} must be 0 or more")
-    ModelClock(options.speed)  # refuses a speed that is none
+    SimulatedClock(options.speed)  # refuses a speed that is none
     log_dir = (options.log_dir or log_root() / namespace).expanduser().absolute()
     planner_dir = graph.spec.planner.log_dir
+    planner_args = tuple(
+        f"--{name}={value}" for name, value in options.planner.items() if name not in _APPLIED
+    )
     return LocalOptions(
         namespace=namespace,
         speed=options.speed,
@@ -130,36 +176,17 @@ def _local_options(
             namespace=namespace,
             speed=options.speed,
             log_dir=str(Path(planner_dir).absolute() if planner_dir else log_dir / "planner"),
+            planner_args=planner_args,
         ),
     )
 
 
-def recover(store: StateStore) -> tuple[str, ...]:
-    """End what a killed arbiter left behind and remove its file; returns what was done, for people.
-
-    Raises:
-        ConfigError: the arbiter runs.
-        ClusterError: a process could not be ended.
-    """
-    store.refuse_running()
-    left = liveness.leftovers(store.read_quietly(), str(store.path))
-    resisting = liveness.end(left, grace_s=_LEFTOVER_GRACE_S)
-    if resisting:
-        pids = ", ".join(str(process.pid) for process in resisting)
-        raise ClusterError(f"processes {pids} of an earlier run cannot be ended; end them and try again")
-    if not left and not store.path.exists():
-        return ()
-    store.remove()
-    done = [f"ended process {process.pid} of an earlier run" for process in left]
-    return (*done, f"removed the stale statefile {store.path}")
-
-
-async def up(file: Path, options: UpOptions, progress: Progress) -> Started:
+async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph:
     """Start a graph and return when it serves.
 
     Args:
         file: The manifest.
-        options: What the command line asks for.
+        options: The options of the command line.
         progress: Told every tenth of a second how far it is.
 
     Raises:
@@ -168,25 +195,25 @@ async def up(file: Path, options: UpOptions, progress: Progress) -> Started:
         ClusterError: it was started and did not come to serve; everything was stopped again.
     """
     store, state = prepare(file, options)
-    recovered = recover(store)
+    recovered = recovery.recover(store)
     _check_port(options.port)
     began_s = time.monotonic()
     arbiter = _spawn_arbiter(store, state)
     try:
-        await _wait_claimed(store, arbiter, state.arbiter.log_dir)
-        running = await _wait_ready(store, arbiter, options.timeout_s, progress)
+        await _wait_claimed(store, state, arbiter)
+        running = await _wait_ready(store, state, options.timeout_s, progress)
     except BaseException:
-        await asyncio.shield(_withdraw(arbiter))
+        await asyncio.shield(_roll_back(store, state, arbiter))
         raise
-    return Started(running, store.path, time.monotonic() - began_s, recovered, arbiter)
+    return StartedGraph(running, store.path, time.monotonic() - began_s, recovered, arbiter)
 
 
 def _spawn_arbiter(store: StateStore, state: StateFile) -> subprocess.Popen[bytes]:
     """Start the background process in a session of its own, its log beside the others."""
     log_dir = Path(state.arbiter.log_dir)
     try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        log = (log_dir / "arbiter.log").open("ab")
+        private.make_folder(log_dir)
+        log = process_log.log_path(state.arbiter.log_dir, process_log.ARBITER).open("ab")
     except OSError as exc:
         raise ConfigError(
             f"--log-dir: {log_dir} cannot be written: {exc.strerror}; choose another folder"
@@ -205,38 +232,51 @@ def _spawn_arbiter(store: StateStore, state: StateFile) -> subprocess.Popen[byte
     return arbiter
 
 
-async def _withdraw(arbiter: subprocess.Popen[bytes]) -> None:
-    """Stop what was started; SIGTERM twice means: at once."""
+async def _roll_back(store: StateStore, requested: StateFile, arbiter: subprocess.Popen[bytes]) -> None:
+    """Stop what was started, at once; SIGTERM twice says so to an arbiter."""
     for _ in range(2):
         if arbiter.poll() is None:
             arbiter.terminate()
             await asyncio.sleep(0.2)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        await asyncio.to_thread(arbiter.wait, 15.0)
+        await asyncio.to_thread(arbiter.wait, _WITHDRAW_S)
+    if arbiter.poll() is None:
+        arbiter.kill()
+    left = store.read_quietly()
+    if left is not None and left.arbiter.run_id == requested.arbiter.run_id:
+        await asyncio.to_thread(recovery.kill, store, left)
+        await asyncio.to_thread(recovery.recover, store)
 
 
-async def _wait_claimed(store: StateStore, arbiter: subprocess.Popen[bytes], log_dir: str) -> None:
+async def _wait_claimed(store: StateStore, requested: StateFile, arbiter: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _ARBITER_START_S
+    log_dir = requested.arbiter.log_dir
     while True:
         state = store.read_quietly()
-        if state is not None and state.arbiter.pid == arbiter.pid:
+        if state is not None and state.arbiter.run_id == requested.arbiter.run_id:
             return
         if arbiter.poll() is not None or time.monotonic() > deadline:
-            words = process_log.last_lines(Path(log_dir) / "arbiter.log")
+            words = process_log.last_lines(process_log.log_path(log_dir, process_log.ARBITER))
             raise ClusterError(f"the arbiter did not start: {words or 'it said nothing'}; log: {log_dir}")
         await asyncio.sleep(_POLL_S)
 
 
 async def _wait_ready(
-    store: StateStore, arbiter: subprocess.Popen[bytes], timeout_s: float, progress: Progress
+    store: StateStore, requested: StateFile, timeout_s: float, progress: Progress
 ) -> StateFile:
+    """Wait until the router of this very start serves; an arbiter that was killed is given time to come back."""
     probes = Probes()
     deadline = time.monotonic() + timeout_s
+    alive_s = time.monotonic()
     try:
         while True:
             state = store.read_quietly()
-            if arbiter.poll() is not None or state is None:
-                raise ClusterError(f"the arbiter ended while starting; see {store.path.parent}")
+            now_s = time.monotonic()
+            is_ours = state is not None and state.arbiter.run_id == requested.arbiter.run_id
+            if is_ours and state is not None and liveness.arbiter_is_alive(state):
+                alive_s = now_s
+            if state is None or not is_ours or now_s - alive_s > _ARBITER_START_S:
+                raise ClusterError(f"the arbiter ended while starting; see {requested.arbiter.log_dir}")
             _raise_if_hopeless(state)
             ready, words = await probes.readiness(state.arbiter.router_url)
             progress(state, words)
@@ -259,7 +299,7 @@ def _router_is_ours(state: StateFile) -> bool:
 
 def _raise_if_hopeless(state: StateFile) -> None:
     """Raise when the router was given up, or every replica of a worker role."""
-    by_role: dict[str, list[Entry]] = {}
+    by_role: dict[str, list[ProcessEntry]] = {}
     for entry in state.entries.values():
         by_role.setdefault(entry.role, []).append(entry)
     for role, entries in by_role.items():

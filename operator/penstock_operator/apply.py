@@ -21,12 +21,12 @@ from penstock_core.errors import (
     UnavailableError,
 )
 from penstock_core.logs import get_logger
-from penstock_graph.cluster_names import APPLIED_ANNOTATION, OPERATOR
 from penstock_kube.client import KubeClient
 from penstock_kube.kinds import GRAPH_DEPLOYMENT, ROLE_BINDING, SCALING_ADAPTER, kind_of
+from penstock_objects.names import APPLIED_ANNOTATION, OPERATOR
+from penstock_operator.lru_cache import LruCache
 from penstock_operator.metrics import OperatorMetrics
-from penstock_operator.plan.drift import Difference, differences, drifted, stamped
-from penstock_operator.recent import Recent
+from penstock_operator.plan.drift import FieldDifference, differences, drifted, stamped
 from penstock_operator.trim import POSTED, VERSION, Object, version_of
 from penstock_operator.workloads import WORKLOADS
 
@@ -105,7 +105,7 @@ class Applier:
         self._metrics = metrics
         self._on_written = on_written
         self._tolerated: dict[tuple[str, str, str], tuple[str, frozenset[str]]] = {}
-        self._right: Recent[tuple[str, str, str], tuple[str, int]] = Recent(COMPARED)
+        self._right: LruCache[tuple[str, str, str], tuple[str, int]] = LruCache(COMPARED)
 
     async def apply(
         self, desired: Iterable[Object], live: Mapping[tuple[str, str], Object], owner: Owner
@@ -159,8 +159,12 @@ class Applier:
         )
         return await self._written("patch", call, obj)
 
-    async def delete(self, obj: Object) -> None:
+    async def delete(self, obj: Object, *, grace_s: int | None = None) -> None:
         """Delete an object if it is still this one; one that is gone or replaced is fine.
+
+        Args:
+            obj: With its kind and metadata.
+            grace_s: Seconds that a pod is given; None leaves its own.
 
         Raises:
             ClusterError: the server refused or failed.
@@ -169,7 +173,11 @@ class Applier:
         kind = kind_of(obj)
         try:
             await self._client.delete(
-                kind, metadata["name"], namespace=metadata["namespace"], uid=metadata.get("uid")
+                kind,
+                metadata["name"],
+                namespace=metadata["namespace"],
+                uid=metadata.get("uid"),
+                grace_s=grace_s,
             )
         except (NotFoundError, ConflictError):
             return
@@ -188,7 +196,7 @@ class Applier:
         there = live.get((want["kind"], want["metadata"]["name"]))
         return there is None or _standing(there, owner) is not None or self._drift(want, there) is not None
 
-    def differences(self, want: Object, there: Object) -> list[Difference]:
+    def differences(self, want: Object, there: Object) -> list[FieldDifference]:
         """Return where an object falls short of what is wanted, but for what the cluster insists on.
 
         Args:

@@ -1,8 +1,8 @@
 """What the cluster looks like now, from watches alone: every graph with its children, adapters and pods.
 
-One informer per kind, all narrowed to what carries `managed-by: penstock`, objects trimmed to what the plans
-read. Changes mark the graph they belong to; what changes nothing that the plans read (a heartbeat, another's
-part of a status) marks nothing. Reads nothing from the API server beyond the informers' lists and watches.
+Kopf's handlers report GraphDeployments and ScalingAdapters; every other kind has an informer. All but graphs are
+narrowed to what carries `managed-by: penstock`, objects trimmed to what the plans read. Changes enqueue the
+graph they belong to; what changes nothing that the plans read (a heartbeat, another's part of a status) does not.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from penstock_core.errors import NotFoundError, UnavailableError
 from penstock_core.logs import get_logger
-from penstock_graph.cluster_names import GRAPH_LABEL, MANAGED_BY, MANAGED_BY_LABEL
 from penstock_kube.client import KubeClient
-from penstock_kube.informer import Informer
+from penstock_kube.informer import Informer, ObjectKey
 from penstock_kube.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -36,12 +35,13 @@ from penstock_kube.kinds import (
     Kind,
     kind_of,
 )
+from penstock_objects.names import GRAPH_LABEL, MANAGED_BY, MANAGED_BY_LABEL
+from penstock_operator.handler_store import HandlerStore
 from penstock_operator.plan.pods import PodView
 from penstock_operator.queue import Key
 from penstock_operator.trim import VERSION, Object, same, trim_child, trim_graph, trim_pod
 
 CHILD_KINDS: Final = (
-    SCALING_ADAPTER,
     DEPLOYMENT,
     SERVICE,
     CONFIG_MAP,
@@ -51,7 +51,7 @@ CHILD_KINDS: Final = (
     POD_DISRUPTION_BUDGET,
     NETWORK_POLICY,
 )
-"""Kinds of children that every cluster knows; LeaderWorkerSet is watched once its CRD is there."""
+"""Kinds of children with informers that every cluster knows; LeaderWorkerSet is watched once its CRD is there."""
 
 CONFIRM_S: Final = 30.0
 """How long an answered write counts without the watch's word; real seconds, chosen: longer than a reconnect."""
@@ -59,7 +59,7 @@ CONFIRM_S: Final = 30.0
 LIST_S: Final = 5.0
 """Longest wait for the first list of LeaderWorkerSets; real seconds, chosen: a graph that needs them tries again."""
 
-MAX_TOMBS: Final = 10_000
+MAX_TOMBSTONES: Final = 10_000
 """Deleted objects remembered, so that a late answer does not revive them. Chosen: about two megabytes."""
 
 Trim = Callable[[Object], Object]
@@ -67,14 +67,22 @@ Trim = Callable[[Object], Object]
 _OF_USERS: Final = frozenset({GRAPH_DEPLOYMENT, SCALING_ADAPTER})
 """Kinds whose specification only users and autoscalers change."""
 
-Mark = Callable[[Key, bool], None]
-"""Asks for a look at a graph; the flag says that a user changed it."""
+Enqueue = Callable[[Key, bool], None]
+"""Enqueues a graph; the flag says that a user changed it."""
 
 log = get_logger(__name__)
 
 
+class Source(Protocol):
+    """A live copy of one kind's objects, as `Informer` and `HandlerStore` are."""
+
+    objects: Mapping[ObjectKey, Object]
+    synced: asyncio.Event
+    problem: str | None
+
+
 @dataclass(slots=True)
-class Sight:
+class GraphSnapshot:
     """All that is known of one graph; objects are shared with the informers and must not be changed.
 
     Attributes:
@@ -96,68 +104,77 @@ class Sight:
         """Return its pods as the plans read them."""
         return [each["view"] for each in self.pods.values()]
 
+    def fingerprint(self) -> tuple[object, ...]:
+        """Return what changes whenever anything of the graph does."""
+        versions = [each[VERSION] for each in (*self.children.values(), *self.pods.values())]
+        graph = None if self.graph is None else self.graph[VERSION]
+        return (graph, len(self.children), len(self.pods), *sorted(versions))
+
     def adapters(self) -> Iterator[Object]:
         """Yield its ScalingAdapters."""
         return (each for (kind, _), each in self.children.items() if kind == SCALING_ADAPTER.kind)
 
 
 class Cluster:
-    """The operator's view of one namespace, or of all."""
+    """The operator's view of one namespace, or of all.
 
-    def __init__(self, client: KubeClient, *, namespace: str | None, mark: Mark) -> None:
+    Attributes:
+        stores: Of the kinds that kopf watches; its handlers fill them.
+    """
+
+    def __init__(self, client: KubeClient, *, namespace: str | None, enqueue: Enqueue) -> None:
         """Prepare the informers; `run` starts them.
 
         Args:
             client: Reads.
             namespace: None watches all.
-            mark: Called for every change that the plans would see.
+            enqueue: Called for every change that the plans would see.
         """
         self._client = client
         self._namespace = namespace
-        self._mark = mark
-        self._sights: dict[Key, Sight] = {}
-        self._homes: dict[tuple[str, str, str], Key] = {}
+        self._enqueue = enqueue
+        self._snapshots: dict[Key, GraphSnapshot] = {}
+        self._owners: dict[tuple[str, str, str], Key] = {}
         self._noted: dict[tuple[str, str, str], float] = {}
-        self._tombs: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+        self._tombstones: OrderedDict[tuple[str, str, str], int] = OrderedDict()
         self._trims: dict[Kind, Trim] = {
             GRAPH_DEPLOYMENT: trim_graph,
-            **dict.fromkeys((*CHILD_KINDS, LEADER_WORKER_SET), trim_child),
+            **dict.fromkeys((SCALING_ADAPTER, *CHILD_KINDS, LEADER_WORKER_SET), trim_child),
             POD: trim_pod,
         }
-        self._informers = {
-            kind: self._informer(kind) for kind in self._trims if kind is not LEADER_WORKER_SET
-        }
+        self.stores = tuple(map(self._store, (GRAPH_DEPLOYMENT, SCALING_ADAPTER)))
+        self._informers = {kind: self._informer(kind) for kind in (*CHILD_KINDS, POD)}
         self._group: asyncio.TaskGroup | None = None
         self._lws_lock = asyncio.Lock()
 
     async def run(self) -> None:
-        """Keep the view fresh until cancelled."""
+        """Keep the view of the kinds with informers fresh until cancelled; kopf does the others."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             for informer in self._informers.values():
                 group.create_task(informer.run())
 
     async def synced(self) -> None:
-        """Wait until every informer has listed once."""
-        for informer in tuple(self._informers.values()):
-            await informer.synced.wait()
+        """Wait until everything has been listed once."""
+        for source in tuple(self._sources.values()):
+            await source.synced.wait()
 
     def problem(self) -> str | None:
         """Return why the view may be old or incomplete; None while all watches work."""
-        for kind, informer in self._informers.items():
-            if informer.problem is not None:
-                return f"{kind.plural}: {informer.problem}"
-            if not informer.synced.is_set():
+        for kind, source in self._sources.items():
+            if source.problem is not None:
+                return f"{kind.plural}: {source.problem}"
+            if not source.synced.is_set():
                 return f"{kind.plural}: not listed yet"
         return None
 
     def known(self) -> list[Key]:
         """Return every graph of which something is there."""
-        return list(self._sights)
+        return list(self._snapshots)
 
-    def sight(self, key: Key) -> Sight:
+    def snapshot(self, key: Key) -> GraphSnapshot:
         """Return what is known of a graph now."""
-        return self._sights.get(key, Sight())
+        return self._snapshots.get(key, GraphSnapshot())
 
     async def has_leader_worker_sets(self) -> bool:
         """Return whether the cluster knows LeaderWorkerSet, and watch them from then on.
@@ -190,12 +207,24 @@ class Cluster:
             return False
         return any(each.get("name") == kind.plural for each in found.get("resources", ()))
 
+    @property
+    def _sources(self) -> Mapping[Kind, Source]:
+        return {**{store.kind: store for store in self.stores}, **self._informers}
+
+    def _store(self, kind: Kind) -> HandlerStore:
+        return HandlerStore(
+            kind,
+            labels=None if kind is GRAPH_DEPLOYMENT else {MANAGED_BY_LABEL: MANAGED_BY},
+            trim=self._trims[kind],
+            on_change=partial(self._changed, kind),
+        )
+
     def _informer(self, kind: Kind) -> Informer:
         return Informer(
             self._client,
             kind,
             namespace=self._namespace,
-            labels=None if kind is GRAPH_DEPLOYMENT else {MANAGED_BY_LABEL: MANAGED_BY},
+            labels={MANAGED_BY_LABEL: MANAGED_BY},
             trim=self._trims[kind],
             on_change=partial(self._changed, kind),
         )
@@ -203,8 +232,8 @@ class Cluster:
     def note(self, written: Object) -> None:
         """Take over an object as the API server answered a write, before the watch shows it.
 
-        So the next look does not repeat the write. The answer may also hold what somebody else changed just
-        before, which the watch then does not show as a change any more; that marks the graph here. What the
+        So the next reconcile does not repeat the write. The answer may also hold what another writer changed just
+        before, which the watch then does not show as a change any more; that enqueues the graph here. What the
         watch does not confirm within `CONFIRM_S` is dropped again.
         """
         kind = kind_of(written)
@@ -213,98 +242,98 @@ class Cluster:
         obj = self._trims[kind](written)
         metadata = obj["metadata"]
         identity = (kind.kind, metadata["namespace"], metadata["name"])
-        if self._tombs.get(identity, -1) >= obj[VERSION]:
+        if self._tombstones.get(identity, -1) >= obj[VERSION]:
             return
-        old = self._held(kind, identity[2], self._homes.get(identity))
+        old = self._held(kind, identity[2], self._owners.get(identity))
         if old is not None and old[VERSION] >= obj[VERSION]:
             return  # the watch was quicker; its copy is the one that the informer keeps anyway
-        home = self._take_over(kind, identity, obj)
+        owner = self._take_over(kind, identity, obj)
         self._noted[identity] = time.monotonic()
-        if home is not None and old is not None and _brings_news(kind, old, obj):
-            self._mark(home, kind in _OF_USERS)
-        if (metadata["namespace"], metadata["name"]) not in self._informers[kind].objects:
+        if owner is not None and old is not None and _brings_news(kind, old, obj):
+            self._enqueue(owner, kind in _OF_USERS)
+        if (metadata["namespace"], metadata["name"]) not in self._sources[kind].objects:
             asyncio.get_running_loop().call_later(CONFIRM_S, self._confirm, kind, identity, obj)
 
     def _confirm(self, kind: Kind, identity: tuple[str, str, str], obj: Object) -> None:
-        home = self._homes.get(identity)
-        if home is None or identity[1:] in self._informers[kind].objects:
+        owner = self._owners.get(identity)
+        if owner is None or identity[1:] in self._sources[kind].objects:
             return
-        if self._held(kind, identity[2], home) is obj:
+        if self._held(kind, identity[2], owner) is obj:
             self._remove(kind, identity)
-            self._mark(home, False)
+            self._enqueue(owner, False)
 
     def _changed(self, kind: Kind, change: str, obj: Object) -> None:
         metadata = obj["metadata"]
         identity = (kind.kind, metadata["namespace"], metadata["name"])
-        home = self._homes.get(identity)
+        owner = self._owners.get(identity)
         if change == "DELETED":
-            self._bury(identity, obj[VERSION])
-            if home is not None:
+            self._add_tombstone(identity, obj[VERSION])
+            if owner is not None:
                 self._remove(kind, identity)
-                self._mark(home, False)
+                self._enqueue(owner, False)
             return
-        old = self._held(kind, metadata["name"], home)
+        old = self._held(kind, metadata["name"], owner)
         noted_s = self._noted.pop(identity, None)
         is_young = noted_s is not None and time.monotonic() - noted_s < CONFIRM_S
         if noted_s is not None and is_young and old is not None and old[VERSION] > obj[VERSION]:
             self._noted[identity] = noted_s
             return  # the answer to a write of ours was newer
-        new_home = self._take_over(kind, identity, obj)
-        if home is not None and home != new_home:
-            self._mark(home, False)
-        if new_home is not None and (home != new_home or old is None or not same(old, obj)):
-            self._mark(new_home, kind in _OF_USERS and _generation(old) != _generation(obj))
+        new_owner = self._take_over(kind, identity, obj)
+        if owner is not None and owner != new_owner:
+            self._enqueue(owner, False)
+        if new_owner is not None and (owner != new_owner or old is None or not same(old, obj)):
+            self._enqueue(new_owner, kind in _OF_USERS and _generation(old) != _generation(obj))
 
     def _take_over(self, kind: Kind, identity: tuple[str, str, str], obj: Object) -> Key | None:
         """Keep an object where it belongs now; return that graph."""
-        home = _home(kind, obj)
-        if self._homes.get(identity) not in {None, home}:
+        owner = _owning_graph(kind, obj)
+        if self._owners.get(identity) not in {None, owner}:
             self._remove(kind, identity)
-        if home is not None:
-            self._homes[identity] = home
-            self._put(kind, identity[2], home, obj)
-        return home
+        if owner is not None:
+            self._owners[identity] = owner
+            self._put(kind, identity[2], owner, obj)
+        return owner
 
-    def _bury(self, identity: tuple[str, str, str], version: int) -> None:
-        self._tombs[identity] = version
-        self._tombs.move_to_end(identity)
-        if len(self._tombs) > MAX_TOMBS:
-            self._tombs.popitem(last=False)
+    def _add_tombstone(self, identity: tuple[str, str, str], version: int) -> None:
+        self._tombstones[identity] = version
+        self._tombstones.move_to_end(identity)
+        if len(self._tombstones) > MAX_TOMBSTONES:
+            self._tombstones.popitem(last=False)
 
-    def _held(self, kind: Kind, name: str, home: Key | None) -> Object | None:
-        sight = self._sights.get(home) if home is not None else None
-        if sight is None:
+    def _held(self, kind: Kind, name: str, owner: Key | None) -> Object | None:
+        snapshot = self._snapshots.get(owner) if owner is not None else None
+        if snapshot is None:
             return None
         if kind is GRAPH_DEPLOYMENT:
-            return sight.graph
-        return sight.pods.get(name) if kind is POD else sight.children.get((kind.kind, name))
+            return snapshot.graph
+        return snapshot.pods.get(name) if kind is POD else snapshot.children.get((kind.kind, name))
 
-    def _put(self, kind: Kind, name: str, home: Key, obj: Object) -> None:
-        sight = self._sights.setdefault(home, Sight())
+    def _put(self, kind: Kind, name: str, owner: Key, obj: Object) -> None:
+        snapshot = self._snapshots.setdefault(owner, GraphSnapshot())
         if kind is GRAPH_DEPLOYMENT:
-            sight.graph = obj
+            snapshot.graph = obj
         elif kind is POD:
-            sight.pods[name] = obj
+            snapshot.pods[name] = obj
         else:
-            sight.children[kind.kind, name] = obj
+            snapshot.children[kind.kind, name] = obj
 
     def _remove(self, kind: Kind, identity: tuple[str, str, str]) -> None:
         self._noted.pop(identity, None)
-        home = self._homes.pop(identity, None)
-        sight = self._sights.get(home) if home is not None else None
-        if home is None or sight is None:
+        owner = self._owners.pop(identity, None)
+        snapshot = self._snapshots.get(owner) if owner is not None else None
+        if owner is None or snapshot is None:
             return
         if kind is GRAPH_DEPLOYMENT:
-            sight.graph = None
+            snapshot.graph = None
         elif kind is POD:
-            sight.pods.pop(identity[2], None)
+            snapshot.pods.pop(identity[2], None)
         else:
-            sight.children.pop((kind.kind, identity[2]), None)
-        if sight.empty:
-            del self._sights[home]
+            snapshot.children.pop((kind.kind, identity[2]), None)
+        if snapshot.empty:
+            del self._snapshots[owner]
 
 
-def _home(kind: Kind, obj: Object) -> Key | None:
+def _owning_graph(kind: Kind, obj: Object) -> Key | None:
     """Return the graph that an object belongs to; None if it names none."""
     metadata = obj["metadata"]
     name = metadata["name"] if kind is GRAPH_DEPLOYMENT else metadata.get("labels", {}).get(GRAPH_LABEL)

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from penstock_core.errors import NotFoundError
 from penstock_core.stamps import stamp
-from penstock_graph.cluster_names import (
+from penstock_kube.kinds import POD
+from penstock_objects.names import (
     DELETION_COST_ANNOTATION,
     DRAIN_ANNOTATION,
     DRAINING,
     SERVING,
     SERVING_LABEL,
 )
-from penstock_kube.kinds import POD
 from penstock_operator.apply import Applier
 from penstock_operator.loads import LoadReader
 from penstock_operator.plan.drain import plan_scale
@@ -31,7 +31,7 @@ SETTLE_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class DrainingPool:
     """One worker service as the drains see it.
 
     Attributes:
@@ -41,6 +41,8 @@ class Pool:
         grace_s: Longest drain, seconds.
         rolling: Whether a rollout makes progress.
         pods: Its pods, as `trim_pod` leaves them.
+        has_senders: Whether a router may still send its pods requests, so that a marked one has to wait until
+            all have heard of it.
         known_replicas: Replicas that the workload's controller counts; more than ``pods`` shows while the
             view of pods is behind.
     """
@@ -51,6 +53,7 @@ class Pool:
     grace_s: float
     rolling: bool
     pods: tuple[Object, ...]
+    has_senders: bool = True
     known_replicas: int = 0
 
     @property
@@ -66,7 +69,7 @@ class Drains:
         self._applier = applier
         self._loads = loads
 
-    async def step(self, pool: Pool, *, now_s: float) -> ScalePlan:
+    async def step(self, pool: DrainingPool, *, now_s: float) -> ScalePlan:
         """Mark and unmark pods as the plan says; return the plan, whose ``spec_replicas`` is yet to be written.
 
         Args:
@@ -116,7 +119,7 @@ def pod_patches(plan: ScalePlan, *, now_s: float) -> dict[str, dict[str, Any]]:
     return patches
 
 
-def _to_ask(pool: Pool) -> list[tuple[PodView, str]]:
+def _to_ask(pool: DrainingPool) -> list[tuple[PodView, str]]:
     """Return the pods whose load the plan needs: none at rest; all while victims are to be chosen."""
     able = [each for each in pool.pods if each["view"].alive and each["view"].may_hold_requests]
     alive = sum(view.alive for view in pool.views)
@@ -127,7 +130,7 @@ def _to_ask(pool: Pool) -> list[tuple[PodView, str]]:
     return [(each["view"], each["ip"]) for each in asked]
 
 
-def _plan(pool: Pool, loads: Mapping[str, Load | None], now_s: float) -> ScalePlan:
+def _plan(pool: DrainingPool, loads: Mapping[str, Load | None], now_s: float) -> ScalePlan:
     return plan_scale(
         pool.views,
         wish=pool.wish,
@@ -135,7 +138,7 @@ def _plan(pool: Pool, loads: Mapping[str, Load | None], now_s: float) -> ScalePl
         loads=loads,
         now_s=now_s,
         grace_s=pool.grace_s,
-        settle_s=SETTLE_S,
+        settle_s=SETTLE_S if pool.has_senders else 0.0,
         status_replicas=pool.known_replicas,
         rolling=pool.rolling,
     )

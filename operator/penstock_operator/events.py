@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from penstock_core.errors import ClusterError, NotFoundError
 from penstock_core.logs import get_logger
 from penstock_core.stamps import micro_stamp
-from penstock_graph.cluster_names import OPERATOR
 from penstock_kube.events import Note, Sender
 from penstock_kube.kinds import EVENT, Kind
+from penstock_objects.names import OPERATOR
 
 SERIES_S = 360.0
 """Repeats within this time belong to one Event; the API server keeps Events for an hour. As client-go does."""

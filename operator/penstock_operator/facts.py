@@ -1,16 +1,16 @@
-"""What the status is made of: the facts of one look at a graph, gathered from what was seen and planned. Pure."""
+"""What the status is made of: the facts of one reconcile, gathered from what was observed and planned. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock_graph.models import GraphDeployment
+from penstock_api import GraphDeployment
 from penstock_operator.build.labels import selector
 from penstock_operator.build.pod import gpu_ceiling
 from penstock_operator.plan.bounds import Bounded
 from penstock_operator.plan.budget import Waiting
-from penstock_operator.plan.conditions import Failure, GraphFacts, ServiceFacts
+from penstock_operator.plan.conditions import ConditionFacts, Failure, ServiceFacts
 from penstock_operator.plan.diagnose import Diagnosis, diagnose
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import count
@@ -23,15 +23,17 @@ _SLOW_AFTER_STARTUP: float = 0.5
 
 @dataclass(slots=True)
 class Seen:
-    """What one look found, service by service.
+    """What one reconcile found, service by service.
 
     Attributes:
-        bounds: Every service's wish within its bounds.
+        bounds: Every service's desired replicas, clamped to its bounds.
         plans: Scale plans of worker services.
         rollouts: Of the services whose workload exists.
         desired: Number that each workload has now.
         held: Why a service's new pod template waits.
+        refused: Of the services whose pods the API server refuses.
         waiting: Pods that the budget holds back.
+        blocked: Replicas of a service that the budget keeps from running.
         failure: Why the graph cannot be brought about; None if it can.
     """
 
@@ -40,27 +42,29 @@ class Seen:
     rollouts: dict[str, RolloutView] = field(default_factory=dict)
     desired: dict[str, int] = field(default_factory=dict)
     held: Mapping[str, str] = field(default_factory=dict)
+    refused: dict[str, Diagnosis] = field(default_factory=dict)
     waiting: Sequence[Waiting] = ()
+    blocked: Mapping[str, int] = field(default_factory=dict)
     failure: Failure | None = None
 
 
 def graph_facts(
     graph: GraphDeployment, generation: int, pods: Iterable[PodView], seen: Seen, *, now_s: float
-) -> GraphFacts:
+) -> ConditionFacts:
     """Return the facts of a valid graph.
 
     Args:
         graph: The graph.
         generation: Of its specification.
         pods: All its pods.
-        seen: What this look found.
+        seen: What this reconcile found.
         now_s: Seconds since the epoch.
     """
     by_service: dict[str, list[PodView]] = {name: [] for name in graph.spec.services}
     for pod in pods:
         by_service.setdefault(pod.service, []).append(pod)
     reasons = {each.uid: each.reason for each in seen.waiting}
-    diagnoses: list[Diagnosis] = []
+    diagnoses = [each for _, each in sorted(seen.refused.items())]
     for service, views in by_service.items():
         spec = graph.spec.services.get(service)
         slow_s = 300.0 if spec is None else max(30.0, spec.startup_timeout_seconds * _SLOW_AFTER_STARTUP)
@@ -69,7 +73,7 @@ def graph_facts(
             found = diagnose(view, now_s=now_s, budget_reason=reason, slow_start_s=slow_s)
             if found is not None:
                 diagnoses.append(found)
-    return GraphFacts(
+    return ConditionFacts(
         generation=generation,
         services={name: _service(graph, name, by_service[name], seen) for name in graph.spec.services},
         budget=gpu_ceiling(graph),
@@ -91,4 +95,5 @@ def _service(graph: GraphDeployment, name: str, pods: Sequence[PodView], seen: S
         selector=",".join(f"{key}={value}" for key, value in sorted(selector(graph, name).items())),
         rolling=rollout is not None and rollout.rolling,
         held=seen.held.get(name) or (plan.held if plan is not None else ""),
+        refused=seen.refused.get(name),
     )

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from penstock_core.errors import ObservationError, SaturatedError, UpstreamError
 from penstock_core.exposition import parse_samples
 from penstock_core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
-from penstock_graph.cluster_names import WORKER_PORT
+from penstock_objects.names import WORKER_PORT
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.scale import Load
 from penstock_wire.client import ConnectionPool, Timeouts

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import orjson
@@ -14,14 +15,58 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from penstock_api import GraphPhase
 from penstock_core import metric_names as names
-from penstock_graph.models import Phase
 from penstock_wire.problem import error_body
 from penstock_wire.server import HttpServer, Request, Responder
 
 _BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Chosen: a look that finds nothing takes a millisecond, one that writes twenty objects tenths of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReplicas:
+    """What one graph's series say.
+
+    Attributes:
+        namespace: Its namespace.
+        name: Its name.
+        ready: Ready replicas of every role that it declares, zeros included.
+        is_planned: Whether a planner is to plan it.
+    """
+
+    namespace: str
+    name: str
+    ready: Mapping[str, int]
+    is_planned: bool
+
+
+class _GraphCollector(Collector):
+    """Series of each graph; those of a deleted one end with it."""
+
+    def __init__(self) -> None:
+        self.graphs: Callable[[], Iterable[GraphReplicas]] = tuple
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield both families."""
+        labels = ["namespace", "graph"]
+        ready = GaugeMetricFamily(
+            names.OPERATOR_READY_REPLICAS,
+            "Ready replicas by graph and role; 0 also while there is no pod.",
+            labels=[*labels, "role"],
+        )
+        planned = GaugeMetricFamily(
+            names.OPERATOR_PLANNED, "1 for each graph that a planner is to plan.", labels=labels
+        )
+        for graph in self.graphs():
+            for role, count in graph.ready.items():
+                ready.add_metric([graph.namespace, graph.name, role], count)
+            if graph.is_planned:
+                planned.add_metric([graph.namespace, graph.name], 1)
+        yield from (ready, planned)
 
 
 class OperatorMetrics:
@@ -32,13 +77,13 @@ class OperatorMetrics:
         self._registry = registry
         self._duration = Histogram(
             names.OPERATOR_RECONCILE_DURATION,
-            "Seconds of one look at one graph, writes included.",
+            "Seconds of one reconcile of one graph, writes included.",
             buckets=_BUCKETS_S,
             registry=registry,
         )
         self._reconciles = Counter(
             names.OPERATOR_RECONCILES,
-            "Looks by result: unchanged, changed, waiting, invalid, conflict, error.",
+            "Reconciles by result: unchanged, changed, waiting, invalid, conflict, error.",
             ["result"],
             registry=registry,
         )
@@ -58,20 +103,22 @@ class OperatorMetrics:
         self._graphs = Gauge(names.OPERATOR_GRAPHS, "Graphs by phase.", ["phase"], registry=registry)
         self._depth = Gauge(names.OPERATOR_QUEUE_DEPTH, "Graphs that wait for a worker.", registry=registry)
         self._leader = Gauge(names.OPERATOR_LEADER, "1 while this process acts.", registry=registry)
-        self._stands_by = Gauge(
-            names.OPERATOR_STANDS_BY,
+        self._standby = Gauge(
+            names.OPERATOR_STANDBY,
             "1 while this process leads its installation but another one works on all graphs.",
             registry=registry,
         )
-        self._left = Gauge(
-            names.OPERATOR_NAMESPACES_LEFT,
+        self._ceded = Gauge(
+            names.OPERATOR_NAMESPACES_CEDED,
             "Namespaces left to an operator of their own.",
             registry=registry,
         )
         self._depth.set_function(lambda: 0)
+        self._by_graph = _GraphCollector()
+        registry.register(self._by_graph)
 
-    def looked(self, result: str, duration_s: float) -> None:
-        """Count one look."""
+    def reconciled(self, result: str, duration_s: float) -> None:
+        """Count one reconcile."""
         self._reconciles.labels(result).inc()
         self._duration.observe(duration_s)
 
@@ -92,20 +139,27 @@ class OperatorMetrics:
         samples = (each for metric in self._writes.collect() for each in metric.samples)
         return int(sum(each.value for each in samples if each.name.endswith(names.COUNTER_SUFFIX)))
 
-    def watch(self, *, depth: Callable[[], float], phases: Callable[[], Mapping[str, int]]) -> None:
-        """Read queue depth and graphs by phase from their owners at every scrape."""
+    def watch(
+        self,
+        *,
+        depth: Callable[[], float],
+        phases: Callable[[], Mapping[str, int]],
+        graphs: Callable[[], Iterable[GraphReplicas]],
+    ) -> None:
+        """Read queue depth, graphs by phase and their ready replicas from their owners at every scrape."""
         self._depth.set_function(depth)
-        for phase in Phase:
+        self._by_graph.graphs = graphs
+        for phase in GraphPhase:
             self._graphs.labels(phase.value).set_function(partial(_count, phases, phase.value))
 
     def leads(self, leads: bool) -> None:  # noqa: FBT001 - a state
         """Note whether this process acts."""
         self._leader.set(leads)
 
-    def peers(self, *, stands_by: bool, namespaces_left: int) -> None:
+    def peers(self, *, standby: bool, namespaces_ceded: int) -> None:
         """Note what other installations work on."""
-        self._stands_by.set(stands_by)
-        self._left.set(namespaces_left)
+        self._standby.set(standby)
+        self._ceded.set(namespaces_ceded)
 
     def page(self) -> bytes:
         """Return the exposition."""
@@ -121,6 +175,7 @@ class StatusServer:
         *,
         unready: Callable[[], str | None],
         standing: Callable[[], str] = lambda: "",
+        fault: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Prepare.
 
@@ -128,10 +183,12 @@ class StatusServer:
             metrics: To show.
             unready: Returns why this process is not ready; None if it is.
             standing: Returns what a ready process does, in words; empty: nothing worth telling.
+            fault: Returns why only a restart of this process helps, which fails /healthz; None: all is well.
         """
         self._metrics = metrics
         self._unready = unready
         self._standing = standing
+        self._fault = fault
         self._server = HttpServer(self._handle)
 
     async def start(self, host: str, port: int) -> None:
@@ -155,7 +212,10 @@ class StatusServer:
         if request.path == "/metrics":
             responder.send(200, self._metrics.page(), content_type=CONTENT_TYPE_LATEST)
         elif request.path == "/healthz":
-            responder.send(200, b'{"status":"ok"}')
+            if (fault := self._fault()) is None:
+                responder.send(200, b'{"status":"ok"}')
+            else:
+                responder.send(503, error_body(fault, kind="server_error", code="unhealthy"))
         elif request.path == "/readyz":
             why = self._unready()
             if why is None:

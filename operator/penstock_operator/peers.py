@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock_core.logs import get_logger
-from penstock_graph.cluster_names import COMPONENT_LABEL, GRAPH_LABEL, SCOPE_LABEL
 from penstock_kube.client import KubeClient
 from penstock_kube.events import Note
 from penstock_kube.lease import Election
 from penstock_kube.peers import Claim, Keys
 from penstock_kube.territory import Post, Territory
+from penstock_objects.names import COMPONENT_LABEL, GRAPH_LABEL, SCOPE_LABEL
 from penstock_operator.events import EventRecorder
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.queue import Key
@@ -60,7 +60,7 @@ class Peers:
                     self._news.clear()
                     await self._tell()
         finally:
-            self._metrics.peers(stands_by=False, namespaces_left=0)
+            self._metrics.peers(standby=False, namespaces_ceded=0)
 
     def owns(self, key: Key) -> bool:
         """Return whether a graph is this operator's."""
@@ -73,7 +73,7 @@ class Peers:
             self.words = words
             self._news.set()
         left = {each.namespace for each in rivals if each.namespace is not None}
-        self._metrics.peers(stands_by=self.territory.is_idle, namespaces_left=len(left))
+        self._metrics.peers(standby=self.territory.is_idle, namespaces_ceded=len(left))
         self.on_change()
 
     async def _tell(self) -> None:
@@ -81,7 +81,7 @@ class Peers:
         log.info("other installations changed", standing=words)
         lease = self.territory.lease
         if lease is not None:
-            await self._recorder.tell(lease, Note("StandsBy" if self.words else "Works", words, "Peer"))
+            await self._recorder.tell(lease, Note("Standby" if self.words else "LeaderActive", words, "Peer"))
 
 
 def in_words(rivals: tuple[Claim, ...]) -> str:
@@ -93,9 +93,9 @@ def in_words(rivals: tuple[Claim, ...]) -> str:
     wide = [each for each in rivals if each.namespace is None]
     if wide:
         namespace, name = wide[0].lease
-        return f"stands by: the installation of Lease {namespace}/{name} works on all graphs, and is older"
+        return f"standby: the installation of Lease {namespace}/{name} works on all graphs, and is older"
     left = sorted({each.namespace for each in rivals if each.namespace is not None})
     if not left:
         return ""
     shown = ", ".join(left[:SHOWN]) + (f" and {len(left) - SHOWN} more" if len(left) > SHOWN else "")
-    return f"leaves {shown} to the operators of those namespaces"
+    return f"cedes {shown} to the operators of those namespaces"

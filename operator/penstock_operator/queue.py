@@ -1,8 +1,8 @@
-"""Which graphs need a look, and when: a queue of keys without duplicates, one worker per key at a time.
+"""Which graphs to reconcile, and when: a queue of keys without duplicates, one worker per key at a time.
 
-Handlers and informers `mark` a key; workers `take` it, look at the whole graph, and `done` it. A key that is
-marked while it is worked on comes again afterwards, behind those that wait already. A key that failed waits
-longer each time; every key comes again after the resync interval even if nobody marks it, so a lost event
+Handlers and informers `enqueue` a key; workers `take` it, reconcile the whole graph, and `done` it. A key that is
+enqueued while it is worked on comes again afterwards, behind those that wait already. A key that failed waits
+longer each time; every key comes again after the resync interval even if nothing enqueues it, so a lost event
 costs one interval. Holds no API objects and imports no client.
 """
 
@@ -23,10 +23,10 @@ Key = tuple[str, str]
 """Namespace and name of a GraphDeployment."""
 
 Work = Callable[[Key], Awaitable[float | None]]
-"""Looks at one graph; returns seconds until it wants to look again without being marked, or None."""
+"""Reconciles one graph; returns seconds until it is requeued without being enqueued, or None."""
 
 NEVER_S = math.inf
-"""Wanted look of a key that is gone: not even at the resync."""
+"""Requeue of a key that is gone: not even at the resync."""
 
 log = get_logger(__name__)
 
@@ -36,10 +36,10 @@ class Pace:
     """How often one key is worked on; real seconds. All chosen.
 
     Attributes:
-        gap_s: Least time between two looks, so that a burst of events costs one look; an urgent mark skips it.
+        gap_s: Least time between two reconciles, so that a burst of events costs one; an urgent one skips it.
         first_backoff_s: Wait after the first failure; doubles with each further one.
         max_backoff_s: Longest such wait.
-        resync_s: A key that nobody marked comes again after this time; None: never.
+        resync_s: A key that nothing enqueued comes again after this time; None: never.
         jitter: Fraction by which resync and backoff are spread, so that a thousand keys do not come at once.
     """
 
@@ -87,12 +87,12 @@ class WorkQueue:
         """Return how often in a row the key failed."""
         return self._failures.get(key, 0)
 
-    def mark(self, key: Key, *, delay_s: float = 0.0, urgent: bool = False) -> None:
-        """Ask for a look at ``key``.
+    def enqueue(self, key: Key, *, delay_s: float = 0.0, urgent: bool = False) -> None:
+        """Enqueue ``key``.
 
         Args:
             key: Graph.
-            delay_s: Not before so many seconds from now; an earlier mark wins.
+            delay_s: Not before so many seconds from now; an earlier time wins.
             urgent: Skip gap and backoff; for a change that a user made.
         """
         due_s = self._now_s() + delay_s
@@ -135,20 +135,20 @@ class WorkQueue:
             except TimeoutError:
                 continue
 
-    def done(self, key: Key, *, look_again_s: float | None = None) -> None:
+    def done(self, key: Key, *, requeue_after_s: float | None = None) -> None:
         """End the work on ``key`` with success.
 
         Args:
             key: Graph.
-            look_again_s: When it wants the next look; None: at the next mark or resync; `NEVER_S`: at the
-                next mark.
+            requeue_after_s: When to requeue it, seconds from now; None: at the next event or resync; `NEVER_S`:
+                at the next event.
         """
         self._failures.pop(key, None)
-        if look_again_s == NEVER_S and key not in self._again:
+        if requeue_after_s == NEVER_S and key not in self._again:
             self._running.discard(key)
             self._forget(key)
             return
-        self._end(key, wait_s=self._pace.gap_s, look_again_s=look_again_s)
+        self._end(key, wait_s=self._pace.gap_s, requeue_after_s=requeue_after_s)
 
     def failed(self, key: Key, *, retry_after_s: float | None = None) -> float:
         """End the work on ``key`` without success; return the wait, seconds.
@@ -161,17 +161,17 @@ class WorkQueue:
         self._failures[key] = failures
         wait_s = min(self._pace.first_backoff_s * 2.0 ** (failures - 1), self._pace.max_backoff_s)
         wait_s = max(wait_s * self._random.uniform(1 - self._pace.jitter, 1), retry_after_s or 0.0)
-        self._end(key, wait_s=wait_s, look_again_s=wait_s)
+        self._end(key, wait_s=wait_s, requeue_after_s=wait_s)
         return wait_s
 
-    def _end(self, key: Key, *, wait_s: float, look_again_s: float | None) -> None:
+    def _end(self, key: Key, *, wait_s: float, requeue_after_s: float | None) -> None:
         now_s = self._now_s()
         self._running.discard(key)
         self._not_before[key] = now_s + wait_s
         marked_s = self._again.pop(key, None)
         due = [] if marked_s is None else [max(marked_s, now_s + wait_s)]
-        if look_again_s is not None and look_again_s != NEVER_S:
-            due.append(now_s + look_again_s)
+        if requeue_after_s is not None and requeue_after_s != NEVER_S:
+            due.append(now_s + requeue_after_s)
         if self._pace.resync_s is not None:
             early = 1 - self._pace.jitter * self._random.random()
             due.append(now_s + self._pace.resync_s * early)
@@ -198,7 +198,7 @@ async def _serve_one(queue: WorkQueue, work: Work) -> None:
         try:
             # A task of its own: a TaskGroup that fails leaves, before Python 3.11.3, its cancellation on the
             # task that ran it, and the next expired timeout of this loop would end the worker for good.
-            look_again_s = await asyncio.ensure_future(work(key))
+            requeue_after_s = await asyncio.ensure_future(work(key))
         except ClusterError as exc:
             wait_s = queue.failed(key, retry_after_s=getattr(exc, "retry_after_s", None))
             # Somebody else was first: that happens, and the next look sees what they wrote.
@@ -217,4 +217,4 @@ async def _serve_one(queue: WorkQueue, work: Work) -> None:
             wait_s = queue.failed(key)
             log.exception("graph not reconciled", namespace=key[0], name=key[1], retry_s=round(wait_s, 1))
         else:
-            queue.done(key, look_again_s=look_again_s)
+            queue.done(key, requeue_after_s=requeue_after_s)

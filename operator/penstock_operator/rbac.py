@@ -14,7 +14,7 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("", "configmaps"): _CHILD,
     ("", "serviceaccounts"): _CHILD,
     ("", "services"): _CHILD,
-    ("", "pods"): frozenset({"list", "patch", "watch"}),
+    ("", "pods"): frozenset({"delete", "list", "patch", "watch"}),
     ("apps", "deployments"): _CHILD,
     # Other installations', to leave their graphs alone.
     ("coordination.k8s.io", "leases"): frozenset({"list", "watch"}),

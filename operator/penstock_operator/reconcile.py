@@ -1,4 +1,4 @@
-"""One look at one graph: observe, validate, build, compare, drain, lift gates, apply, report.
+"""Reconciles one graph: observe, validate, build, compare, drain, ungate, apply, report.
 
 Level-triggered: everything is decided from what the watches show now, so a crash between any two writes costs
 a second look and a lost event costs one interval. Nothing is written that is right already. The decisions are
@@ -13,29 +13,31 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+from penstock_api import GraphDeployment
 from penstock_core.errors import ClusterError, InvalidSpecError, Problem, UnavailableError
 from penstock_core.logs import get_logger
-from penstock_graph.cluster_names import DRAIN_FINALIZER, child_name
-from penstock_graph.models import GraphDeployment
 from penstock_kube.events import Note
 from penstock_kube.kinds import LEADER_WORKER_SET, SCALING_ADAPTER
+from penstock_objects.names import DRAIN_FINALIZER, child_name
 from penstock_operator.apply import Applied, Applier, Owner
 from penstock_operator.build.children import BuildContext, adapter, children
-from penstock_operator.build.pod import gpu_ceiling
-from penstock_operator.cluster import Cluster, Sight
+from penstock_operator.build.pod import gpu_ceiling, stated_gpu_ceiling
+from penstock_operator.cluster import Cluster, GraphSnapshot
 from penstock_operator.deleting import Deletion
-from penstock_operator.draining import Drains, Pool, in_words
+from penstock_operator.draining import DrainingPool, Drains, in_words
 from penstock_operator.events import EventRecorder
 from penstock_operator.facts import Seen, graph_facts
 from penstock_operator.gates import Gates
+from penstock_operator.lru_cache import LruCache
 from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.plan.bounds import bounded
-from penstock_operator.plan.budget import starved
-from penstock_operator.plan.conditions import Failure, GraphFacts
+from penstock_operator.plan.budget import blocked, blocked_on_budget
+from penstock_operator.plan.conditions import ConditionFacts, Failure
+from penstock_operator.plan.diagnose import Category
 from penstock_operator.plan.observed import observed_services
-from penstock_operator.plan.rollout import may_roll, may_surge
+from penstock_operator.plan.refusal import refusal
+from penstock_operator.plan.rollout import may_roll, unavailable
 from penstock_operator.queue import Key
-from penstock_operator.recent import Recent
 from penstock_operator.statuses import Statuses
 from penstock_operator.trim import VERSION, Object
 from penstock_operator.validity import Models
@@ -51,17 +53,17 @@ from penstock_operator.workloads import (
     workload_of,
 )
 
-DRAIN_LOOK_S: Final = 1.0
-"""Between two looks at draining workers; as far apart as two looks that find one idle must be."""
+DRAIN_REQUEUE_S: Final = 1.0
+"""Between two reconciles while workers drain; as far apart as two readings that find one idle must be."""
 
-UNREADY_LOOK_S: Final = 15.0
-"""Between two looks while a pod is not ready, because some troubles only show by their duration. Chosen."""
+UNREADY_REQUEUE_S: Final = 15.0
+"""Between two reconciles while a pod is not ready, because some troubles only show by their duration. Chosen."""
 
 BUILT: Final = 64
-"""Graphs whose built objects are kept for the next look. Chosen: five megabytes."""
+"""Graphs whose built objects are kept for the next reconcile. Chosen: five megabytes."""
 
-CONFLICT_LOOK_S: Final = 60.0
-"""Between two looks at a name that somebody else's object has. Chosen: a person has to act first."""
+CONFLICT_REQUEUE_S: Final = 60.0
+"""Between two reconciles while another owner's object has a child's name. Chosen: a person has to act first."""
 
 log = get_logger(__name__)
 
@@ -74,7 +76,7 @@ class Parts:
         cluster: The view.
         applier: Writes.
         drains: Takes steps of scaling.
-        gates: Lifts gates.
+        gates: Removes scheduling gates.
         recorder: Tells users.
         metrics: Counts.
         context: Of every build; uid and namespace are the graph's.
@@ -90,16 +92,16 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """How a look ended.
+class ReconcileResult:
+    """How one reconcile of a graph ended.
 
     Attributes:
-        result: unchanged, changed, waiting, invalid or conflict; for the metrics.
-        again_s: When to look again though nothing changes; None: not.
+        outcome: unchanged, changed, waiting, invalid or conflict; for the metrics.
+        requeue_after_s: When to reconcile again though nothing changes, seconds; None: not.
     """
 
-    result: str
-    again_s: float | None = None
+    outcome: str
+    requeue_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class _Graph:
     key: Key
     model: GraphDeployment
     raw: Object
-    sight: Sight
+    snapshot: GraphSnapshot
     context: BuildContext
     now_s: float
 
@@ -117,9 +119,20 @@ class _Graph:
     def uid(self) -> str:
         return str(self.raw["metadata"]["uid"])
 
+    @property
+    def workers(self) -> list[Object]:
+        """Its worker pods."""
+        return [each for each in self.snapshot.pods.values() if each["view"].role != "router"]
+
+    @property
+    def priorities(self) -> dict[str, int]:
+        """``scaling.priority`` by service."""
+        services = self.model.spec.workers
+        return {name: each.scaling.priority for name, each in services.items() if each.scaling is not None}
+
 
 class Reconciler:
-    """Brings graphs about; keeps no truth of its own, only what saves work."""
+    """Reconciles graphs; keeps no truth of its own, only what saves work."""
 
     def __init__(self, parts: Parts, *, now_s: Callable[[], float] = time.time) -> None:
         self._parts = parts
@@ -129,23 +142,23 @@ class Reconciler:
         self._statuses = Statuses(parts.applier)
         self._settled: dict[Key, tuple[object, ...]] = {}
         self._told: dict[Key, frozenset[Note]] = {}
-        self._built: Recent[Key, tuple[tuple[object, ...], list[Object]]] = Recent(BUILT)
+        self._built: LruCache[Key, tuple[tuple[object, ...], list[Object]]] = LruCache(BUILT)
 
     async def reconcile(self, key: Key) -> float | None:
-        """Look at one graph; return seconds until it wants a look of its own accord, or None.
+        """Reconcile one graph; return seconds until it is to be requeued though nothing changes, or None.
 
         Raises:
             ClusterError: the API server does not answer, refused, or somebody else was first; nothing is lost
                 by looking again later.
         """
         started_s = time.monotonic()
-        result = "error"
+        outcome = "error"
         try:
-            look = await self._look(key)
-            result = look.result
-            return look.again_s
+            result = await self._reconcile(key)
+            outcome = result.outcome
+            return result.requeue_after_s
         finally:
-            self._parts.metrics.looked(result, time.monotonic() - started_s)
+            self._parts.metrics.reconciled(outcome, time.monotonic() - started_s)
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a graph that is gone."""
@@ -155,28 +168,28 @@ class Reconciler:
         self._built.forget(key)
         self._parts.gates.forget(key)
 
-    async def _look(self, key: Key) -> Look:
-        sight = self._parts.cluster.sight(key)
-        raw = sight.graph
+    async def _reconcile(self, key: Key) -> ReconcileResult:
+        snapshot = self._parts.cluster.snapshot(key)
+        raw = snapshot.graph
         if raw is None:
-            self._parts.applier.forget(key[0], sight.children)
+            self._parts.applier.forget(key[0], snapshot.children)
             self.forget(key)
-            return Look("unchanged")
+            return ReconcileResult("unchanged")
         if raw["metadata"].get("deletionTimestamp"):
-            return await self._delete(key, raw, sight)
-        seen_as = _fingerprint(sight)
+            return await self._delete(key, raw, snapshot)
+        seen_as = snapshot.fingerprint()
         if self._settled.get(key) == seen_as:
-            return Look("unchanged")
+            return ReconcileResult("unchanged")
         self._settled.pop(key, None)
         model, problems = self._models.of(key, raw)
         if model is None:
-            return await self._invalid(raw, sight, problems)
+            return await self._invalid(raw, snapshot, problems)
         try:
-            return await self._bring_about(await self._graph(key, model, raw, sight), seen_as)
+            return await self._bring_about(await self._graph(key, model, raw, snapshot), seen_as)
         except InvalidSpecError as exc:
-            return await self._invalid(raw, sight, exc.problems)
+            return await self._invalid(raw, snapshot, exc.problems)
 
-    async def _graph(self, key: Key, model: GraphDeployment, raw: Object, sight: Sight) -> _Graph:
+    async def _graph(self, key: Key, model: GraphDeployment, raw: Object, snapshot: GraphSnapshot) -> _Graph:
         needs_sets = any(each.nodes_per_replica > 1 for each in model.spec.services.values())
         context = replace(
             self._parts.context,
@@ -184,9 +197,9 @@ class Reconciler:
             namespace=key[0],
             has_leader_worker_set=needs_sets and await self._parts.cluster.has_leader_worker_sets(),
         )
-        return _Graph(key, model, raw, sight, context, self._now_s())
+        return _Graph(key, model, raw, snapshot, context, self._now_s())
 
-    async def _bring_about(self, graph: _Graph, seen_as: tuple[object, ...]) -> Look:
+    async def _bring_about(self, graph: _Graph, seen_as: tuple[object, ...]) -> ReconcileResult:
         seen = Seen()
         first_replicas = self._wishes(graph, seen)
         try:
@@ -195,12 +208,12 @@ class Reconciler:
             if self._parts.cluster.problem() is None:  # it answers, but not to this
                 seen.failure = Failure("ApplyFailed", str(exc))
                 with suppress(ClusterError):
-                    await self._report(graph, self._parts.cluster.sight(graph.key), seen)
+                    await self._report(graph, self._parts.cluster.snapshot(graph.key), seen)
             raise
 
     async def _take_steps(
         self, graph: _Graph, seen: Seen, first_replicas: dict[str, int], seen_as: tuple[object, ...]
-    ) -> Look:
+    ) -> ReconcileResult:
         if DRAIN_FINALIZER not in graph.raw["metadata"].get("finalizers", ()):
             self._wanted(graph, seen)  # a podTemplate that cannot be laid over stops before the first write
             await self._add_finalizer(graph.raw)
@@ -208,18 +221,18 @@ class Reconciler:
         wanted = self._wanted(graph, seen)
         applied = await self._apply(graph, seen, wanted, first_replicas)
         gone = await self._prune(graph, wanted)
-        lifted = await self._lift(graph, seen)
+        ungated = await self._ungate(graph, seen)
         seen.failure = _failure(applied, graph)
-        sight = self._parts.cluster.sight(graph.key)
-        await self._report(graph, sight, seen)
+        snapshot = self._parts.cluster.snapshot(graph.key)
+        await self._report(graph, snapshot, seen)
         for note in [*told, *self._news(graph.key, applied, seen)]:
             await self._parts.recorder.tell(graph.raw, note)
-        look = self._end(graph, seen, applied, wrote=bool(told or gone or lifted))
-        is_at_rest = look == Look("unchanged") and seen.failure is None
-        if is_at_rest and _fingerprint(self._parts.cluster.sight(graph.key)) == seen_as:
-            # What changed during the look was not judged by it.
+        result = self._end(graph, seen, applied, wrote=bool(told or gone or ungated))
+        is_at_rest = result == ReconcileResult("unchanged") and seen.failure is None
+        if is_at_rest and self._parts.cluster.snapshot(graph.key).fingerprint() == seen_as:
+            # What changed meanwhile was not part of it.
             self._settled[graph.key] = seen_as
-        return look
+        return result
 
     def _news(self, key: Key, applied: Applied, seen: Seen) -> list[Note]:
         """Return what to tell: every repair, and troubles that were not there at the last look."""
@@ -227,34 +240,38 @@ class Reconciler:
         troubles = [Note("NameConflict", each, "Apply", is_warning=True) for each in applied.conflicts]
         troubles += [Note("ApplyFailed", each, "Apply", is_warning=True) for each in applied.refused]
         reasons = sorted({f"{each.service}: {each.reason}" for each in seen.waiting})
-        troubles += [Note("WaitingForBudget", each, "LiftGate") for each in reasons]
+        troubles += [Note("WaitingForBudget", each, "Ungate") for each in reasons]
+        refused = sorted(map(str, seen.refused.values()))
+        troubles += [Note(Category.REFUSED.value, each, "Scale", is_warning=True) for each in refused]
         self._told[key] = frozenset(troubles)
         repairs = [Note("Repaired", each, "Apply") for each in applied.repaired]
         return [*repairs, *(each for each in troubles if each not in told)]
 
-    def _end(self, graph: _Graph, seen: Seen, applied: Applied, *, wrote: bool) -> Look:
+    def _end(self, graph: _Graph, seen: Seen, applied: Applied, *, wrote: bool) -> ReconcileResult:
         if applied.refused:
             raise ClusterError("; ".join(applied.refused))
-        sight = self._parts.cluster.sight(graph.key)
+        snapshot = self._parts.cluster.snapshot(graph.key)
         draining = any(each.draining and not each.held for each in seen.plans.values())
-        unready = any(not view.ready and not view.finished for view in sight.views())
-        again_s = DRAIN_LOOK_S if draining else UNREADY_LOOK_S if unready else None
+        unready = any(not view.ready and not view.finished for view in snapshot.views())
+        requeue_after_s = DRAIN_REQUEUE_S if draining else UNREADY_REQUEUE_S if unready else None
         if applied.conflicts:
-            return Look("conflict", CONFLICT_LOOK_S)
+            return ReconcileResult("conflict", CONFLICT_REQUEUE_S)
         wrote = wrote or applied.wrote
-        return Look("changed" if wrote else "unchanged" if again_s is None else "waiting", again_s)
+        return ReconcileResult(
+            "changed" if wrote else "unchanged" if requeue_after_s is None else "waiting", requeue_after_s
+        )
 
     def _wishes(self, graph: _Graph, seen: Seen) -> dict[str, int]:
         """Note every service's wish within its bounds; return the first number of adapters yet to be made."""
         first: dict[str, int] = {}
         budget = gpu_ceiling(graph.model)
         for name, service in graph.model.spec.services.items():
-            workload = workload_of(graph.model, name, graph.sight.children)
+            workload = workload_of(graph.model, name, graph.snapshot.children)
             there = replicas_of(workload)
             wish: int | None = None
             if service.scaling is not None:
                 child = child_name(graph.model.name, name)
-                live = graph.sight.children.get((SCALING_ADAPTER.kind, child))
+                live = graph.snapshot.children.get((SCALING_ADAPTER.kind, child))
                 if live is not None and is_own(live, graph.uid):
                     wish = live["spec"].get("replicas")
                 else:
@@ -264,24 +281,35 @@ class Reconciler:
             seen.desired[name] = seen.bounds[name].replicas if there is None else there
             if workload is not None:
                 seen.rollouts[name] = view_of(name, service.role, workload)
+                if (refused := refusal(name, workload)) is not None:
+                    seen.refused[name] = refused
         return first
 
     async def _scale(self, graph: _Graph, seen: Seen) -> list[Note]:
         notes = []
-        workers = [view for view in graph.sight.views() if view.role != "router"]
+        pods = graph.workers
+        views = [each["view"] for each in pods]
+        allowed = self._parts.gates.plan(
+            graph.key,
+            pods,
+            budget=gpu_ceiling(graph.model),
+            priorities=graph.priorities,
+            now_s=graph.now_s,
+        )
+        seen.blocked = blocked(allowed, views)
         # A rollout that waits for GPUs which only a scale-down can free makes no progress either.
-        waiting = starved(workers, budget=gpu_ceiling(graph.model), now_s=graph.now_s)
+        waiting = blocked_on_budget(allowed, views)
         for name, service in graph.model.spec.workers.items():
             rollout = seen.rollouts.get(name)
             is_rolling = rollout is not None and rollout.rolling and not rollout.stuck
-            pool = Pool(
+            pool = DrainingPool(
                 service=name,
                 wish=seen.bounds[name].replicas,
                 spec_replicas=seen.desired[name],
                 grace_s=service.termination_grace_period_seconds,
                 rolling=is_rolling and name not in waiting,
-                pods=tuple(each for each in graph.sight.pods.values() if each["view"].service == name),
-                known_replicas=known_replicas(workload_of(graph.model, name, graph.sight.children)),
+                pods=tuple(each for each in graph.snapshot.pods.values() if each["view"].service == name),
+                known_replicas=known_replicas(workload_of(graph.model, name, graph.snapshot.children)),
             )
             plan = await self._parts.drains.step(pool, now_s=graph.now_s)
             seen.plans[name] = plan
@@ -298,34 +326,38 @@ class Reconciler:
         }
         wanted_gpus = sum(seen.bounds[name].replicas * each.gpus for name, each in model.spec.workers.items())
         budget = gpu_ceiling(model)
-        surge = {
-            name: may_surge(
-                role=each.role, gpus_per_replica=each.gpus, wanted_gpus=wanted_gpus, budget=budget
+        away = {
+            name: unavailable(
+                role=each.role,
+                gpus_per_replica=each.gpus,
+                wanted_gpus=wanted_gpus,
+                budget=budget,
+                blocked=seen.blocked.get(name, 0),
             )
             for name, each in services.items()
         }
-        # A look builds twice, and the next one mostly the same.
-        known = (graph.uid, model, replicas, surge, graph.context)
+        # A reconcile builds twice, and the next one mostly the same.
+        known = (graph.uid, model, replicas, away, graph.context)
         built = self._built.get(graph.key)
         if built is None or built[0] != known:
-            built = known, self._build(graph, replicas, surge)
+            built = known, self._build(graph, replicas, away)
             self._built.put(graph.key, built)
         return built[1]
 
-    def _build(self, graph: _Graph, replicas: dict[str, int], surge: dict[str, bool]) -> list[Object]:
+    def _build(self, graph: _Graph, replicas: dict[str, int], away: dict[str, int]) -> list[Object]:
         model = graph.model
         adapters = [
             adapter(model, name, graph.context, replicas=None)
             for name, each in model.spec.services.items()
             if each.scaling is not None
         ]
-        built = children(model, graph.context, replicas=replicas, surge=surge)
+        built = children(model, graph.context, replicas=replicas, unavailable=away)
         return [*adapters, *map(marked, built)]
 
     async def _apply(
         self, graph: _Graph, seen: Seen, wanted: list[Object], first_replicas: dict[str, int]
     ) -> Applied:
-        live = graph.sight.children
+        live = graph.snapshot.children
         names = {child_name(graph.model.name, name): name for name in graph.model.spec.services}
         changed: set[str] = set()
         for want in wanted:
@@ -361,70 +393,69 @@ class Reconciler:
         names = {(each["kind"], each["metadata"]["name"]) for each in wanted}
         if not graph.context.has_leader_worker_set:
             # Not built for want of their CRD, which says nothing about whether they are wanted.
-            names |= {key for key in graph.sight.children if key[0] == LEADER_WORKER_SET.kind}
-        workloads, rest = obsolete(graph.sight.children, names, owner_uid=graph.uid)
+            names |= {key for key in graph.snapshot.children if key[0] == LEADER_WORKER_SET.kind}
+        workloads, rest = obsolete(graph.snapshot.children, names, owner_uid=graph.uid)
         for child in workloads:
-            await self._deletion.retire(child, graph.sight, now_s=graph.now_s)
+            await self._deletion.retire(child, graph.snapshot, now_s=graph.now_s)
         for child in rest:
             if not child["metadata"].get("deletionTimestamp"):
                 await self._parts.applier.delete(child)
         return bool(workloads or rest)
 
-    async def _lift(self, graph: _Graph, seen: Seen) -> bool:
-        services = graph.model.spec.workers
-        pods = [each for each in graph.sight.pods.values() if each["view"].role != "router"]
-        if not any(each["view"].gated for each in pods):
-            return False
-        lifted = await self._parts.gates.lift(
+    async def _ungate(self, graph: _Graph, seen: Seen) -> bool:
+        ungated = await self._parts.gates.ungate(
             graph.key,
-            pods,
+            graph.workers,
             budget=gpu_ceiling(graph.model),
-            priorities={
-                name: each.scaling.priority for name, each in services.items() if each.scaling is not None
-            },
+            priorities=graph.priorities,
+            replicas=seen.desired,
             now_s=graph.now_s,
         )
-        seen.waiting = lifted.plan.waiting
-        return bool(lifted.released)
+        seen.waiting = ungated.plan.waiting
+        return bool(ungated.released)
 
-    async def _report(self, graph: _Graph, sight: Sight, seen: Seen) -> None:
+    async def _report(self, graph: _Graph, snapshot: GraphSnapshot, seen: Seen) -> None:
         generation = graph.raw["metadata"].get("generation", 0)
-        facts = graph_facts(graph.model, generation, sight.views(), seen, now_s=graph.now_s)
+        facts = graph_facts(graph.model, generation, snapshot.views(), seen, now_s=graph.now_s)
         await self._statuses.graph(graph.raw, facts, now_s=self._now_s())
         for name, service in graph.model.spec.services.items():
-            live = sight.children.get((SCALING_ADAPTER.kind, child_name(graph.model.name, name)))
+            live = snapshot.children.get((SCALING_ADAPTER.kind, child_name(graph.model.name, name)))
             if service.scaling is not None and live is not None and is_own(live, graph.uid):
                 await self._statuses.adapter(live, facts.services[name], seen.bounds[name], now_s=graph.now_s)
 
-    async def _invalid(self, raw: Object, sight: Sight, problems: tuple[Problem, ...]) -> Look:
+    async def _invalid(
+        self, raw: Object, snapshot: GraphSnapshot, problems: tuple[Problem, ...]
+    ) -> ReconcileResult:
         """Say every problem; what runs keeps running as it is."""
         message = "; ".join(
             f"{each.path}: {each.message}" if each.path else each.message for each in problems
         )
-        facts = GraphFacts(
+        facts = ConditionFacts(
             generation=raw["metadata"].get("generation", 0),
-            services=observed_services(sight.views()),
+            services=observed_services(snapshot.views()),
+            budget=stated_gpu_ceiling(raw),
             failure=Failure("InvalidSpec", message),
         )
         if await self._statuses.graph(raw, facts, now_s=self._now_s()):
             await self._parts.recorder.tell(raw, Note("InvalidSpec", message, "Validate", is_warning=True))
-        return Look("invalid")
+        return ReconcileResult("invalid")
 
-    async def _delete(self, key: Key, raw: Object, sight: Sight) -> Look:
+    async def _delete(self, key: Key, raw: Object, snapshot: GraphSnapshot) -> ReconcileResult:
         finalizers = raw["metadata"].get("finalizers", [])
         if DRAIN_FINALIZER not in finalizers:
-            return Look("unchanged")
+            return ReconcileResult("unchanged")
         step = None
         if "orphan" not in finalizers:  # the user wants to keep the children
-            step = await self._deletion.step(raw, sight, now_s=self._now_s())
+            step = await self._deletion.step(raw, snapshot, now_s=self._now_s())
             if not step.release:
-                facts = GraphFacts(
+                facts = ConditionFacts(
                     generation=raw["metadata"].get("generation", 0),
-                    services=observed_services(sight.views()),
+                    services=observed_services(snapshot.views()),
+                    budget=stated_gpu_ceiling(raw),
                     deleting=step.message,
                 )
                 await self._statuses.graph(raw, facts, now_s=self._now_s())
-                return Look("waiting", DRAIN_LOOK_S if step.drain else UNREADY_LOOK_S)
+                return ReconcileResult("waiting", DRAIN_REQUEUE_S if step.drain else UNREADY_REQUEUE_S)
         path = f"/metadata/finalizers/{finalizers.index(DRAIN_FINALIZER)}"
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": raw["metadata"]["uid"]},
@@ -433,7 +464,7 @@ class Reconciler:
         ]
         await self._parts.applier.patch(raw, patch)
         log.info("graph deleted", namespace=key[0], name=key[1])
-        return Look("changed")
+        return ReconcileResult("changed")
 
     async def _add_finalizer(self, raw: Object) -> None:
         """Add it before the first child, so that no deletion leaves one behind."""
@@ -442,14 +473,6 @@ class Reconciler:
         # The version guards finalizers of others that the watch has not shown yet.
         patch = {"uid": metadata["uid"], "resourceVersion": str(raw[VERSION]), "finalizers": finalizers}
         await self._parts.applier.patch(raw, {"metadata": patch})
-
-
-def _fingerprint(sight: Sight) -> tuple[object, ...]:
-    """Return what changes whenever anything of a graph does."""
-    versions = [each[VERSION] for each in sight.children.values()]
-    versions += [each[VERSION] for each in sight.pods.values()]
-    graph = None if sight.graph is None else sight.graph[VERSION]
-    return (graph, len(sight.children), len(sight.pods), *sorted(versions))
 
 
 def _failure(applied: Applied, graph: _Graph) -> Failure | None:

@@ -8,16 +8,17 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
+from penstock_api import GraphPhase
 from penstock_core.logs import get_logger
-from penstock_graph.cluster_names import OPERATOR, lease_name
-from penstock_graph.models import Phase
 from penstock_kube.client import KubeClient
-from penstock_kube.lease import Election
+from penstock_kube.lease import Election, own_pod
 from penstock_kube.territory import Post
+from penstock_objects.names import OPERATOR, lease_name
 from penstock_operator.apply import Applier
 from penstock_operator.build.context import BuildContext
 from penstock_operator.cluster import Cluster
@@ -25,14 +26,19 @@ from penstock_operator.draining import Drains
 from penstock_operator.events import EventRecorder
 from penstock_operator.gates import Gates
 from penstock_operator.loads import LoadReader, MetricsReader
-from penstock_operator.metrics import OperatorMetrics, StatusServer
+from penstock_operator.metrics import GraphReplicas, OperatorMetrics, StatusServer
 from penstock_operator.peers import LEASE_KEYS, Peers
 from penstock_operator.queue import NEVER_S, Key, Pace, WorkQueue, serve
 from penstock_operator.reconcile import Parts, Reconciler
 from penstock_operator.settings import OperatorSettings
+from penstock_operator.trim import Object
 from penstock_wire.client import ConnectionPool
 
 log = get_logger(__name__)
+
+STOP_S: Final = 20.0
+"""Longest wait for the work's end at SIGTERM; real seconds, chosen: more than a term of the Lease, behind which
+another operator works anyway."""
 
 
 class Operator:
@@ -59,10 +65,12 @@ class Operator:
             owns: Returns whether a graph is this operator's; others are seen but left alone.
         """
         namespace = watched_namespace(settings, client)
+        self._client = client
+        self._namespace = namespace
         self._settings = settings
         self._owns = owns
         self.queue = WorkQueue(pace or Pace(resync_s=settings.resync_interval), now_s=time.monotonic)
-        self.cluster = Cluster(client, namespace=namespace, mark=self._mark)
+        self.cluster = Cluster(client, namespace=namespace, enqueue=self._enqueue)
         applier = Applier(client, metrics, on_written=self.cluster.note)
         self.reconciler = Reconciler(
             Parts(
@@ -78,49 +86,67 @@ class Operator:
                     operator_namespace=_own_namespace(client),
                     penstock_image=settings.penstock_image,
                     image_pull_policy=settings.image_pull_policy,
+                    allows_privileges=settings.allow_privileged_pod_templates,
                 ),
             )
         )
 
     async def run(self) -> None:
         """Watch and reconcile until cancelled."""
+        from penstock_operator.handlers import KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
+
+        graphs, adapters = self.cluster.stores
+        kopfs = (
+            KopfOperator(
+                self._client,
+                graphs,
+                namespace=self._namespace,
+                liveness_endpoint=_liveness_endpoint(self._settings),
+            ),
+            KopfOperator(self._client, adapters, namespace=self._namespace),
+        )
         async with asyncio.TaskGroup() as group:
+            for each in kopfs:
+                group.create_task(each.run(), name="kopf")
             group.create_task(self.cluster.run(), name="watches")
             await self.cluster.synced()
             log.info("graphs known", graphs=len(self.cluster.known()))
-            self.mark_all()
+            self.enqueue_all()
             group.create_task(serve(self.queue, self._work, workers=self._settings.workers), name="workers")
 
-    def mark(self, key: Key) -> None:
-        """Ask for a look at a graph."""
-        self.queue.mark(key)
-
-    def mark_all(self) -> None:
-        """Ask for a look at every graph."""
+    def enqueue_all(self) -> None:
+        """Enqueue every graph."""
         for key in self.cluster.known():
-            self.queue.mark(key)
+            self.queue.enqueue(key)
 
     def phases(self) -> Mapping[str, int]:
         """Return the number of graphs in each phase."""
         found: Counter[str] = Counter()
         for key in self.cluster.known():
-            graph = self.cluster.sight(key).graph
+            graph = self.cluster.snapshot(key).graph
             if graph is not None and self._owns(key):
-                found[graph.get("status", {}).get("phase") or Phase.PENDING.value] += 1
+                found[graph.get("status", {}).get("phase") or GraphPhase.PENDING.value] += 1
         return found
+
+    def replicas(self) -> Iterator[GraphReplicas]:
+        """Yield the ready replicas of each graph that is not being deleted."""
+        for key in self.cluster.known():
+            graph = self.cluster.snapshot(key).graph
+            if graph is not None and self._owns(key) and "deletionTimestamp" not in graph["metadata"]:
+                yield graph_replicas(graph)
 
     async def _work(self, key: Key) -> float | None:
         if not self._owns(key):
             self.reconciler.forget(key)
             return None
-        again_s = await self.reconciler.reconcile(key)
-        return NEVER_S if self.cluster.sight(key).empty else again_s
+        requeue_after_s = await self.reconciler.reconcile(key)
+        return NEVER_S if self.cluster.snapshot(key).empty else requeue_after_s
 
-    def _mark(self, key: Key, urgent: bool) -> None:  # noqa: FBT001 - the cluster's callback
-        self.queue.mark(key, urgent=urgent)
+    def _enqueue(self, key: Key, urgent: bool) -> None:  # noqa: FBT001 - the cluster's callback
+        self.queue.enqueue(key, urgent=urgent)
 
 
-class Service:
+class OperatorService:
     """The process: stands for election if asked to, serves /metrics meanwhile, and runs the operator."""
 
     def __init__(self, settings: OperatorSettings) -> None:
@@ -139,7 +165,7 @@ class Service:
         settings = self._settings
         log.info("operator options", **settings.model_dump(mode="json"))
         client = await KubeClient.connect(kubeconfig=_path(settings.kubeconfig), context=settings.context)
-        self._metrics.watch(depth=self._depth, phases=self._phases)
+        self._metrics.watch(depth=self._depth, phases=self._phases, graphs=self._replicas)
         try:
             async with self._status_server():
                 work = asyncio.create_task(self._elect(client), name="operator")
@@ -149,8 +175,9 @@ class Service:
                 finally:
                     stopped.cancel()
                     work.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await work
+                    await asyncio.wait({work}, timeout=STOP_S)
+                if work.done() and not work.cancelled():
+                    work.result()
         finally:
             await client.close()
         log.info("operator stopped")
@@ -167,6 +194,7 @@ class Service:
             namespace=namespace,
             identity=f"{instance()}-{random.SystemRandom().randrange(16**8):08x}",
             labels=post.labels,
+            owner=own_pod(os.environ, namespace),
         )
         self._election = election
         await election.lead(lambda: self._reign(client, election, post))
@@ -188,8 +216,6 @@ class Service:
 
     async def _lead(self, client: KubeClient, peers: Peers | None = None) -> None:
         """Act until cancelled."""
-        from penstock_operator.handlers import KopfThread  # noqa: PLC0415 - kopf takes 30 MB and a second
-
         pool = ConnectionPool()
         operator = Operator(
             client,
@@ -199,22 +225,14 @@ class Service:
             owns=(lambda _key: True) if peers is None else peers.owns,
         )
         if peers is not None:
-            peers.on_change = operator.mark_all
-        kopf = KopfThread(
-            operator.mark,
-            namespace=watched_namespace(self._settings, client),
-            kubeconfig=_path(self._settings.kubeconfig),
-            context=self._settings.context,
-        )
+            peers.on_change = operator.enqueue_all
         self._operator = operator
         self._metrics.leads(True)
-        kopf.start()
         try:
             await operator.run()
         finally:
             self._operator = None
             self._metrics.leads(False)
-            await kopf.stop()
             await pool.close()
 
     @asynccontextmanager
@@ -222,7 +240,9 @@ class Service:
         if not self._settings.metrics_port:
             yield
             return
-        server = StatusServer(self._metrics, unready=self._unready, standing=self._standing)
+        server = StatusServer(
+            self._metrics, unready=self._unready, standing=self._standing, fault=self._fault
+        )
         await server.start(self._settings.host, self._settings.metrics_port)
         try:
             yield
@@ -239,12 +259,16 @@ class Service:
             return "starts"
         return self._election.problem
 
+    def _fault(self) -> str | None:
+        """Return why only a restart helps; None if all is well."""
+        return None if self._election is None else self._election.overdue
+
     def _standing(self) -> str:
         """Return what this process leaves to others; empty if nothing."""
         if self._peers is not None:
             return self._peers.words
         if self._operator is None and self._election is not None and self._election.holder:
-            return f"stands by for {self._election.holder}"
+            return f"standby for {self._election.holder}"
         return ""
 
     def _depth(self) -> float:
@@ -252,6 +276,20 @@ class Service:
 
     def _phases(self) -> Mapping[str, int]:
         return {} if self._operator is None else self._operator.phases()
+
+    def _replicas(self) -> Iterable[GraphReplicas]:
+        return () if self._operator is None else self._operator.replicas()
+
+
+def graph_replicas(graph: Object) -> GraphReplicas:
+    """Return what a graph's specification and status say of its replicas."""
+    spec, shown = graph["spec"], (graph.get("status") or {}).get("services") or {}
+    ready: Counter[str] = Counter()
+    for name, service in spec.get("services", {}).items():
+        ready[service["role"]] += (shown.get(name) or {}).get("ready", 0)
+    is_planned = (spec.get("planner") or {}).get("enabled", True)
+    metadata = graph["metadata"]
+    return GraphReplicas(metadata["namespace"], metadata["name"], ready, is_planned)
 
 
 def watched_namespace(settings: OperatorSettings, client: KubeClient) -> str | None:
@@ -270,6 +308,11 @@ def post_of(settings: OperatorSettings, client: KubeClient) -> Post:
 def instance() -> str:
     """Return this process's name: the pod's, or the host's."""
     return os.environ.get("POD_NAME") or socket.gethostname()
+
+
+def _liveness_endpoint(settings: OperatorSettings) -> str | None:
+    port = settings.kopf_liveness_port
+    return f"http://{settings.host}:{port}/healthz" if port else None
 
 
 def _own_namespace(client: KubeClient) -> str:

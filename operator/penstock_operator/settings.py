@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from penstock_api.base import DNS_LABEL_PATTERN
+from penstock_api.graph import PENSTOCK_IMAGE
 from penstock_core.errors import InvalidSpecError, Problem
-from penstock_graph.models.base import DNS_LABEL_PATTERN
-from penstock_graph.models.graph import PENSTOCK_IMAGE
 
 _Namespace = Annotated[str, Field(pattern=DNS_LABEL_PATTERN, max_length=63)]
 _Seconds = Annotated[float, Field(gt=0)]
@@ -34,11 +34,18 @@ class OperatorSettings(BaseModel):
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8080, description="Port of /metrics, /healthz and /readyz; 0: off."
     )
+    kopf_liveness_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        0, description="Port where kopf itself answers liveness probes while this process acts; 0: off."
+    )
     penstock_image: Annotated[str, Field(min_length=1)] = Field(
         PENSTOCK_IMAGE, description="Image of routers and simulated workers whose graph names none."
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
         "IfNotPresent", description="Pull policy of the pods' images."
+    )
+    allow_privileged_pod_templates: bool = Field(
+        False,
+        description="Let a podTemplate add privilege, host namespaces, hostPath volumes or another account.",
     )
     workers: Annotated[int, Field(ge=1, le=64)] = Field(
         8,

@@ -7,7 +7,7 @@ from typing import Any
 from penstock_core.stamps import stamp
 from penstock_operator.apply import Applier
 from penstock_operator.plan.bounds import Bounded
-from penstock_operator.plan.conditions import GraphFacts, ServiceFacts
+from penstock_operator.plan.conditions import ConditionFacts, ServiceFacts
 from penstock_operator.plan.status import adapter_status, graph_status, is_current
 from penstock_operator.trim import Object
 
@@ -18,7 +18,7 @@ class Statuses:
     def __init__(self, applier: Applier) -> None:
         self._applier = applier
 
-    async def graph(self, raw: Object, facts: GraphFacts, *, now_s: float) -> bool:
+    async def graph(self, raw: Object, facts: ConditionFacts, *, now_s: float) -> bool:
         """Write a graph's status; return whether it said something new."""
         old = raw.get("status") or None
         status = graph_status(facts, old=old, now=stamp(now_s))

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock_graph.cluster_names import OPERATOR
+from penstock_objects.names import OPERATOR
+from penstock_operator.interning import InterningPool
 from penstock_operator.plan.pods import pod_view
-from penstock_operator.shares import Shares
 
 Object = dict[str, Any]
 
@@ -38,7 +38,7 @@ _METADATA: Final = (
 )
 _HEARTBEATS: Final = frozenset({"lastUpdateTime", "lastHeartbeatTime", "lastProbeTime"})
 _OTHERS_CONDITIONS: Final = frozenset({"PlannerActive"})
-_SHARES: Final = Shares()
+_POOL: Final = InterningPool()
 _WITH_STATUS: Final = frozenset({"Deployment", "LeaderWorkerSet", "ScalingAdapter"})
 
 
@@ -49,18 +49,18 @@ def trim_graph(obj: Object) -> Object:
         status["conditions"] = [
             each for each in status["conditions"] if each.get("type") not in _OTHERS_CONDITIONS
         ]
-    return {**_head(obj), "spec": _SHARES.of(obj.get("spec", {})), "status": _SHARES.of(status)}
+    return {**_head(obj), "spec": _POOL.intern(obj.get("spec", {})), "status": _POOL.intern(status)}
 
 
 def trim_child(obj: Object) -> Object:
     """Return a child without field owners; with a status only where the plans read it."""
-    kept = {key: _SHARES.of(each) for key, each in obj.items() if key not in {"metadata", "status"}}
+    kept = {key: _POOL.intern(each) for key, each in obj.items() if key not in {"metadata", "status"}}
     kept.update(_head(obj))
     if obj["kind"] in _WITH_STATUS and "status" in obj:
         status = dict(obj["status"])
         if "conditions" in status:
             status["conditions"] = [_without_heartbeats(each) for each in status["conditions"]]
-        kept["status"] = _SHARES.of(status)
+        kept["status"] = _POOL.intern(status)
     if any(_is_posted(each) for each in obj["metadata"].get("managedFields", ())):
         kept[POSTED] = True
     return kept
@@ -78,7 +78,7 @@ def trim_pod(obj: Object) -> Object:
 
 
 def _head(obj: Object) -> Object:
-    metadata = {key: _SHARES.of(obj["metadata"][key]) for key in _METADATA if key in obj["metadata"]}
+    metadata = {key: _POOL.intern(obj["metadata"][key]) for key in _METADATA if key in obj["metadata"]}
     if LAST_APPLIED in metadata.get("annotations", {}):
         metadata["annotations"] = {k: v for k, v in metadata["annotations"].items() if k != LAST_APPLIED}
     version = _version(obj["metadata"])

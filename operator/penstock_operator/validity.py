@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock_api import GraphDeployment, dotted
 from penstock_core.errors import Problem
-from penstock_graph.loading.judge import judge
-from penstock_graph.models import GraphDeployment, dotted
+from penstock_manifests.validation import validate
+from penstock_operator.lru_cache import LruCache
 from penstock_operator.queue import Key
-from penstock_operator.recent import Recent
 from penstock_operator.trim import Object
 
 MODELS: Final = 256
@@ -21,7 +21,7 @@ class Models:
     """The validated graphs of late."""
 
     def __init__(self) -> None:
-        self._recent: Recent[Key, tuple[tuple[str, int], Judged]] = Recent(MODELS)
+        self._recent: LruCache[Key, tuple[tuple[str, int], Judged]] = LruCache(MODELS)
 
     def __contains__(self, key: Key) -> bool:
         return self._recent.get(key) is not None
@@ -49,6 +49,6 @@ def _judged(raw: Object) -> Judged:
         "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
         "spec": raw["spec"],
     }
-    found, model = judge(GraphDeployment, data)
+    found, model = validate(GraphDeployment, data)
     problems = tuple(Problem(path=dotted(path), message=message) for path, message in found)
     return (model if isinstance(model, GraphDeployment) else None), problems

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import orjson
 
-from penstock_graph.cluster_names import DOMAIN, SERVICE_LABEL, child_name
-from penstock_graph.models import GraphDeployment, Role
+from penstock_api import GraphDeployment, Role
 from penstock_kube.kinds import DEPLOYMENT, LEADER_WORKER_SET
-from penstock_operator.plan.drift import Difference
+from penstock_objects.names import DOMAIN, SERVICE_LABEL, child_name
+from penstock_operator.plan.drift import FieldDifference
 from penstock_operator.plan.rollout import RolloutView, rollout_view
 from penstock_operator.trim import Object
 
@@ -38,7 +38,7 @@ def marked(workload: Object) -> Object:
     return {**workload, "metadata": metadata}
 
 
-def template_changed(want: Object, live: Object, found: Iterable[Difference]) -> bool:
+def template_changed(want: Object, live: Object, found: Iterable[FieldDifference]) -> bool:
     """Return whether writing ``want`` would roll the pods.
 
     Args:

@@ -1,6 +1,6 @@
 """TensorBoard dashboard: signals with their thresholds in one chart, replicas, GPUs, latencies, decisions.
 
-Steps are modelled seconds since the planner first started; wall times are real. Events are written by a
+Steps are simulated seconds since the planner first started; wall times are real. Events are written by a
 thread of this module's own, because tensorboardX's queue blocks for ever once its writer has died (full
 disk): then points are dropped and counted, and the planner goes on.
 """
@@ -10,20 +10,22 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from tensorboardX import SummaryWriter
 from tensorboardX.proto.summary_pb2 import Summary
 
+from penstock_api import Role
 from penstock_core.logs import get_logger
-from penstock_graph.models import Role
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
+from penstock_planner.decide.observation import Demand
 from penstock_planner.histogram import gained, quantile
+from penstock_planner.observers import View
 from penstock_planner.sources.base import Buckets
-from penstock_planner.view import View
 
 MAX_WAITING = 2000
 """Chosen: a minute of points at speed 20; beyond it the disk is not coming back soon."""
@@ -37,6 +39,20 @@ CLOSE_TIMEOUT_S = 5.0
 log = get_logger(__name__)
 
 _Call = Callable[[], None]
+
+
+def folder_of(log_folder: Path, config: DecideConfig, *, is_chosen: bool, now: datetime) -> Path | None:
+    """Return TensorBoard's folder; None: no dashboard.
+
+    Args:
+        log_folder: Of ledger and state.
+        config: A planner that only observes is run for its dashboard, so it has one in any case.
+        is_chosen: The user gave the folder, so the dashboard lies in it; else in a folder of this run below it.
+        now: Names that folder, ``runs/2026-11-22_07-30-00``.
+    """
+    if is_chosen:
+        return log_folder
+    return log_folder / "runs" / f"{now:%Y-%m-%d_%H-%M-%S}" if config.no_operation else None
 
 
 class Dashboard:
@@ -56,6 +72,7 @@ class Dashboard:
         self._gpu_seconds = 0.0
         self._latency: dict[str, Buckets] = {}
         self._before: dict[str, Buckets] = {}
+        self._demands: list[Demand] = []
         self._has_layout = False
         self._waiting: queue.Queue[_Call | None] = queue.Queue(MAX_WAITING)
         self.dropped = 0
@@ -69,6 +86,8 @@ class Dashboard:
         if self._last_s is not None:
             self._gpu_seconds += view.gpus * max(0.0, view.at_s - self._last_s)
         self._last_s = view.at_s
+        if view.pull is not None and view.pull.demand is not None:
+            self._demands.append(view.pull.demand)
         self._latency.update({key: buckets for key, buckets in view.latency.items() if buckets})
         if view.at_s - self._drawn_s < self._period_s or not view.pools:
             return
@@ -77,7 +96,8 @@ class Dashboard:
             self._has_layout = True
             layout = layout_of(set(view.pools))
             self._put(lambda: self._writer.add_custom_scalars(layout))
-        points = {**self._points(view), **self._signals(view)}
+        points = {**self._points(view), **self._signals(view), **demand_points(self._demands)}
+        self._demands = []
         self._draw(points, view)
 
     def decided(self, decision: Decision, view: View) -> None:
@@ -115,7 +135,10 @@ class Dashboard:
         for role, pool in view.pools.items():
             points[f"replicas/{role.value}_ready"] = pool.ready
             points[f"replicas/{role.value}_desired"] = view.desired.get(role, pool.ready + pool.starting)
+            points[f"replicas/{role.value}_starting"] = pool.starting
             points[f"replicas/{role.value}_draining"] = pool.draining
+        for role, took_s in view.startup_s.items():
+            points[f"startup/{role.value}_seconds"] = took_s
         if view.lag_p99_s is not None:
             points["lag/p99_seconds"] = view.lag_p99_s
         return points
@@ -127,13 +150,17 @@ class Dashboard:
         if Role.PREFILL in view.pools:
             points["prefill_queue/scale_up"] = config.queue_up
             points["prefill_queue/scale_down"] = config.queue_down
+        points["wait/slo_seconds"] = config.ttft_slo_s
         if view.pull is None:
             return points
-        kv_mean, per_worker = view.pull.kv.mean, view.pull.queue_per_worker
+        kv_mean, queue = view.pull.kv.mean, view.pull.queue
+        waiting = queue.value if queue is not None and queue.is_known else None
+        if config.queue_per_worker:
+            waiting = view.pull.queue_per_worker
         if kv_mean is not None:
             points["kv/mean"] = kv_mean
-        if per_worker is not None:
-            points["prefill_queue/per_worker"] = per_worker
+        if waiting is not None:
+            points["prefill_queue/compared"] = waiting
         return points
 
     def _draw(self, points: dict[str, float], view: View) -> None:
@@ -202,22 +229,53 @@ def _guard(writer: Any) -> None:
     events._ev_writer = events._worker._record_writer = _File(events._ev_writer)  # noqa: SLF001
 
 
+def demand_points(demands: Sequence[Demand]) -> dict[str, float]:
+    """Return the points of the pulls since the last ones: rates over all of them, gauges of the newest.
+
+    Args:
+        demands: In order of time; none: nothing is known and nothing is drawn.
+    """
+    if not demands:
+        return {}
+    newest, period_s = demands[-1], sum(each.period_s for each in demands)
+    return {
+        "demand/arrivals_per_second": sum(each.arrivals for each in demands) / period_s,
+        "demand/rejected_per_second": sum(each.refused + each.timed_out for each in demands) / period_s,
+        "demand/completed_per_second": sum(each.completed for each in demands) / period_s,
+        "prefill/uncached_tokens_per_second": sum(each.uncached_tokens for each in demands) / period_s,
+        "prefill/computed_tokens_per_second": sum(each.prefilled_tokens for each in demands) / period_s,
+        "wait/oldest_seconds": newest.oldest_wait_s or 0.0,
+        "wait/requests": newest.waiting,
+    }
+
+
 def layout_of(roles: set[Role]) -> dict[str, dict[str, list[Any]]]:
     """Return the custom-scalars layout: categories of charts, each a list of exact tags."""
     kinds = [role.value for role in (Role.PREFILL, Role.DECODE, Role.AGGREGATED) if role in roles]
     load = {"KV usage": _lines("kv/mean", "kv/scale_up", "kv/scale_down")}
     if Role.PREFILL in roles:
-        load["Prefill queue per worker"] = _lines(
-            "prefill_queue/per_worker", "prefill_queue/scale_up", "prefill_queue/scale_down"
+        load["Prefill queue"] = _lines(
+            "prefill_queue/compared", "prefill_queue/scale_up", "prefill_queue/scale_down"
         )
     replicas = {
         f"{kind} replicas": _lines(
-            *(f"replicas/{kind}_{state}" for state in ("ready", "desired", "draining"))
+            *(f"replicas/{kind}_{state}" for state in ("ready", "desired", "starting", "draining"))
         )
         for kind in kinds
     }
     return {
         "Load and thresholds": load,
+        "Demand and supply": {
+            "Requests per second": _lines(
+                "demand/arrivals_per_second", "demand/completed_per_second", "demand/rejected_per_second"
+            ),
+            "Prefill tokens per second": _lines(
+                "prefill/uncached_tokens_per_second", "prefill/computed_tokens_per_second"
+            ),
+            "Oldest wait and SLO": _lines("wait/oldest_seconds", "wait/slo_seconds"),
+            "Waiting requests": _lines("wait/requests"),
+            "Start-up": _lines(*(f"startup/{kind}_seconds" for kind in kinds)),
+        },
         "Replicas": replicas,
         "GPUs": {
             "In use and budget": _lines("gpus/in_use", "gpus/budget"),

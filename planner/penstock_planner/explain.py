@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock_core.errors import ConfigError
-from penstock_planner.ledger import LedgerFile, Record
+from penstock_planner.core.records import Record
+from penstock_planner.ledger import LedgerFile
 
 
 def select(ledger: LedgerFile, *, last: int, decision_id: str | None) -> list[Record]:
@@ -44,6 +45,7 @@ def in_words(record: Record) -> str:
     mode = ", no-operation" if decision["no_operation"] else ""
     gpus = f"GPUs {decision['gpus']} -> {decision['gpus_after']} ({budget})"
     lines = [f"{decision['id']}  {record['kind']} at {elapsed_s:.0f} s, {_pulls(record)}{gpus}{mode}"]
+    lines += [f"  {line}" for line in (_demand(record), _supply(record)) if line]
     if not decision["roles"]:
         lines.append("  nothing could be observed")
     for role in decision["roles"]:
@@ -57,6 +59,40 @@ def in_words(record: Record) -> str:
 
 def _pulls(record: Record) -> str:
     return f"{len(record['window']['pulls'])} pulls, " if "window" in record else ""
+
+
+def _demand(record: Record) -> str:
+    """Return what reached the door in the interval, and what waited at its end; empty where there is no window."""
+    pulls = record.get("window", {}).get("pulls", ())
+    known = [pull["demand"] for pull in pulls if pull.get("demand") is not None]
+    if not pulls:
+        return ""
+    if not known:
+        return "demand unknown: no router told it"
+    period_s = sum(each["period_s"] for each in known)
+    rejected = sum(each["refused"] + each["timed_out"] for each in known)
+    oldest_s = known[-1]["oldest_wait_s"]
+    waiting = f"{known[-1]['waiting']:.0f} wait" + (f", the oldest for {oldest_s:.1f} s" if oldest_s else "")
+    return (
+        f"demand {sum(each['arrivals'] for each in known) / period_s:.3g} requests/s, "
+        f"{sum(each['uncached_tokens'] for each in known) / period_s:,.0f} uncached tokens/s; "
+        f"{rejected:.0f} rejected; {waiting}"
+    )
+
+
+def _supply(record: Record) -> str:
+    """Return the replicas at the interval's end, and for how long those that start have been starting."""
+    pulls = record.get("window", {}).get("pulls", ())
+    if not pulls:
+        return ""
+    words = []
+    for role, pool in pulls[-1]["pools"].items():
+        starts = record.get("starts", {}).get(role, ())
+        ages = ", ".join(f"{record['at_s'] - asked_s:.0f} s" for asked_s in starts)
+        starting = f", {pool['starting']} starting" + (f" for {ages}" if ages else "")
+        draining = f", {pool['draining']} draining" if pool["draining"] else ""
+        words.append(f"{role} {pool['ready']} ready{starting if pool['starting'] else ''}{draining}")
+    return "supply " + "; ".join(words)
 
 
 def _step(step: dict[str, Any]) -> str:

@@ -20,9 +20,7 @@ import orjson
 
 from penstock_core.errors import ConfigError, LedgerError
 from penstock_core.logs import get_logger
-
-SCHEMA: Final = 1
-"""Raised when a reader of the old schema would misunderstand a record."""
+from penstock_planner.core.records import SCHEMA, Record
 
 FILE_NAME: Final = "ledger.jsonl"
 
@@ -30,8 +28,6 @@ OLDER_NAME: Final = "ledger-1.jsonl"
 """Where the last file lies after a rotation; the one before it is dropped."""
 
 _CHUNK_BYTES = 1 << 20
-
-Record = dict[str, Any]
 
 log = get_logger(__name__)
 

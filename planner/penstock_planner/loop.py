@@ -1,40 +1,122 @@
-"""The planner's loop: observe, pull, decide, record, act; blocked while an adjustment is under way.
-
-All times are modelled seconds. Every step is recorded before it has an effect, so that a killed planner
-continues as if it had not been killed: `resume` and `history` say how.
-"""
+"""Drives the planner's core in real time: clock, backend, metrics, ledger and observers. Decides nothing itself."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from penstock_core.errors import PenstockError
+from penstock_api import Role
+from penstock_core.clock import SimulatedClock
+from penstock_core.errors import LedgerError, PenstockError
 from penstock_core.lag import LagTracker
 from penstock_core.logs import get_logger
-from penstock_graph.models import Role
-from penstock_planner import records
-from penstock_planner.actuation import TARGET_TIMEOUT_S, Actuation
-from penstock_planner.adjustment import Adjustment
+from penstock_planner.core import records, state
+from penstock_planner.core.messages import (
+    Append,
+    BeginLedger,
+    Checkpoint,
+    DecisionRecorded,
+    Effect,
+    Event,
+    Log,
+    LogLevel,
+    Notify,
+    ObserveAt,
+    Observed,
+    Pulled,
+    ReadMetrics,
+    RecordDecision,
+    Scale,
+    Scaled,
+    Started,
+    TargetUnavailable,
+)
+from penstock_planner.core.planner import PlannerCore
+from penstock_planner.core.records import ANCHORS, Change, Header, History, Record
+from penstock_planner.core.state import CoreSettings
 from penstock_planner.decide.budget import existing_gpus
-from penstock_planner.decide.decision import Decision
-from penstock_planner.decide.observation import Observation, Window, kv_role, summarise
-from penstock_planner.decide.pipeline import decide
-from penstock_planner.ledger import Ledger, Record
-from penstock_planner.records import Deciding
-from penstock_planner.resume import resume
-from penstock_planner.sources.base import Query, Readings, Source
-from penstock_planner.standing import LoopSettings, Standing, counts
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.observation import Observation, PoolCounts, Pull, kv_role, summarise
+from penstock_planner.ledger import Ledger
+from penstock_planner.observers import Observers, View
+from penstock_planner.sources.base import Query, Readings, ReadingSource
 from penstock_planner.targets.base import Target, TargetState
-from penstock_planner.timing import Time
-from penstock_planner.view import Audience, Phase, View
-
-__all__ = ["LoopSettings", "PlannerLoop"]
 
 LAG_TICKS = 300
 """Chosen: five minutes of pulls; a percentile is asked for at every tick."""
 
+TARGET_TIMEOUT_S = 30.0
+"""Real seconds for one call of the backend. Chosen: beyond the local statefile's 5 s lock and a busy API server."""
+
 log = get_logger(__name__)
+
+
+class Time(Protocol):
+    """What the loop knows of time."""
+
+    def now_s(self) -> float:
+        """Return simulated seconds."""
+        ...
+
+    def wall_s(self) -> float:
+        """Return real seconds since 1970, for people only."""
+        ...
+
+    async def sleep_until(self, at_s: float, stop: asyncio.Event) -> None:
+        """Return at ``at_s`` simulated seconds, or as soon as ``stop`` is set."""
+        ...
+
+
+class ModelTime:
+    """The host's clock times the time scale."""
+
+    __slots__ = ("_clock",)
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        self._clock = clock
+
+    def now_s(self) -> float:
+        """Return simulated seconds."""
+        return self._clock.now_s()
+
+    def wall_s(self) -> float:
+        """Return real seconds since 1970."""
+        return time.time()
+
+    async def sleep_until(self, at_s: float, stop: asyncio.Event) -> None:
+        """Return at ``at_s`` simulated seconds, or as soon as ``stop`` is set."""
+        real_s = self._clock.to_real_s(at_s - self._clock.now_s())
+        if real_s <= 0:
+            # A loop behind its schedule must not keep the event loop from its other work.
+            await asyncio.sleep(0)
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), real_s)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """What one planner is set to.
+
+    Attributes:
+        config: Of the decision.
+        max_age_s: Oldest fresh metric; simulated seconds.
+        adjustment_deadline_s: Longest wait for an adjustment before it is rolled back or ignored; simulated seconds.
+        timeline: Names the clock: times of another timeline cannot be compared.
+        about: For the ledger's header: namespace, environment, speed.
+        first_sequence: Decisions known to have been made, even if the ledger is lost; ids go on behind them.
+    """
+
+    config: DecideConfig
+    max_age_s: float
+    adjustment_deadline_s: float
+    timeline: str
+    about: Mapping[str, str | float]
+    first_sequence: int = 0
 
 
 class PlannerLoop:
@@ -45,164 +127,179 @@ class PlannerLoop:
         settings: LoopSettings,
         *,
         target: Target,
-        source: Source,
+        source: ReadingSource,
         ledger: Ledger,
         time: Time,
-        audience: Audience,
+        observers: Observers,
     ) -> None:
-        self._config = settings.config
-        self._max_age_s = settings.max_age_s
-        self._about = settings.about
-        self._first_sequence = settings.first_sequence
+        """Build it; nothing is read or written yet.
+
+        Args:
+            settings: Fixed.
+            target: Observed at every tick, and asked for replicas.
+            source: Of metrics.
+            ledger: Written before anything has an effect.
+            time: The clock.
+            observers: Shown every tick and decision.
+        """
+        self._settings = settings
         self._target = target
         self._source = source
         self._ledger = ledger
         self._time = time
-        self._audience = audience
+        self._observers = observers
         self.lag = LagTracker(LAG_TICKS)
-        now_s = time.now_s()
-        self._standing = Standing.blank(settings, now_s)
-        self._actuation = Actuation(
-            self._standing, target=target, ledger=ledger, time=time, announce=self._announce
-        )
-        self._adjustment = Adjustment(self._standing, actuation=self._actuation, ledger=ledger, time=time)
-        self._due_s = now_s
-        self._is_blind = False
+        core = CoreSettings(settings.config, settings.adjustment_deadline_s, settings.timeline)
+        self._core = PlannerCore(core)
+        self._state = state.begin(core, time.now_s())
         self._observed: TargetState | None = None
+        self._is_target_unavailable = False
         self._readings: Readings | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Plan until ``stop`` is set."""
-        self._resume()
+        due_s = await self._advance(Started(self._read_history(), self._settings.first_sequence))
         while not stop.is_set():
-            await self._time.sleep_until(self._due_s, stop)
+            await self._time.sleep_until(due_s, stop)
             if not stop.is_set():
-                await self.tick()
+                self.lag.record(self._time.now_s() - due_s)
+                due_s = await self._advance(await self._observe())
+                self._observers.tick(self._view())
 
-    async def tick(self) -> None:
-        """Do what is due now and set the next due time."""
-        self.lag.record(self._time.now_s() - self._due_s)
-        self._readings = None
-        self._observed = await self._observe()
-        phase = Phase.BLIND
-        if self._observed is not None:
-            phase = await self._work(self._observed)
-        self._audience.tick(self._view(phase))
-        self._plan_next()
+    async def _advance(self, event: Event) -> float:
+        """Step until the tick ends; return when the next one is due."""
+        while True:
+            self._state, effects = self._core.step(self._state, event, self._time.now_s())
+            for effect in effects[:-1]:
+                self._carry_out(effect)
+            match effects[-1]:
+                case ObserveAt(at_s):
+                    return at_s
+                case ReadMetrics():
+                    event = Pulled(await self._pull())
+                case RecordDecision() as asked:
+                    event = DecisionRecorded(asked, self._record(asked))
+                case Scale(change):
+                    event = Scaled(await self._scale(change))
+                case _ as last:
+                    raise AssertionError(f"{last}: asks for no answer")
 
-    async def _work(self, observed: TargetState) -> Phase:
-        standing = self._standing
-        if standing.pending:
-            await self._actuation.carry_out_pending(observed)
-            return Phase.ADJUSTING
-        if await self._adjustment.is_under_way(observed):
-            return Phase.ADJUSTING
-        if not standing.is_decidable():
-            await self._pull(observed)
-        if standing.is_decidable():
-            await self._adjust()
-        return Phase.OBSERVING
+    def _carry_out(self, effect: Effect) -> None:
+        """Carry out an effect that asks for no answer."""
+        match effect:
+            case Append(record):
+                self._ledger.try_append(record)
+            case Notify(decision):
+                self._observers.decided(decision, self._view())
+            case BeginLedger(header):
+                self._ledger.begin(self._header(header))
+            case Checkpoint(header):
+                if self._ledger.is_long:
+                    self._ledger.rotate(self._header(header))
+            case Log(text, keys, level):
+                (log.warning if level is LogLevel.WARNING else log.info)(text, **keys)
+            case _:
+                raise AssertionError(f"{effect}: asks for an answer")
 
-    def _plan_next(self) -> None:
-        standing, now_s = self._standing, self._time.now_s()
-        if standing.blocked_s is not None:
-            grid = standing.grid_from(standing.blocked_s)
-            self._due_s = grid.start_s + grid.slot_after(0, now_s) * grid.pull_s
-            if self._due_s <= now_s:
-                self._due_s += grid.pull_s
-            return
-        standing.slot = standing.grid.slot_after(standing.slot, now_s)
-        self._due_s = standing.grid.at_s(standing.slot)
+    # -- ledger ---------------------------------------------------------------------------------------
 
-    def _resume(self) -> None:
-        now_s = self._time.now_s()
-        standing = self._standing
-        standing.begin(now_s)
-        resumed = resume(standing, self._ledger, now_s)
-        newest = max(standing.state.sequence, self._first_sequence)
-        standing.state = replace(standing.state, sequence=newest)
-        self._ledger.begin(self._header(now_s, resumed=resumed))
-        log.info("planner started", resumed=resumed, decisions=standing.state.sequence)
-        if standing.pending or standing.is_decidable():
-            self._due_s = now_s
-        elif standing.blocked_s is not None:
-            # The look that was due when the planner died, not one more right after its decision.
-            grid = standing.grid_from(standing.blocked_s)
-            self._due_s = grid.start_s + grid.slot_after(0, now_s) * grid.pull_s
-        else:
-            self._plan_next()
+    def _read_history(self) -> History | None:
+        try:
+            return records.restore(self._ledger.tail(ANCHORS))
+        except (LedgerError, KeyError, TypeError, ValueError) as exc:
+            aside = self._ledger.set_aside()
+            log.error("ledger cannot be read: starting a new one", error=str(exc), kept_as=str(aside))  # noqa: TRY400 - the message says it all
+            return None
 
-    def _header(self, now_s: float, *, resumed: bool) -> Record:
-        standing = self._standing
-        return records.header(
-            standing.place(standing.grid.start_s),
-            at_s=now_s,
-            wall_s=self._time.wall_s(),
-            resumed=resumed,
-            config=self._config,
-            state=standing.state,
-            **self._about,
+    def _header(self, header: Header) -> Record:
+        settings = self._settings
+        return records.header_record(
+            header, wall_s=self._time.wall_s(), config=settings.config, about=settings.about
         )
 
-    async def _observe(self) -> TargetState | None:
+    def _record(self, asked: RecordDecision) -> bool:
+        """Write a decision to the disk; return whether it is there."""
+        record = records.decision_record(asked.deciding, asked.place, wall_s=self._time.wall_s())
+        try:
+            self._ledger.append(record, durable=True)
+        except LedgerError as exc:
+            decision_id = asked.deciding.decision.id
+            log.error("decision not recorded, so not taken", decision_id=decision_id, error=str(exc))  # noqa: TRY400 - no bug of ours
+            return False
+        return True
+
+    # -- backend and metrics --------------------------------------------------------------------------
+
+    async def _observe(self) -> Observed | TargetUnavailable:
+        self._readings = self._observed = None
         try:
             async with asyncio.timeout(TARGET_TIMEOUT_S):
-                observed = await self._target.observe()
+                found = await self._target.observe()
         except (PenstockError, TimeoutError) as exc:
-            if not self._is_blind:
+            if not self._is_target_unavailable:
                 log.warning("backend cannot be read: nothing is decided", error=str(exc) or "timed out")
-            self._is_blind = True
-            return None
-        self._is_blind = False
-        return replace(observed, pools={r: p for r, p in observed.pools.items() if r is not Role.ROUTER})
+            self._is_target_unavailable = True
+            return TargetUnavailable()
+        self._is_target_unavailable = False
+        pools = dict(found.pools)
+        pools.pop(Role.ROUTER, None)
+        self._observed = replace(found, pools=pools)
+        failures = {role: pool.failed[-1] for role, pool in pools.items() if pool.failed}
+        return Observed(self._counts(), found.adjusting, found.edited, failures)
 
-    async def _pull(self, observed: TargetState) -> None:
-        query = Query(observed.endpoints, self._max_age_s)
-        self._readings = await self._source.read(query)
-        pools = counts(observed)
-        queue = self._readings.queue if Role.PREFILL in pools else None
-        kv = self._readings.kv if kv_role(pools) in pools else {}
-        pull = summarise(Observation(self._time.now_s(), pools, kv, queue))
-        self._standing.pulls.append(pull)
-        self._ledger.try_append(records.pull(pull, self._standing.slot))
+    def _counts(self) -> dict[Role, PoolCounts]:
+        """Return the pools as decisions see them."""
+        observed = self._observed
+        return {
+            role: PoolCounts(pool.ready, pool.starting, pool.draining, pool.gpus_per_replica)
+            for role, pool in (observed.pools.items() if observed is not None else ())
+        }
 
-    async def _adjust(self) -> None:
-        standing = self._standing
-        end_s = standing.pulls[-1].at_s
-        window = Window(standing.grid.start_s, end_s, tuple(standing.pulls))
-        decision, after = decide(window, standing.state, self._config)
-        deciding = Deciding("adjustment", self._config, standing.state, after, decision, window=window)
-        next_start_s = standing.grid.next_start_s(end_s)
-        if self._actuation.record(deciding, next_start_s) and await self._actuation.carry_out(decision):
-            standing.blocked_s = end_s
-            standing.overdue = False
-        standing.begin(next_start_s)
-        if self._ledger.is_long and standing.blocked_s is None:
-            # Nothing is under way: the header alone says where the planner stands.
-            self._ledger.rotate(self._header(end_s, resumed=False))
+    async def _pull(self) -> Pull:
+        endpoints = self._observed.endpoints if self._observed is not None else ()
+        self._readings = readings = await self._source.read(Query(endpoints, self._settings.max_age_s))
+        pools = self._counts()
+        has_kv = kv_role(pools) in pools
+        return summarise(
+            Observation(
+                self._time.now_s(),
+                pools,
+                readings.kv if has_kv else {},
+                readings.queue if Role.PREFILL in pools else None,
+                demand=readings.demand,
+                worker_waiting=readings.worker_waiting if has_kv else None,
+            )
+        )
 
-    def _announce(self, decision: Decision) -> None:
-        self._audience.decided(decision, self._view(Phase.OBSERVING))
+    async def _scale(self, change: Change) -> str | None:
+        """Ask the backend for a change; return why it refused, None if it took it."""
+        try:
+            async with asyncio.timeout(TARGET_TIMEOUT_S):
+                await self._target.scale(change.role, change.desired, decision_id=change.decision_id)
+        except (PenstockError, TimeoutError) as exc:
+            return str(exc) or f"no answer in {TARGET_TIMEOUT_S:g} s"
+        return None
 
-    def _view(self, phase: Phase) -> View:
-        standing = self._standing
-        pools = self._observed.pools if self._observed is not None else {}
-        seen = counts(self._observed) if self._observed is not None else {}
-        is_adjusting = standing.blocked_s is not None
-        now_s = self._time.now_s()
+    # -- observers ------------------------------------------------------------------------------------
+
+    def _view(self) -> View:
+        current, config = self._state, self._settings.config
+        schedule, counts = current.schedule, self._counts()
+        has_read = self._readings is not None
         return View(
-            at_s=now_s,
-            origin_s=standing.origin_s,
+            at_s=self._time.now_s(),
+            origin_s=current.origin_s,
             wall_s=self._time.wall_s(),
-            phase=phase,
-            pools=pools,
-            desired={role: standing.desired.get(role, pool.replicas) for role, pool in seen.items()},
-            gpus=existing_gpus(seen, self._config),
-            max_gpu_budget=self._config.max_gpu_budget,
-            pull=standing.pulls[-1] if self._readings is not None and standing.pulls else None,
+            phase=current.phase,
+            pools=self._observed.pools if self._observed is not None else {},
+            desired={role: current.desired.get(role, pool.replicas) for role, pool in counts.items()},
+            gpus=existing_gpus(counts, config),
+            max_gpu_budget=config.max_gpu_budget,
+            pull=schedule.pulls[-1] if has_read and schedule.pulls else None,
             latency=self._readings.latency if self._readings is not None else {},
-            next_decision_s=None if is_adjusting else standing.grid.start_s + standing.grid.adjust_s,
+            next_decision_s=None if schedule.blocked_s is not None else schedule.end_s,
             lag_p99_s=self.lag.p99_s(),
             ledger_errors=self._ledger.errors,
-            overdue=standing.overdue,
+            overdue=current.is_overdue,
+            startup_s=dict(current.startup_s),
         )

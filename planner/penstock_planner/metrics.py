@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from penstock_core import metric_names as names
+from penstock_planner.core.state import PlannerPhase
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Pull
-from penstock_planner.view import Phase, View
+from penstock_planner.observers import View
 from penstock_wire.problem import error_body
 from penstock_wire.server import HttpServer, Request, Responder
 
@@ -69,6 +71,15 @@ class GraphMetrics:
             found["queue"] = (_or_nan(queue.value), _or_nan(queue.age_s), float(not queue.is_known))
         return found
 
+    def demand(self) -> tuple[float, float, float]:
+        """Return arrivals/s, rejected requests/s and the oldest wait; NaN while unknown."""
+        demand = self.pull.demand if self.pull is not None else None
+        if demand is None:
+            return math.nan, math.nan, math.nan
+        rejected = demand.refused + demand.timed_out
+        period_s = demand.period_s
+        return demand.arrivals / period_s, rejected / period_s, demand.oldest_wait_s or 0.0
+
 
 class PlannerMetrics(Collector):
     """All graphs of one process, and the handler that prints them."""
@@ -112,7 +123,8 @@ class PlannerMetrics(Collector):
         )
         yield from self._pools()
         yield from self._signals()
-        yield from self._standing()
+        yield from self._demand()
+        yield from self._gauges()
 
     def _pools(self) -> Iterator[GaugeMetricFamily]:
         replicas = GaugeMetricFamily(
@@ -139,7 +151,7 @@ class PlannerMetrics(Collector):
             ),
         }
         ages = GaugeMetricFamily(
-            names.PLANNER_READING_AGE, "Oldest reading used, modelled seconds.", labels=[*_GRAPH, "signal"]
+            names.PLANNER_READING_AGE, "Oldest reading used, simulated seconds.", labels=[*_GRAPH, "signal"]
         )
         unknown = GaugeMetricFamily(
             names.PLANNER_UNKNOWN_READINGS,
@@ -153,7 +165,29 @@ class PlannerMetrics(Collector):
                 unknown.add_metric([*key, signal], missing)
         yield from (*means.values(), ages, unknown)
 
-    def _standing(self) -> Iterator[GaugeMetricFamily]:
+    def _demand(self) -> Iterator[GaugeMetricFamily]:
+        families = [
+            GaugeMetricFamily(name, text, labels=_GRAPH)
+            for name, text in (
+                (names.PLANNER_ARRIVALS, "Requests that arrive at the routers, newest pull."),
+                (names.PLANNER_REJECTED, "Of those, refused or timed out in the queue."),
+                (names.PLANNER_OLDEST_WAIT, "Longest wait in a router's queue now, simulated seconds."),
+            )
+        ]
+        startup = GaugeMetricFamily(
+            names.PLANNER_STARTUP,
+            "Simulated seconds from the newest replica's decision until it was ready.",
+            labels=[*_GRAPH, "role"],
+        )
+        for key, each in self._graphs.items():
+            if each.pull is not None:
+                for family, value in zip(families, each.demand(), strict=True):
+                    family.add_metric(key, value)
+            for role, took_s in each.view.startup_s.items() if each.view is not None else ():
+                startup.add_metric([*key, role.value], took_s)
+        yield from (*families, startup)
+
+    def _gauges(self) -> Iterator[GaugeMetricFamily]:
         gpus = GaugeMetricFamily(
             names.PLANNER_GPUS, "GPUs of existing workers, draining ones included.", labels=_GRAPH
         )
@@ -161,7 +195,7 @@ class PlannerMetrics(Collector):
         phase = GaugeMetricFamily(names.PLANNER_PHASE, "1 for the current phase.", labels=[*_GRAPH, "phase"])
         lag = GaugeMetricFamily(
             names.SCHEDULE_LAG_P99,
-            "Lateness of ticks, 99th percentile, modelled seconds.",
+            "Lateness of ticks, 99th percentile, simulated seconds.",
             labels=_GRAPH,
         )
         for key, each in self._graphs.items():
@@ -169,7 +203,7 @@ class PlannerMetrics(Collector):
                 continue
             gpus.add_metric(key, view.gpus)
             budget.add_metric(key, float("inf") if view.max_gpu_budget is None else view.max_gpu_budget)
-            for name in Phase:
+            for name in PlannerPhase:
                 phase.add_metric([*key, name.value], view.phase is name)
             if view.lag_p99_s is not None:
                 lag.add_metric(key, view.lag_p99_s)
@@ -192,26 +226,40 @@ class PlannerMetrics(Collector):
         """Return the exposition."""
         return generate_latest(self._registry)
 
-    async def handle(self, request: Request, responder: Responder) -> None:
-        """Answer /metrics, and /healthz (also as /health)."""
-        if request.path == "/metrics":
-            responder.send(200, self.page(), content_type=CONTENT_TYPE_LATEST)
-        elif request.path in ("/healthz", "/health"):
-            responder.send(200, b'{"status":"ok"}')
-        else:
-            responder.send(404, error_body("path: only /metrics and /healthz are here", code="not_found"))
+
+def _no_fault() -> str | None:
+    return None
 
 
-async def serve(metrics: PlannerMetrics, host: str, port: int) -> HttpServer:
-    """Listen; port 0 takes a free one.
+async def serve(
+    metrics: PlannerMetrics, host: str, port: int, *, fault: Callable[[], str | None] = _no_fault
+) -> HttpServer:
+    """Answer /metrics, and /healthz (also as /health).
+
+    Args:
+        metrics: To show.
+        host: To listen on.
+        port: To listen on; 0 takes a free one.
+        fault: Returns why only a restart of this process helps, which fails /healthz; None: all is well.
 
     Raises:
         PortInUseError: the port is taken.
     """
-    server = HttpServer(metrics.handle)
+
+    async def handle(request: Request, responder: Responder) -> None:
+        if request.path == "/metrics":
+            responder.send(200, metrics.page(), content_type=CONTENT_TYPE_LATEST)
+        elif request.path not in ("/healthz", "/health"):
+            responder.send(404, error_body("path: only /metrics and /healthz are here", code="not_found"))
+        elif (why := fault()) is None:
+            responder.send(200, b'{"status":"ok"}')
+        else:
+            responder.send(503, error_body(why, kind="server_error", code="unhealthy"))
+
+    server = HttpServer(handle)
     await server.start(host, port)
     return server
 
 
 def _or_nan(value: float | None) -> float:
-    return float("nan") if value is None else value
+    return math.nan if value is None else value

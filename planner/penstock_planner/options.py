@@ -7,18 +7,24 @@ command line gathers the first two; this module joins and checks all of them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 
+from penstock_api import Environment, GraphDeployment, MetricsSource, PlannerMode, Role
+from penstock_api.base import RULE_ERROR, Violation
+from penstock_api.planner import PlannerConfig
 from penstock_core.errors import ConfigError, InvalidSpecError, Problem
 from penstock_core.local_state import state_dir
-from penstock_graph.loading import read_text
-from penstock_graph.models import Environment, GraphDeployment, MetricsSource, PlannerMode, Role
-from penstock_planner.decide.config import DecideConfig
+from penstock_manifests import read_text
+from penstock_planner.decide.config import DecideConfig, Mode
 
 SECTION = "Planner"
 """Top-level key of the document's configuration file; other sections belong to other components."""
@@ -32,15 +38,60 @@ def _none_word(value: Any) -> Any:
     return None if isinstance(value, str) and value.lower() in {"none", "null"} else value
 
 
-_Threshold = Annotated[float, Field(gt=0, le=1)]
-_QueueThreshold = Annotated[float, Field(gt=0)]
-_Seconds = Annotated[float, Field(gt=0)]
-_Gpus = Annotated[int, Field(ge=1)]
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where one option is declared and what it becomes.
+
+    Attributes:
+        key: Attribute path below ``spec.planner`` that declares bounds, default and help.
+        decides: Field of `DecideConfig`; None: the decision does not read it.
+        is_what_if: Replay may change it.
+    """
+
+    key: tuple[str, ...]
+    decides: str | None = None
+    is_what_if: bool = False
+
+
+_BOUNDS = ("gt", "ge", "lt", "le")
+
+
+def _declared(key: str, decides: str | None = None, *, is_what_if: bool = False, **overrides: Any) -> Any:
+    """Return a field with the bounds, default and help of ``spec.planner``'s.
+
+    Args:
+        key: Dotted attribute path below ``spec.planner``.
+        decides: As in `Setting`.
+        is_what_if: As in `Setting`.
+        overrides: A default or help that differs without a graph.
+    """
+    path = tuple(key.split("."))
+    model: Any = PlannerConfig
+    for section in path[:-1]:
+        model = model.model_fields[section].annotation
+    field: FieldInfo = model.model_fields[path[-1]]
+    shared = {"default": field.default, "description": field.description, **_bounds(field), **overrides}
+    setting = Setting(path, decides, is_what_if)
+    return Field(**shared, json_schema_extra={"setting": setting})  # type: ignore[dict-item]
+
+
+def _bounds(field: FieldInfo) -> dict[str, float]:
+    """Return the bounds of a number, also of one that may be None."""
+    found = list(field.metadata)
+    for argument in get_args(field.annotation):
+        for each in getattr(argument, "__metadata__", ()):
+            found += getattr(each, "metadata", ())
+    return {name: getattr(each, name) for each in found for name in _BOUNDS if hasattr(each, name)}
+
+
 _Url = Annotated[str, Field(pattern=r"^http://\S+$")]
 
 
 class PlannerOptions(BaseModel):
-    """What one planner is told. Defaults of the first fifteen are the planner document's."""
+    """What one planner is set to; what ``spec.planner`` declares too has its bounds, default and help from there.
+
+    Defaults of the first fifteen are the planner document's.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", alias_generator=_kebab, populate_by_name=False, allow_inf_nan=False
@@ -53,63 +104,82 @@ class PlannerOptions(BaseModel):
     served_model_name: Annotated[str, Field(min_length=1)] = Field(
         "vllm", description="Model whose series are read from Prometheus."
     )
-    no_operation: bool = Field(False, description="Decide and record, change nothing.")
+    no_operation: bool = _declared("no_operation", "no_operation")
     log_dir: str | None = Field(
         None,
-        description="Folder of dashboard, ledger and state. Without it there is no dashboard, and the ledger "
-        "lies beside the statefile.",
+        description="Folder of dashboard, ledger and state. Without it the ledger lies beside the statefile, and "
+        "there is a dashboard only with --no-operation, in a folder named by the time.",
     )
-    adjustment_interval: _Seconds = Field(30, description="Between two decisions; modelled seconds.")
-    metric_pulling_interval: _Seconds = Field(1, description="Between two metric pulls; modelled seconds.")
-    max_gpu_budget: Annotated[_Gpus | None, BeforeValidator(_none_word)] = Field(
-        8, description="Most GPUs of prefill plus decode; none: no ceiling."
+    adjustment_interval: float = _declared(
+        "adjustment_interval_seconds", "adjustment_interval_s", is_what_if=True
     )
-    min_gpu_budget: Annotated[int, Field(ge=0)] = Field(1, description="Fewest GPUs of each role.")
-    decode_kv_scale_up_threshold: _Threshold = Field(
-        0.9, description="Mean KV usage above which decode grows; fraction."
+    metric_pulling_interval: float = _declared("metric_pulling_interval_seconds", "metric_pulling_interval_s")
+    max_gpu_budget: Annotated[int | None, BeforeValidator(_none_word)] = _declared(
+        "max_gpu_budget",
+        "max_gpu_budget",
+        is_what_if=True,
+        description="Most GPUs of prefill plus decode; none: no ceiling.",
     )
-    decode_kv_scale_down_threshold: _Threshold = Field(
-        0.5, description="Mean KV usage below which decode shrinks; fraction."
+    min_gpu_budget: int = _declared("min_gpu_budget", "min_gpu_budget", is_what_if=True)
+    decode_kv_scale_up_threshold: float = _declared("decode_kv_scale_up_threshold", "kv_up", is_what_if=True)
+    decode_kv_scale_down_threshold: float = _declared(
+        "decode_kv_scale_down_threshold", "kv_down", is_what_if=True
     )
-    prefill_queue_scale_up_threshold: _QueueThreshold = Field(
-        0.5, description="Queued requests per prefill worker above which prefill grows; may exceed 1."
+    prefill_queue_scale_up_threshold: float = _declared(
+        "prefill_queue_scale_up_threshold", "queue_up", is_what_if=True
     )
-    prefill_queue_scale_down_threshold: _QueueThreshold = Field(
-        0.2, description="Queued requests per prefill worker below which prefill shrinks."
+    prefill_queue_scale_down_threshold: float = _declared(
+        "prefill_queue_scale_down_threshold", "queue_down", is_what_if=True
     )
-    decode_engine_num_gpu: _Gpus = Field(1, description="GPUs of one decode (or aggregated) engine.")
-    prefill_engine_num_gpu: _Gpus = Field(1, description="GPUs of one prefill engine.")
+    decode_engine_num_gpu: int = _declared(
+        "decode_engine_num_gpu",
+        "decode_gpus",
+        is_what_if=True,
+        default=1,
+        description="GPUs of one decode (or aggregated) engine.",
+    )
+    prefill_engine_num_gpu: int = _declared(
+        "prefill_engine_num_gpu",
+        "prefill_gpus",
+        is_what_if=True,
+        default=1,
+        description="GPUs of one prefill engine.",
+    )
 
-    metrics_source: MetricsSource = Field(
-        MetricsSource.ROUTER, description="Asked first; router and scrape back it up."
+    mode: PlannerMode = _declared(
+        "mode",
+        "mode",
+        description="What to scale on: adaptive (demand at the router) or load (thresholds).",
     )
-    prometheus_url: _Url | None = Field(None, description="Prometheus server, http://host:port.")
+    max_step: int = _declared("max_step", "max_step")
+    ttft_slo: Annotated[float, Field(gt=0)] = Field(
+        5, description="TTFT that counts as in time, mode adaptive; simulated seconds."
+    )
+    prefill_queue_per_worker: bool = _declared("prefill_queue_per_worker", "queue_per_worker")
+    metrics_source: MetricsSource = _declared("metrics.source")
+    prometheus_url: _Url | None = _declared(
+        "metrics.prometheus_url", description="Prometheus server, http://host:port."
+    )
     router_url: _Url | None = Field(None, description="Router, http://host:port; default: the statefile's.")
-    metrics_max_age: _Seconds = Field(10, description="Older readings are stale; modelled seconds.")
-    adjustment_deadline: _Seconds = Field(
-        600, description="Longest wait for a new replica before it is withdrawn; modelled seconds."
+    metrics_max_age: float = _declared("metrics.max_age_seconds")
+    adjustment_deadline: Annotated[float, Field(gt=0)] = Field(
+        600, description="Longest wait for a new replica before it is rolled back; simulated seconds."
     )
 
     def decide_config(self, graph: GraphDeployment | None = None) -> DecideConfig:
         """Return the rules' configuration; replica bounds come from the graph where there is one."""
-        bounds = _bounds(graph)
-        rules = graph.spec.planner if graph is not None else None
+        bounds = _replica_bounds(graph)
+        rules = graph.spec.planner if graph is not None else PlannerConfig()
+        declared = {
+            setting.decides: getattr(self, name) for name, setting in SETTINGS.items() if setting.decides
+        }
         return DecideConfig(
-            adjustment_interval_s=self.adjustment_interval,
-            metric_pulling_interval_s=self.metric_pulling_interval,
-            max_gpu_budget=self.max_gpu_budget,
-            min_gpu_budget=self.min_gpu_budget,
-            kv_up=self.decode_kv_scale_up_threshold,
-            kv_down=self.decode_kv_scale_down_threshold,
-            queue_up=self.prefill_queue_scale_up_threshold,
-            queue_down=self.prefill_queue_scale_down_threshold,
-            decode_gpus=self.decode_engine_num_gpu,
-            prefill_gpus=self.prefill_engine_num_gpu,
-            no_operation=self.no_operation,
+            **{**declared, "mode": Mode(self.mode.value)},
+            ttft_slo_s=self.ttft_slo,
             min_replicas={role: low for role, (low, _) in bounds.items()},
             max_replicas={role: high for role, (_, high) in bounds.items()},
-            decode_grace_intervals=rules.new_decode_worker_grace_intervals if rules else 3,
-            queue_buffer_intervals=rules.new_prefill_worker_queue_buffer_intervals if rules else 3,
+            decode_grace_intervals=rules.new_decode_worker_grace_intervals,
+            queue_buffer_intervals=rules.new_prefill_worker_queue_buffer_intervals,
         )
 
     def log_folder(self) -> Path:
@@ -118,6 +188,13 @@ class PlannerOptions(BaseModel):
             return Path(self.log_dir).expanduser()
         return state_dir() / f"{self.namespace}-planner"
 
+
+SETTINGS: Mapping[str, Setting] = {
+    name: field.json_schema_extra["setting"]  # type: ignore[misc, index]
+    for name, field in PlannerOptions.model_fields.items()
+    if field.json_schema_extra
+}
+"""The options that ``spec.planner`` declares, by attribute."""
 
 FLAGS = tuple(_kebab(name) for name in PlannerOptions.model_fields)
 """Every option's name, without dashes in front; the document's fifteen first."""
@@ -138,10 +215,26 @@ def join(
     """
     layers = {**_from_graph(graph), **(_from_file(file) if file is not None else {}), **given}
     options = _checked(layers, given, file)
-    problems = _contradictions(options, is_aggregated=graph is not None and not graph.spec.is_disaggregated)
+    if options.mode is PlannerMode.SLA:
+        where = "--mode" if "mode" in given else "spec.planner.mode"
+        raise ConfigError(f"{where}: sla is not available in this version; set it to adaptive or load")
+    refuse_contradictions(options, is_aggregated=graph is not None and not graph.spec.is_disaggregated)
+    return options
+
+
+def refuse_contradictions(options: PlannerOptions, *, is_aggregated: bool) -> None:
+    """Refuse options that are right one by one and cannot be met together.
+
+    Args:
+        options: Checked one by one.
+        is_aggregated: The graph has one pool; else prefill and decode.
+
+    Raises:
+        InvalidSpecError: with every problem found.
+    """
+    problems = _contradictions(options, is_aggregated=is_aggregated)
     if problems:
         raise InvalidSpecError([Problem(f"--{key}", message, "planner") for key, message in problems])
-    return options
 
 
 def stated(*, given: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
@@ -184,73 +277,89 @@ def _from_graph(graph: GraphDeployment | None) -> dict[str, Any]:
     if graph is None:
         return {}
     spec, planner = graph.spec, graph.spec.planner
-    if planner.mode is not PlannerMode.LOAD:
-        raise ConfigError(
-            f"spec.planner.mode: {planner.mode.value} is not available in this version; set it to load"
-        )
     decode = spec.service(Role.DECODE) or spec.service(Role.AGGREGATED)
     prefill = spec.service(Role.PREFILL)
     starts = [service.startup_timeout_seconds for service in spec.workers.values()]
+    declared = {_kebab(name): _value(planner, setting.key) for name, setting in SETTINGS.items()}
     found = {
+        **declared,
         "namespace": planner.namespace or graph.name,
         "environment": planner.environment,
         "served-model-name": planner.served_model_name or spec.served_name,
-        "no-operation": planner.no_operation,
         "log-dir": planner.log_dir,
-        "adjustment-interval": planner.adjustment_interval_seconds,
-        "metric-pulling-interval": planner.metric_pulling_interval_seconds,
-        "min-gpu-budget": planner.min_gpu_budget,
-        "decode-kv-scale-up-threshold": planner.decode_kv_scale_up_threshold,
-        "decode-kv-scale-down-threshold": planner.decode_kv_scale_down_threshold,
-        "prefill-queue-scale-up-threshold": planner.prefill_queue_scale_up_threshold,
-        "prefill-queue-scale-down-threshold": planner.prefill_queue_scale_down_threshold,
         "decode-engine-num-gpu": planner.decode_engine_num_gpu or (decode[1].gpus if decode else None),
         "prefill-engine-num-gpu": planner.prefill_engine_num_gpu or (prefill[1].gpus if prefill else None),
-        "metrics-source": planner.metrics.source,
-        "prometheus-url": planner.metrics.prometheus_url,
-        "metrics-max-age": planner.metrics.max_age_seconds,
+        "ttft-slo": spec.router.ttft_slo_seconds,
         "adjustment-deadline": max(starts, default=None),
     }
-    return {
-        "max-gpu-budget": planner.max_gpu_budget,
-        **{key: value for key, value in found.items() if value is not None},
-    }
+    stated = {key: value for key, value in found.items() if value is not None}
+    return {**stated, "max-gpu-budget": planner.max_gpu_budget}
 
 
-def _bounds(graph: GraphDeployment | None) -> dict[Role, tuple[int, int]]:
+def _value(planner: PlannerConfig, key: tuple[str, ...]) -> Any:
+    value: Any = planner
+    for name in key:
+        value = getattr(value, name)
+    return value
+
+
+def _replica_bounds(graph: GraphDeployment | None) -> dict[Role, tuple[int, int]]:
     if graph is None:
         return {}
     return {service.role: service.replica_bounds for service in graph.spec.workers.values()}
 
 
 def _contradictions(options: PlannerOptions, *, is_aggregated: bool) -> list[tuple[str, str]]:
-    found = []
-    for prefix in ("decode-kv", "prefill-queue"):
-        stem = prefix.replace("-", "_")
-        down = getattr(options, f"{stem}_scale_down_threshold")
-        up = getattr(options, f"{stem}_scale_up_threshold")
-        if down >= up:
-            message = f"{down:g} is not below --{prefix}-scale-up-threshold {up:g}; lower it, or the pool would flap"
-            found.append((f"{prefix}-scale-down-threshold", message))
-    pull, adjust = options.metric_pulling_interval, options.adjustment_interval
-    if pull > adjust:
-        message = f"{pull:g} s exceeds --adjustment-interval {adjust:g} s; pull at least once per adjustment"
-        found.append(("metric-pulling-interval", message))
-    if options.max_gpu_budget is not None:
-        floors = {"decode": options.decode_engine_num_gpu}
-        if not is_aggregated:
-            floors["prefill"] = options.prefill_engine_num_gpu
-        needed = {k: max(1, math.ceil(options.min_gpu_budget / gpus)) * gpus for k, gpus in floors.items()}
-        if sum(needed.values()) > options.max_gpu_budget:
-            text = " + ".join(f"{count} for {role}" for role, count in needed.items())
-            message = (
-                f"{options.max_gpu_budget} is below the floor of {text} that --min-gpu-budget "
-                f"{options.min_gpu_budget} asks for; raise it or lower the floor"
-            )
-            found.append(("max-gpu-budget", message))
-    if options.metrics_source is MetricsSource.PROMETHEUS and options.prometheus_url is None:
-        found.append(("prometheus-url", "missing, yet --metrics-source is prometheus; give http://host:port"))
+    found = _broken_rules(options)
+    if options.max_gpu_budget is None or any(key == _kebab("min_gpu_budget") for key, _ in found):
+        return found
+    floors = {"decode": options.decode_engine_num_gpu}
+    if not is_aggregated:
+        floors["prefill"] = options.prefill_engine_num_gpu
+    needed = {k: max(1, math.ceil(options.min_gpu_budget / gpus)) * gpus for k, gpus in floors.items()}
+    if sum(needed.values()) > options.max_gpu_budget:
+        text = " + ".join(f"{count} for {role}" for role, count in needed.items())
+        message = (
+            f"{options.max_gpu_budget} is below the floor of {text} that --min-gpu-budget "
+            f"{options.min_gpu_budget} asks for; raise it or lower the floor"
+        )
+        found.append(("max-gpu-budget", message))
     return found
+
+
+def _broken_rules(options: PlannerOptions) -> list[tuple[str, str]]:
+    """Return the rules of ``spec.planner`` that the options break: the option to blame, and what is wrong."""
+    plain: dict[str, Any] = {}
+    flags: dict[tuple[str, ...], str] = {}
+    for name, setting in SETTINGS.items():
+        *sections, key = setting.key
+        section = plain
+        for each in sections:
+            section = section.setdefault(each, {})
+        section[key] = getattr(options, name)
+        flags[tuple(map(to_camel, setting.key))] = _kebab(name)
+    try:
+        PlannerConfig.model_validate(plain)
+    except ValidationError as exc:
+        return [
+            _as_option(violation, tuple(map(str, error["loc"])), flags)
+            for error in exc.errors()
+            if error["type"] == RULE_ERROR
+            for violation in error["ctx"]["violations"]
+        ]
+    return []
+
+
+def _as_option(
+    violation: Violation, section: tuple[str, ...], flags: Mapping[tuple[str, ...], str]
+) -> tuple[str, str]:
+    """Return a broken rule of ``spec.planner`` in the words of the command line."""
+    prefix = tuple(map(to_camel, section))
+    message = violation.message
+    for path in violation.related:
+        flag = flags[(*prefix, *map(str, path))]
+        message = re.sub(rf"\b{path[-1]}\b", f"--{flag}", message)
+    return flags[(*prefix, *map(str, violation.path))], message
 
 
 def _problem(error: Any, file: Path | None, given: Mapping[str, Any]) -> Problem:

@@ -9,33 +9,27 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
+from penstock_api import Role
 from penstock_core.errors import ConfigError, LedgerError
-from penstock_graph.models import Role
+from penstock_planner.core.records import DecisionKind, Outcome, Record, recorded_changes, without_asked
 from penstock_planner.decide.codec import config_from, pull_from, state_from, to_plain, window_from
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
-from penstock_planner.decide.pipeline import decide, withdraw
+from penstock_planner.decide.pipeline import decide, roll_back
 from penstock_planner.decide.state import PlannerState
-from penstock_planner.history import changes_of, without_asked
-from penstock_planner.ledger import LedgerFile, Record
-from penstock_planner.options import PlannerOptions
+from penstock_planner.ledger import LedgerFile
+from penstock_planner.options import SETTINGS, PlannerOptions
 
 SETTABLE: Mapping[str, str] = {
-    "adjustment-interval": "adjustment_interval_s",
-    "max-gpu-budget": "max_gpu_budget",
-    "min-gpu-budget": "min_gpu_budget",
-    "decode-kv-scale-up-threshold": "kv_up",
-    "decode-kv-scale-down-threshold": "kv_down",
-    "prefill-queue-scale-up-threshold": "queue_up",
-    "prefill-queue-scale-down-threshold": "queue_down",
-    "decode-engine-num-gpu": "decode_gpus",
-    "prefill-engine-num-gpu": "prefill_gpus",
+    name.replace("_", "-"): setting.decides
+    for name, setting in SETTINGS.items()
+    if setting.is_what_if and setting.decides
 }
 """Options that a what-if may change, and their field in the decision's configuration."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ReplayDifference:
     """One decision that comes out otherwise.
 
     Attributes:
@@ -64,7 +58,7 @@ class ReplayResult:
     """
 
     decisions: int
-    differences: tuple[Difference, ...]
+    differences: tuple[ReplayDifference, ...]
     notes: tuple[str, ...]
 
 
@@ -74,7 +68,7 @@ def replay(ledger: LedgerFile) -> ReplayResult:
     Raises:
         LedgerError: a decision record lacks its inputs; the message names the line.
     """
-    differences: list[Difference] = []
+    differences: list[ReplayDifference] = []
     decisions = 0
     chain = _Chain()
     for line, record in zip(ledger.lines, ledger.records, strict=True):
@@ -96,7 +90,7 @@ def replay(ledger: LedgerFile) -> ReplayResult:
             *([("chain", to_plain(state_from(record["before"])), broken)] if broken is not None else []),
         ]
         differences += [
-            Difference(line, name, what, recorded, made)
+            ReplayDifference(line, name, what, recorded, made)
             for what, recorded, made in pairs
             if _bits(recorded) != _bits(made)
         ]
@@ -116,7 +110,7 @@ def what_if(ledger: LedgerFile, changes: Mapping[str, Any]) -> tuple[int, list[t
     different: list[tuple[Record, Decision]] = []
     total = 0
     for record in ledger.records:
-        if record["type"] != "decision" or record["kind"] != "adjustment":
+        if record["type"] != "decision" or record["kind"] != DecisionKind.ADJUSTMENT:
             continue
         total += 1
         decision, _ = remake(record, replace(config_from(record["config"]), **changes))
@@ -153,9 +147,9 @@ def remake(record: Record, config: DecideConfig) -> tuple[Decision, PlannerState
         KeyError, TypeError, ValueError: inputs are missing.
     """
     before = state_from(record["before"])
-    if record["kind"] == "withdrawal":
+    if record["kind"] == DecisionKind.ROLL_BACK:
         pull = pull_from(record["pull"])
-        return withdraw(Role(record["role"]), record["why"], pull=pull, state=before, config=config)
+        return roll_back(Role(record["role"]), record["why"], pull=pull, state=before, config=config)
     return decide(window_from(record["window"]), before, config)
 
 
@@ -171,13 +165,13 @@ class _Chain:
         expected = to_plain(self._state) if record["type"] == "decision" and self._state is not None else None
         if record["type"] == "actuation":
             change = (record["id"], Role(record["role"]))
-            if record["outcome"] != "applied" and change in self._waiting and self._state is not None:
+            if record["outcome"] != Outcome.APPLIED and change in self._waiting and self._state is not None:
                 self._state = without_asked(self._state, change[1])
             self._waiting.discard(change)
         elif "state" in record:
             self._state = state_from(record["state"])
             if record["type"] == "decision":
-                self._waiting = {(c.decision_id, c.role) for c in changes_of(record["decision"])}
+                self._waiting = {(c.decision_id, c.role) for c in recorded_changes(record["decision"])}
         return expected
 
 

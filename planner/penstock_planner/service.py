@@ -5,31 +5,32 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
-from penstock_core.clock import ModelClock
+from penstock_api import GraphDeployment, MetricsSource
+from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError
 from penstock_core.logs import get_logger
-from penstock_graph.models import GraphDeployment, MetricsSource
-from penstock_planner.dashboard import Dashboard
+from penstock_planner.dashboard import Dashboard, folder_of
 from penstock_planner.ledger import FILE_NAME, Ledger
-from penstock_planner.loop import LoopSettings, PlannerLoop
+from penstock_planner.loop import LoopSettings, ModelTime, PlannerLoop
 from penstock_planner.metrics import PlannerMetrics, serve
+from penstock_planner.observers import Observer, Observers
 from penstock_planner.options import PlannerOptions
 from penstock_planner.snapshot import SnapshotWriter
-from penstock_planner.sources.base import Source
+from penstock_planner.sources.base import ReadingSource
 from penstock_planner.sources.chain import SourceChain
-from penstock_planner.sources.prometheus import PrometheusSource, connect
+from penstock_planner.sources.pages import MetricsPages
+from penstock_planner.sources.prometheus import GraphLabels, PrometheusSource, connect
 from penstock_planner.sources.router import RouterSource, at
 from penstock_planner.sources.scrape import ScrapeSource
 from penstock_planner.targets.base import Target
-from penstock_planner.timing import ModelTime
-from penstock_planner.view import Audience, Listener
 from penstock_wire.client import ConnectionPool
 
 MIN_MAX_AGE_S = 1.0
 """Real seconds below which no metric counts as stale: the router looks at a worker every 0.1 s or more, so
-at a high speed a young value is many modelled seconds old."""
+at a high speed a young value is many simulated seconds old."""
 
 MIN_DEADLINE_S = 30.0
 """Real seconds below which no new replica is withdrawn: a process takes seconds to start at any speed."""
@@ -41,13 +42,13 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class PlannerService:
     """What one process is told.
 
     Attributes:
         options: Joined and checked.
         graph: For bounds and rules beyond the options; None without ``--graph``.
-        speed: Modelled seconds per real second.
+        speed: Simulated seconds per real second.
         host: Address of the planner's own metrics.
         metrics_port: Its port; 0: off.
     """
@@ -60,7 +61,7 @@ class Service:
 
     def settings(self) -> LoopSettings:
         """Return the loop's settings."""
-        clock = ModelClock(self.speed)
+        clock = SimulatedClock(self.speed)
         options = self.options
         return LoopSettings(
             config=options.decide_config(self.graph),
@@ -77,7 +78,7 @@ class Service:
 
 
 async def run_until_stopped(
-    service: Service, target: Target, router_url: str | None, stop: asyncio.Event
+    service: PlannerService, target: Target, router_url: str | None, stop: asyncio.Event
 ) -> None:
     """Plan until ``stop`` is set.
 
@@ -88,17 +89,20 @@ async def run_until_stopped(
     options = service.options
     folder = made_folder(options.log_folder())
     settings = service.settings()
-    clock = ModelClock(service.speed)
+    clock = SimulatedClock(service.speed)
     pool = ConnectionPool()
     metrics = PlannerMetrics()
-    dashboard = Dashboard(folder, settings.config) if options.log_dir is not None else None
+    is_chosen = options.log_dir is not None
+    charts = folder_of(folder, settings.config, is_chosen=is_chosen, now=datetime.now().astimezone())
+    dashboard = Dashboard(charts, settings.config) if charts is not None else None
     graph = service.graph.name if service.graph is not None else options.namespace
-    listeners: list[Listener] = [
+    listeners: list[Observer] = [
         metrics.of(options.namespace, graph),
         SnapshotWriter(folder, now_s=time.monotonic),
     ]
     if dashboard is not None:
         listeners.append(dashboard)
+        log.info("dashboard", folder=str(charts))
     else:
         log.info("no --log-dir: no dashboard", ledger=str(folder / FILE_NAME))
     ledger = Ledger(folder / FILE_NAME)
@@ -110,10 +114,10 @@ async def run_until_stopped(
         loop = PlannerLoop(
             settings,
             target=target,
-            source=_sources(options, pool, router_url, clock),
+            source=_sources(service, pool, router_url, clock),
             ledger=ledger,
             time=ModelTime(clock),
-            audience=Audience(listeners),
+            observers=Observers(listeners),
         )
         await loop.run(stop)
         log.info("planner stopped")
@@ -127,16 +131,22 @@ async def run_until_stopped(
 
 
 def _sources(
-    options: PlannerOptions, pool: ConnectionPool, router_url: str | None, clock: ModelClock
+    service: PlannerService, pool: ConnectionPool, router_url: str | None, clock: SimulatedClock
 ) -> SourceChain:
     """Return the preferred source first; the others back it up, Prometheus only if its URL is known."""
-    known: dict[MetricsSource, Source] = {}
+    options = service.options
+    pages = MetricsPages(pool, real_now_s=time.monotonic)
+    known: dict[MetricsSource, ReadingSource] = {}
     if router_url is not None:
-        known[MetricsSource.ROUTER] = RouterSource(pool, at(router_url))
-    known[MetricsSource.SCRAPE] = ScrapeSource(pool)
+        known[MetricsSource.ROUTER] = RouterSource(pages, at(router_url), now_s=clock.now_s)
+    known[MetricsSource.SCRAPE] = ScrapeSource(pages)
     if options.prometheus_url is not None:
+        graph = service.graph.name if service.graph is not None else None
         known[MetricsSource.PROMETHEUS] = PrometheusSource(
-            connect(options.prometheus_url), served_model_name=options.served_model_name, clock=clock
+            connect(options.prometheus_url),
+            GraphLabels(options.served_model_name, graph),
+            clock=clock,
+            routers=at(router_url) if router_url is not None else None,
         )
     if options.metrics_source not in known:
         raise ConfigError(

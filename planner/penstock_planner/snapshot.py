@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from penstock_planner.decide.decision import Decision
-from penstock_planner.view import View
+from penstock_planner.observers import View
 
 FILE_NAME = "state.json"
 

@@ -1,6 +1,6 @@
 """What a run cost and whether it held its targets: GPU-hours against two baselines, and violations.
 
-Pure. All times are modelled seconds from the load run's zero.
+Pure. All times are simulated seconds from the load run's zero.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_report.ledger_view import PlannerRun
-from penstock_workload.record import RequestResult, Status
+from penstock_workload.record import RequestResult, RequestStatus
 from penstock_workload.statistics import pooled_gaps
 
 _HOUR_S = 3600.0
@@ -50,8 +50,8 @@ class Violations:
     """How many requests and gaps missed a target.
 
     Attributes:
-        ttft_target_s: None when not asked.
-        itl_target_s: None when not asked.
+        ttft_target_s: None when not given.
+        itl_target_s: None when not given.
         requests: Finished requests.
         late_first_tokens: Requests without a first token within the target, failed and rejected included.
         gaps: Inter-token gaps of ok requests.
@@ -133,7 +133,7 @@ def violations(
     late = None
     if ttft_target_s is not None:
         late = sum(
-            result.status is not Status.OK or result.ttft_s is None or result.ttft_s > ttft_target_s
+            result.status is not RequestStatus.OK or result.ttft_s is None or result.ttft_s > ttft_target_s
             for result in results
         )
     gaps = pooled_gaps(results)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock_core.errors import ConfigError, PenstockError
-from penstock_report.findings import Report
+from penstock_report.findings import RunReport
 
 PAGE_FILE = "report.html"
 
 
-def write_report(report: Report, output: Path) -> list[Path]:
+def write_report(report: RunReport, output: Path) -> list[Path]:
     """Write the pictures and the page, and return their paths.
 
     Raises:
@@ -60,7 +60,7 @@ def require_plots() -> None:
         raise ConfigError("pictures need matplotlib, which is not installed: pip install 'penstock[plots]'")
 
 
-def as_json(report: Report, files: list[Path]) -> dict[str, Any]:
+def as_json(report: RunReport, files: list[Path]) -> dict[str, Any]:
     """Return the analysis as plain data."""
     planner = report.planner
     return {

@@ -1,7 +1,8 @@
-"""Draws the report's five pictures with matplotlib (the extra ``plots``); nothing is computed here."""
+"""Draws the report's pictures with matplotlib (the extra ``plots``); nothing is computed here."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from penstock_graph.models import Role
+from penstock_api import Role
+from penstock_planner.decide.config import Mode
 from penstock_report import series
 from penstock_report.analysis import floor_gpus, gpu_steps
 from penstock_report.drawing import (
@@ -28,7 +30,7 @@ from penstock_report.drawing import (
     seconds_axis,
 )
 from penstock_report.ledger_view import PlannerRun
-from penstock_workload.record import RequestResult, Status
+from penstock_workload.record import RequestResult, RequestStatus
 
 _MARGIN = 0.015
 """Chosen: room for a marker at the right edge."""
@@ -65,6 +67,8 @@ def draw_all(scene: Scene, directory: Path) -> list[Path]:
     pictures: list[tuple[str, Callable[[Scene], Figure]]] = []
     if scene.planner is not None and scene.planner.samples:
         pictures += [("replicas.png", replicas), ("signals.png", signals)]
+        if any(sample.demand is not None for sample in scene.planner.samples):
+            pictures.append(("demand.png", demand))
     pictures += [("ttft.png", ttft), ("itl.png", itl), ("requests.png", requests)]
     paths = []
     for name, draw in pictures:
@@ -107,7 +111,7 @@ def replicas(scene: Scene) -> Figure:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.25)
         legend_beside(axes)
-    panels[-1].set_xlabel("time (modelled s)")
+    panels[-1].set_xlabel("time (simulated s)")
     return figure
 
 
@@ -124,12 +128,14 @@ def _draw_role(axes: Axes, run: PlannerRun, role: Role) -> None:
     axes.step(times, ready, where="post", color=colour, linewidth=1.8, label="ready")
     if existing != ready:
         axes.step(times, existing, where="post", color=colour, linewidth=0.8, label="+ starting, draining")
-    wanted = [(mark.at_s, part.desired) for mark in run.decisions for part in mark.roles if part.role is role]
-    if wanted:
-        wanted.append((max(run.end_s, wanted[-1][0]), wanted[-1][1]))
+    desired = [
+        (mark.at_s, part.desired) for mark in run.decisions for part in mark.roles if part.role is role
+    ]
+    if desired:
+        desired.append((max(run.end_s, desired[-1][0]), desired[-1][1]))
         axes.step(
-            [at_s for at_s, _ in wanted],
-            [count for _, count in wanted],
+            [at_s for at_s, _ in desired],
+            [count for _, count in desired],
             where="post",
             color=BLACK,
             linestyle="--",
@@ -137,7 +143,7 @@ def _draw_role(axes: Axes, run: PlannerRun, role: Role) -> None:
             label="desired",
         )
     axes.set_ylabel(f"{role.value}\nreplicas")
-    axes.set_ylim(0, max([2, *existing, *(count for _, count in wanted)]) + 0.5)
+    axes.set_ylim(0, max([2, *existing, *(count for _, count in desired)]) + 0.5)
 
 
 def _draw_gpus(axes: Axes, run: PlannerRun) -> None:
@@ -156,11 +162,12 @@ def _draw_gpus(axes: Axes, run: PlannerRun) -> None:
 
 
 def signals(scene: Scene) -> Figure:
-    """KV usage and prefill queue with their thresholds; decisions as markers where they were taken."""
+    """KV usage and prefill queue, in mode load with their thresholds; decisions as markers where they were taken."""
     run = _planner(scene)
     span = series.shown_span(run, duration_s=scene.duration_s)
     has_queue = any(Role.PREFILL in sample.pools for sample in run.samples)
-    figure = _figure(scene, "Planner signals, thresholds and decisions")
+    has_thresholds = run.config.mode is Mode.LOAD
+    figure = _figure(scene, f"Planner signals{', thresholds' if has_thresholds else ''} and decisions")
     panels = figure.subplots(2 if has_queue else 1, 1, sharex=True, squeeze=False)[:, 0]
     config = run.config
     kv_role = Role.DECODE if has_queue else Role.AGGREGATED
@@ -170,16 +177,51 @@ def signals(scene: Scene) -> Figure:
     panels[0].set_ylim(0, 1.2)
     panels[0].set_yticks(np.arange(0, 1.01, 0.2))
     if has_queue:
-        queue = [(sample.at_s, sample.queue_per_worker) for sample in run.samples]
+        queue = [(sample.at_s, sample.queue) for sample in run.samples]
         _draw_signal(panels[1], run, Role.PREFILL, queue, (config.queue_down, config.queue_up))
-        panels[1].set_ylabel("prefill queue\n(requests per worker)")
+        panels[1].set_ylabel(
+            "prefill queue\n(requests per worker)" if config.queue_per_worker else "prefill queue\n(requests)"
+        )
         _queue_scale(panels[1], [value for _, value in queue if value is not None])
     for axes in panels:
         _shade(axes, run, span)
         axes.set_xlim(span[0], span[1] + _MARGIN * (span[1] - span[0]))
         axes.grid(alpha=0.25)
         legend_beside(axes)
-    panels[-1].set_xlabel("time (modelled s)")
+    panels[-1].set_xlabel("time (simulated s)")
+    return figure
+
+
+def demand(scene: Scene) -> Figure:
+    """What came to the routers' doors, what was computed of it, and how long it waited."""
+    run = _planner(scene)
+    span = series.shown_span(run, duration_s=scene.duration_s)
+    known = [(sample.at_s, sample.demand) for sample in run.samples if sample.demand is not None]
+    times = [at_s for at_s, _ in known]
+    figure = _figure(scene, "Demand at the routers and what became of it")
+    rates, tokens, waits = figure.subplots(3, 1, sharex=True)
+    rates.plot(times, [d.arrivals / d.period_s for _, d in known], color=SKY, linewidth=1.2, label="arrivals")
+    rejected = [(d.refused + d.timed_out) / d.period_s for _, d in known]
+    rates.fill_between(times, rejected, step="post", color=PURPLE, alpha=0.6, linewidth=0, label="rejected")
+    rates.set_ylabel("requests / s")
+    colour = ROLE_COLOURS[Role.PREFILL]
+    uncached = [d.uncached_tokens / d.period_s for _, d in known]
+    tokens.plot(times, uncached, color=SKY, linewidth=1.2, label="arrive, uncached")
+    computed = [d.prefilled_tokens / d.period_s for _, d in known]
+    tokens.plot(times, computed, color=colour, linewidth=1.2, label="computed")
+    tokens.set_ylabel("prompt tokens / s")
+    oldest = [d.oldest_wait_s or 0.0 for _, d in known]
+    waits.fill_between(times, oldest, step="post", color=colour, alpha=0.35, linewidth=0, label="oldest wait")
+    slo_s = run.config.ttft_slo_s
+    waits.axhline(slo_s, color=BLACK, linestyle="--", linewidth=1.0, label=f"TTFT SLO {slo_s:g} s")
+    waits.set_ylabel("wait (s)")
+    waits.set_xlabel("time (simulated s)")
+    for axes in (rates, tokens, waits):
+        _shade(axes, run, span)
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(span[0], span[1] + _MARGIN * (span[1] - span[0]))
+        axes.grid(alpha=0.25)
+        legend_beside(axes)
     return figure
 
 
@@ -204,15 +246,17 @@ def _draw_signal(
     times = np.array([at_s for at_s, _ in points])
     values = np.array([np.nan if value is None else value for _, value in points], dtype=np.float64)
     down, up = thresholds
-    shown, heights = series.without_lines_across(times, values, run.adjusting)
+    unpulled = run.adjusting if run.config.mode.waits_for_adjustments else ()
+    shown, heights = series.without_lines_across(times, values, unpulled)
     axes.plot(
         shown, heights, color=ROLE_COLOURS[role], linewidth=1.0, marker=".", markersize=2.5, label="signal"
     )
-    axes.axhline(up, color=BLACK, linestyle="--", linewidth=1.0, label=f"up above {up:g}")
-    axes.axhline(down, color=BLACK, linestyle=":", linewidth=1.2, label=f"down below {down:g}")
+    if run.config.mode is Mode.LOAD:
+        axes.axhline(up, color=BLACK, linestyle="--", linewidth=1.0, label=f"up above {up:g}")
+        axes.axhline(down, color=BLACK, linestyle=":", linewidth=1.2, label=f"down below {down:g}")
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
     for action, marker, colour in (("up", "^", "#009E73"), ("down", "v", PURPLE)):
-        marks = _changes(run, role, action)
+        marks = _changes(run, role, action, points)
         axes.plot(
             [at_s for at_s, _, _ in marks],
             [mean for _, mean, _ in marks],
@@ -236,9 +280,22 @@ def _draw_signal(
             )
 
 
-def _changes(run: PlannerRun, role: Role, action: str) -> list[tuple[float, float, str]]:
+def _changes(
+    run: PlannerRun, role: Role, action: str, points: Sequence[tuple[float, float | None]]
+) -> list[tuple[float, float, str]]:
+    """Return (time, height, label) of a role's changes: at the mean decided on, or else at the signal then."""
+    times = [at_s for at_s, _ in points]
+
+    def signal_at(at_s: float) -> float:
+        place = bisect_right(times, at_s) - 1
+        return (points[place][1] if place >= 0 else None) or 0.0
+
     return [
-        (mark.at_s, part.mean or 0.0, f"{part.current}→{part.desired}")
+        (
+            mark.at_s,
+            signal_at(mark.at_s) if part.mean is None else part.mean,
+            f"{part.current}→{part.desired}",
+        )
         for mark in run.decisions
         for part in mark.roles
         if part.role is role and part.action == action
@@ -247,7 +304,9 @@ def _changes(run: PlannerRun, role: Role, action: str) -> list[tuple[float, floa
 
 def ttft(scene: Scene) -> Figure:
     """TTFT of each request over its arrival, with running percentiles, and its distribution."""
-    ok = [result for result in scene.results if result.status is Status.OK and result.ttft_s is not None]
+    ok = [
+        result for result in scene.results if result.status is RequestStatus.OK and result.ttft_s is not None
+    ]
     times = np.array([result.arrival_s for result in ok])
     values = np.array([result.ttft_s for result in ok], dtype=np.float64)
     figure = _figure(scene, "Time to first token")
@@ -255,7 +314,7 @@ def ttft(scene: Scene) -> Figure:
     over_time.scatter(times, values, s=8, color=SKY, alpha=0.6, linewidths=0, label="request")
     window_s = series.window_for(scene.duration_s)
     _draw_running(over_time, times, values, window_s)
-    bad = [result.arrival_s for result in scene.results if result.status is not Status.OK]
+    bad = [result.arrival_s for result in scene.results if result.status is not RequestStatus.OK]
     if bad:
         over_time.plot(
             bad,
@@ -267,26 +326,26 @@ def ttft(scene: Scene) -> Figure:
             label=f"failed or rejected ({len(bad)})",
         )
     _target(over_time, spread, scene.ttft_target_s)
-    over_time.set_xlabel("arrival (modelled s)")
-    over_time.set_ylabel("TTFT (modelled s)")
+    over_time.set_xlabel("arrival (simulated s)")
+    over_time.set_ylabel("TTFT (simulated s)")
     seconds_axis(over_time, "y", values)
     over_time.set_xlim(0, max(scene.duration_s, 1.0))
     over_time.grid(alpha=0.25)
     legend_above(over_time)
-    _draw_cdf(spread, values, "TTFT (modelled s)", ROLE_COLOURS[Role.PREFILL], "requests")
+    _draw_cdf(spread, values, "TTFT (simulated s)", ROLE_COLOURS[Role.PREFILL], "requests")
     return figure
 
 
 def itl(scene: Scene) -> Figure:
     """Inter-token latency over time and its distribution, beside the per-request TPOT."""
     times, gaps = series.token_gaps(scene.results)
-    tpot = [r.tpot_s for r in scene.results if r.status is Status.OK and r.tpot_s is not None]
+    tpot = [r.tpot_s for r in scene.results if r.status is RequestStatus.OK and r.tpot_s is not None]
     figure = _figure(scene, "Inter-token latency", is_imprecise=scene.is_itl_distorted)
     over_time, spread = figure.subplots(1, 2, width_ratios=(2, 1))
     _draw_running(over_time, times, gaps, series.window_for(scene.duration_s))
     _target(over_time, spread, scene.itl_target_s)
-    over_time.set_xlabel("time of the token (modelled s)")
-    over_time.set_ylabel("ITL (modelled s)")
+    over_time.set_xlabel("time of the token (simulated s)")
+    over_time.set_ylabel("ITL (simulated s)")
     seconds_axis(over_time, "y", gaps)
     over_time.set_xlim(0, max(scene.duration_s, 1.0))
     over_time.grid(alpha=0.25)
@@ -295,7 +354,7 @@ def itl(scene: Scene) -> Figure:
         over_time.text(
             0.5, 0.5, "the run kept no inter-token gaps", ha="center", transform=over_time.transAxes
         )
-    _draw_cdf(spread, gaps, "latency (modelled s)", ROLE_COLOURS[Role.DECODE], "gaps (ITL)")
+    _draw_cdf(spread, gaps, "latency (simulated s)", ROLE_COLOURS[Role.DECODE], "gaps (ITL)")
     shown, share = series.cdf(tpot)
     spread.plot(shown, share, color=BLACK, linestyle="--", linewidth=1.2, label="requests (TPOT)")
     legend_above(spread)
@@ -308,12 +367,12 @@ def requests(scene: Scene) -> Figure:
     arrivals, flight = figure.subplots(2, 1, sharex=True)
     edges, rate = series.arrivals_per_s(scene.results)
     arrivals.stairs(rate, edges, fill=True, color=SKY, label=f"arrivals, bins of {_width(edges):g} s")
-    arrivals.set_ylabel("arrivals\n(requests / modelled s)")
+    arrivals.set_ylabel("arrivals\n(requests / simulated s)")
     edges, mean, peak = series.in_flight(scene.results)
     flight.stairs(peak, edges, fill=True, color=YELLOW, alpha=0.45, label="in flight, peak")
     flight.stairs(mean, edges, color=BLACK, linewidth=1.4, baseline=None, label="in flight, mean")
     flight.set_ylabel("requests in flight")
-    flight.set_xlabel("time (modelled s)")
+    flight.set_xlabel("time (simulated s)")
     for axes in (arrivals, flight):
         axes.set_ylim(bottom=0)
         axes.set_xlim(0, max(scene.duration_s, 1.0))

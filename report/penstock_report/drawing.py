@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_report.series import Floats
 
 BLACK: Final = "#000000"

@@ -12,7 +12,7 @@ from penstock_workload.results import LoadRun, read_run
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RunReport:
     """Everything that the page, the pictures and the text are made from.
 
     Attributes:
@@ -48,14 +48,14 @@ def analyse(
     ledger: Path | None = None,
     ttft_target_s: float | None = None,
     itl_target_s: float | None = None,
-) -> Report:
+) -> RunReport:
     """Read a load run and, if given, the planner's ledger.
 
     Args:
         run: Output directory of `penstock load`.
         ledger: A ledger file or the planner's log directory.
-        ttft_target_s: Modelled seconds, > 0; None counts no violations.
-        itl_target_s: Modelled seconds, > 0; None counts no violations.
+        ttft_target_s: Simulated seconds, > 0; None counts no violations.
+        itl_target_s: Simulated seconds, > 0; None counts no violations.
 
     Raises:
         ConfigError: the run's files cannot be read, or a target is not above 0.
@@ -63,7 +63,7 @@ def analyse(
     """
     for flag, target in (("--ttft-target-s", ttft_target_s), ("--itl-target-s", itl_target_s)):
         if target is not None and not target > 0:
-            raise ConfigError(f"{flag}: {target!r} must be above 0 modelled seconds")
+            raise ConfigError(f"{flag}: {target!r} must be above 0 simulated seconds")
     load = read_run(run)
     summary = load.summary
     duration_s = summary["throughput"]["duration_s"]
@@ -76,4 +76,4 @@ def analyse(
         planner = load_planner_run(ledger, origin=origin)
         use = gpu_use(planner, start_s=0.0, end_s=duration_s)
     missed = violations(load.results, ttft_target_s=ttft_target_s, itl_target_s=itl_target_s)
-    return Report(load, planner, use, missed)
+    return RunReport(load, planner, use, missed)

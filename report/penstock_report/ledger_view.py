@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock_api import Role
 from penstock_core.errors import LedgerError
-from penstock_graph.models import Role
+from penstock_planner.core.records import Record
 from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.codec import config_from, pull_from
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.observation import PoolCounts, Pull
-from penstock_planner.ledger import Record, read_ledger
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull
+from penstock_planner.ledger import read_ledger
 
 _SAME_CLOCK_S = 2.0
 """Chosen: real seconds by which two wall clocks of one host may seem to differ between two readings."""
@@ -25,13 +26,13 @@ _SAME_CLOCK_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LoadOrigin:
-    """The zero of a load run: on the host's modelled clock and on the wall.
+    """The zero of a load run: on the host's simulated clock and on the wall.
 
     Attributes:
-        model_s: Modelled seconds of the host's monotonic clock.
+        model_s: Simulated seconds of the host's monotonic clock.
         unix_s: Real seconds since 1970.
-        speed: Modelled seconds per real second.
-        duration_s: Modelled seconds that the run lasted.
+        speed: Time scale: simulated seconds per real second.
+        duration_s: Simulated seconds that the run lasted.
     """
 
     model_s: float
@@ -41,7 +42,7 @@ class LoadOrigin:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LedgerSample:
     """One pull.
 
     Attributes:
@@ -49,14 +50,16 @@ class Sample:
         pools: Replicas by role.
         gpus: GPUs that existing replicas hold, draining ones included.
         kv_mean: Mean KV usage fraction of the known workers; None when none is known.
-        queue_per_worker: Queued requests per ready prefill worker; None when unknown.
+        queue: Queued requests as they are compared: in all, or per ready prefill worker; None when unknown.
+        demand: At the routers' doors since the pull before; None when unknown.
     """
 
     at_s: float
     pools: Mapping[Role, PoolCounts]
     gpus: int
     kv_mean: float | None
-    queue_per_worker: float | None
+    queue: float | None
+    demand: Demand | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +122,13 @@ class PlannerRun:
         config: The newest header's.
         samples: In order of time.
         decisions: In order of time.
-        adjusting: Spans (begin, end) in which pulls and decisions were blocked.
+        adjusting: Spans (begin, end) in which replicas started or drained as the planner had asked.
         end_s: Time of the newest record.
         notes: What a reader should know: torn lines, another clock.
     """
 
     config: DecideConfig
-    samples: tuple[Sample, ...]
+    samples: tuple[LedgerSample, ...]
     decisions: tuple[DecisionMark, ...]
     adjusting: tuple[tuple[float, float], ...]
     end_s: float
@@ -162,16 +165,16 @@ def view_of(records: Sequence[Record], *, origin: LoadOrigin | None) -> PlannerR
     header = [record for record in current if record["type"] == "header"][-1]
     config = config_from(header["config"])
     zero_s, notes = _zero(current, origin)
+    samples = tuple(
+        _sample(pull_from(record["pull"]), zero_s, config) for record in current if record["type"] == "pull"
+    )
+    is_blocking = config.mode.waits_for_adjustments
     outcomes = {(r["id"], r["role"]): str(r["outcome"]) for r in current if r["type"] == "actuation"}
     return PlannerRun(
         config=config,
-        samples=tuple(
-            _sample(pull_from(record["pull"]), zero_s, config)
-            for record in current
-            if record["type"] == "pull"
-        ),
+        samples=samples,
         decisions=tuple(_decision(r, zero_s, outcomes) for r in current if r["type"] == "decision"),
-        adjusting=_adjusting(current, zero_s),
+        adjusting=_adjusting(current, zero_s) if is_blocking else _changing(samples),
         end_s=current[-1]["at_s"] - zero_s,
         notes=notes,
     )
@@ -204,13 +207,15 @@ def _zero(records: Sequence[Record], origin: LoadOrigin | None) -> tuple[float, 
     return by_wall_s, (note,)
 
 
-def _sample(pull: Pull, zero_s: float, config: DecideConfig) -> Sample:
-    return Sample(
+def _sample(pull: Pull, zero_s: float, config: DecideConfig) -> LedgerSample:
+    waiting = pull.queue.value if pull.queue is not None and pull.queue.is_known else None
+    return LedgerSample(
         at_s=pull.at_s - zero_s,
         pools=pull.pools,
         gpus=existing_gpus(pull.pools, config),
         kv_mean=pull.kv.mean,
-        queue_per_worker=pull.queue_per_worker,
+        queue=pull.queue_per_worker if config.queue_per_worker else waiting,
+        demand=pull.demand,
     )
 
 
@@ -258,4 +263,20 @@ def _adjusting(records: Sequence[Record], zero_s: float) -> tuple[tuple[float, f
             begin_s = None
     if begin_s is not None:
         spans.append((begin_s, max(begin_s, records[-1]["at_s"] - zero_s)))
+    return tuple(spans)
+
+
+def _changing(samples: Sequence[LedgerSample]) -> tuple[tuple[float, float], ...]:
+    """Return the spans in which replicas start or drain, of a planner that goes on meanwhile."""
+    spans = []
+    begin_s: float | None = None
+    for sample in samples:
+        is_changing = any(pool.starting or pool.draining for pool in sample.pools.values())
+        if is_changing and begin_s is None:
+            begin_s = sample.at_s
+        elif not is_changing and begin_s is not None:
+            spans.append((begin_s, sample.at_s))
+            begin_s = None
+    if begin_s is not None:
+        spans.append((begin_s, samples[-1].at_s))
     return tuple(spans)

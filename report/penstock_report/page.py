@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock_report.findings import Report
+from penstock_report.findings import RunReport
 from penstock_report.html_parts import figure, page, pairs, text
 from penstock_report.ledger_view import DecisionMark
 from penstock_report.text import (
@@ -27,13 +27,14 @@ _CAPTIONS = {
     " draining replica still holds its GPUs.",
     "signals.png": "What the planner measured, the thresholds it compares with, and its changes, each at the interval's mean that it was decided on. The lines"
     " rest while an adjustment is under way (shaded): metrics are not pulled then.",
+    "demand.png": "What came to the routers, what they rejected, the uncached prompt tokens that came and those that were computed, and the oldest wait against the TTFT that is aimed for.",
     "ttft.png": "Time to first token by arrival, with running percentiles, and its distribution.",
     "itl.png": "Gaps between successive tokens over time, and their distribution beside each request's TPOT.",
     "requests.png": "Arrivals as sent, and requests in flight.",
 }
 
 
-def render_page(report: Report, pictures: Sequence[Path]) -> str:
+def render_page(report: RunReport, pictures: Sequence[Path]) -> str:
     """Return the page; the pictures are read and put into it."""
     summary = report.load.summary
     name = f"{summary['trace']['name']} against {summary['settings']['model']}"
@@ -58,7 +59,7 @@ def render_page(report: Report, pictures: Sequence[Path]) -> str:
     return page("Penstock report", parts)
 
 
-def _marks(report: Report) -> list[str]:
+def _marks(report: RunReport) -> list[str]:
     marks = []
     for note in (*notes(report.load.summary), *report.notes):
         kind = "mark bad" if note.startswith(("DISTORTED", "PARTIAL", "ITL ")) else "mark"
@@ -66,7 +67,7 @@ def _marks(report: Report) -> list[str]:
     return marks
 
 
-def _counts(report: Report) -> str:
+def _counts(report: RunReport) -> str:
     summary = report.load.summary
     counts, rates, tokens = summary["requests"], summary["throughput"], summary["tokens"]
     rows: list[tuple[str, object]] = [
@@ -74,7 +75,7 @@ def _counts(report: Report) -> str:
             "requests",
             f"{counts['ok']} ok, {counts['failed']} failed, {counts['rejected']} rejected of {counts['planned']}",
         ),
-        ("duration", f"{rates['duration_s']:.0f} s modelled, at speed {summary['settings']['speed']:g}"),
+        ("duration", f"{rates['duration_s']:.0f} s simulated, at speed {summary['settings']['speed']:g}"),
         (
             "throughput",
             f"{rate(rates['requests_per_s'])} requests/s, {rate(rates['output_tokens_per_s'])} output tokens/s",
@@ -96,11 +97,11 @@ def _latencies(latency: Mapping[str, Any]) -> str:
         rows.append(f'<tr><th>{name}</th>{cells}<td class="n">{latency[key]["count"]}</td></tr>')
     return (
         f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
-        f"<p>Modelled time; percentiles by {text(latency['percentile_method'])}.</p>"
+        f"<p>Simulated time; percentiles by {text(latency['percentile_method'])}.</p>"
     )
 
 
-def _decisions(report: Report) -> list[str]:
+def _decisions(report: RunReport) -> list[str]:
     if report.planner is None:
         return []
     marks = report.planner.decisions
@@ -140,7 +141,7 @@ def _lags(lag: Mapping[str, Any]) -> str:
     return (
         f'<table><tr><th>process</th><th class="n">p99 lag</th><th></th></tr>{cells}</table>'
         f"<p>Bound of the whole run: {seconds(lag['bound_s'])}, {text(lag['bound_rule'])}. Bound of single gaps:"
-        f" {seconds(lag['itl_bound_s'])}, {text(lag['itl_bound_rule'])}. All modelled time.</p>"
+        f" {seconds(lag['itl_bound_s'])}, {text(lag['itl_bound_rule'])}. All simulated time.</p>"
     )
 
 

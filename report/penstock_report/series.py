@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_report.ledger_view import PlannerRun
-from penstock_workload.record import RequestResult, Status
+from penstock_workload.record import RequestResult, RequestStatus
 
 Floats = NDArray[np.float64]
 
@@ -20,7 +20,7 @@ MAX_CURVE_POINTS: Final = 2000
 """Chosen: more points than a picture has columns."""
 
 MAX_BINS: Final = 120
-"""Chosen: bars that can still be told apart."""
+"""Chosen: bars that can still be distinguished."""
 
 
 def cdf(values: Sequence[float] | NDArray[np.floating]) -> tuple[Floats, Floats]:
@@ -71,7 +71,7 @@ def token_gaps(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
     times: list[Floats] = []
     gaps: list[Floats] = []
     for result in results:
-        if result.status is Status.OK and result.itl_s and result.ttft_s is not None:
+        if result.status is RequestStatus.OK and result.itl_s and result.ttft_s is not None:
             own = np.frombuffer(result.itl_s, dtype=np.float32).astype(np.float64)
             gaps.append(own)
             times.append(result.sent_s + result.ttft_s + np.cumsum(own))

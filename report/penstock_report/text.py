@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock_report.analysis import GpuUse, Violations
-from penstock_report.findings import Report
+from penstock_report.findings import RunReport
 from penstock_report.ledger_view import PlannerRun
 
 LATENCIES: Final = (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("tpot_s", "TPOT"), ("e2e_s", "E2E"))
@@ -38,7 +38,7 @@ def rate(value: float | None) -> str:
 
 
 def process_lags(lag: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return each process's p99 lag in modelled seconds by the name that the summary's marks use."""
+    """Return each process's p99 lag in simulated seconds by the name that the summary's marks use."""
     return {
         "client sending": lag["send_p99_s"],
         "client event loop": lag["loop_p99_s"],
@@ -57,17 +57,17 @@ def lag_warnings(lag: dict[str, Any]) -> list[str]:
     if lag["is_distorted"]:
         found.append(
             f"DISTORTED: not every process kept up with its schedule, p99 lag past {seconds(lag['bound_s'])}"
-            f" (modelled): {listed(lag['late'])}. Times may be wrong by that much; use a lower --speed or a faster"
+            f" (simulated): {listed(lag['late'])}. Times may be wrong by that much; use a lower --speed or a faster"
             " machine."
         )
     if lag["is_itl_distorted"]:
         found.append(
-            f"ITL DISTORTED: p99 lag past {seconds(lag['itl_bound_s'])} (modelled): {listed(lag['late_for_itl'])}."
+            f"ITL DISTORTED: p99 lag past {seconds(lag['itl_bound_s'])} (simulated): {listed(lag['late_for_itl'])}."
             " The high percentiles of single gaps hold that lag; read TPOT, which averages over it."
         )
     if lag["is_itl_unresolved"]:
         found.append(
-            f"ITL UNRESOLVED: timers tick each {seconds(lag['resolution_s'])} (modelled; 1 ms real), so tokens"
+            f"ITL UNRESOLVED: timers tick each {seconds(lag['resolution_s'])} (simulated; 1 ms real), so tokens"
             " closer than that come in bunches; read TPOT, which averages over them."
         )
     return found
@@ -123,12 +123,12 @@ def _requests_line(summary: dict[str, Any]) -> Text:
     counts, rates = summary["requests"], summary["throughput"]
     return Text(
         f"{counts['ok']} ok, {counts['failed']} failed, {counts['rejected']} rejected of {counts['planned']}"
-        f" requests in {rates['duration_s']:.0f} s (modelled, speed {summary['settings']['speed']:g})"
+        f" requests in {rates['duration_s']:.0f} s (simulated, speed {summary['settings']['speed']:g})"
     )
 
 
 def _latency_table(summary: dict[str, Any]) -> Table:
-    table = Table(title=None, caption=f"modelled time; {summary['latency']['percentile_method']}")
+    table = Table(title=None, caption=f"simulated time; {summary['latency']['percentile_method']}")
     table.add_column("")
     for heading in (*RANKS, "samples"):
         table.add_column(heading, justify="right")
@@ -147,7 +147,7 @@ def _tokens_line(summary: dict[str, Any]) -> Text:
     )
 
 
-def report_text(report: Report) -> RenderableType:
+def report_text(report: RunReport) -> RenderableType:
     """Return the whole report for a terminal: load, targets, GPU-hours, each change with its reason."""
     parts = [load_summary(report.load.summary)]
     parts.extend(Text(line) for line in violation_lines(report.violations))

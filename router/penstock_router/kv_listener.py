@@ -15,16 +15,15 @@ from urllib.parse import urlsplit
 
 from penstock_core.errors import ConfigError
 from penstock_core.logs import get_logger
-from penstock_graph.models import Role
-from penstock_router.discovery.spec import WorkerSpec
-from penstock_router.fleet import Fleet
+from penstock_router.admission import Admission
+from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.kv_wire import Cleared, Elsewhere, Removed, Stored, read_batch, read_event
 from penstock_router.policy.kv_events import KvEvents
 from penstock_router.policy.prefix_index import PrefixIndex
 
 log = get_logger(__name__)
 
-UNIT_TOKENS = 16
+ENGINE_BLOCK_TOKENS = 16
 """Tokens of an engine block where the graph says nothing. Source: vLLM's default."""
 _NUMBER_BYTES = 8
 _FRAMES = 3
@@ -57,21 +56,19 @@ class KvListener:
 
     def __init__(
         self,
-        fleet: Fleet,
-        role: Role,
+        admission: Admission,
         index_of: Callable[[str], PrefixIndex | None],
         *,
         port: int,
-        unit_tokens: int = UNIT_TOKENS,
+        engine_block_tokens: int = ENGINE_BLOCK_TOKENS,
     ) -> None:
         """Prepare; nothing is connected before `start`.
 
         Args:
-            fleet: The workers.
-            role: Whose caches decide.
+            admission: Knows the workers; the caches of the first stage's decide.
             index_of: A worker's prefix index; None while it takes no requests.
             port: On which workers publish whose discovery names no port of their own.
-            unit_tokens: Tokens of an engine block.
+            engine_block_tokens: Tokens of an engine block.
 
         Raises:
             ConfigError: a library is not installed.
@@ -87,11 +84,12 @@ class KvListener:
         self._decode_error: type[Exception] = msgspec.DecodeError
         self._zmq = zmq
         self._context: Any = None
-        self._fleet = fleet
-        self._role = role
+        self._admission = admission
+        self._pool = admission.core.pool
+        self._role = admission.core.entry
         self._index_of = index_of
         self._port = port
-        self._unit_tokens = unit_tokens
+        self._engine_block_tokens = engine_block_tokens
         self._tasks: dict[str, tuple[tuple[str, str], asyncio.Task[None]]] = {}
         # The context may end only after the last socket, so those of cancelled tasks are waited for, too.
         self._running: set[asyncio.Task[None]] = set()
@@ -100,10 +98,10 @@ class KvListener:
         self.malformed = 0
 
     def start(self) -> None:
-        """Follow the fleet from now on."""
+        """Follow the workers from now on."""
         self._context = self._zmq.asyncio.Context()
-        self._fleet.on_change(self._fleet_changed)
-        self._fleet_changed()
+        self._admission.on_change(self._workers_changed)
+        self._workers_changed()
 
     async def close(self) -> None:
         """End all subscriptions."""
@@ -116,12 +114,12 @@ class KvListener:
         if context is not None:
             context.destroy(linger=0)
 
-    def _fleet_changed(self) -> None:
+    def _workers_changed(self) -> None:
         if self._context is None:
             return
         wanted = {
             each.name: (self._address(each.spec), each.spec.incarnation)
-            for each in self._fleet
+            for each in self._pool
             if each.spec.role is self._role
         }
         for name in [name for name, (process, _) in self._tasks.items() if wanted.get(name) != process]:
@@ -166,7 +164,10 @@ class KvListener:
                 continue
             if followed.events is None or index is not followed.index:
                 # Whoever joins anew begins with an empty index, and so does what is known of its blocks.
-                followed.index, followed.events = index, KvEvents(index, unit_tokens=self._unit_tokens)
+                followed.index, followed.events = (
+                    index,
+                    KvEvents(index, engine_block_tokens=self._engine_block_tokens),
+                )
             self.apply(followed.events, frames)
 
     async def _watch(self, name: str, monitor: _Socket, followed: _Followed) -> None:
@@ -206,7 +207,7 @@ class KvListener:
 
     def _apply_one(self, events: KvEvents, raw: Any) -> None:
         match read_event(raw):
-            case Stored(hashes, parent, tokens, unit) if unit == self._unit_tokens:
+            case Stored(hashes, parent, tokens, unit) if unit == self._engine_block_tokens:
                 events.stored(hashes, parent, tokens)
             case Removed(hashes):
                 events.removed(hashes)

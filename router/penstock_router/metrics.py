@@ -1,33 +1,44 @@
 """The router's own numbers: plain counters bumped on the request path, turned into text only when scraped.
 
 prometheus_client's counters lock on every increment, and the relay observes tens of thousands of gaps a
-second, so one custom collector exports everything. All durations are modelled seconds.
+second, so one custom collector exports everything. All durations are simulated seconds.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from penstock_api import Role
 from penstock_core import metric_names as names
-from penstock_core.histogram import REQUEST_BOUNDS_S, TOKEN_GAP_BOUNDS_S, TTFT_BOUNDS_S, BucketCounts
+from penstock_core.histogram import (
+    REQUEST_BOUNDS_S,
+    ROUTER_ITL_BOUNDS_S,
+    ROUTER_TTFT_BOUNDS_S,
+    BucketCounts,
+)
 from penstock_core.lag import LagTracker
-from penstock_router.fleet import Fleet, WorkerState
-
-ITL_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, *TOKEN_GAP_BOUNDS_S[1:])
-"""Finer than vLLM's below 25 ms, because one H200 step of an 8B model takes 4.5 ms, less than its first bound."""
+from penstock_router.core.worker import WorkerState
+from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.policy.prompt_tokens import PromptTokenCounts
 
 
 class RouterMetrics:
     """What the request path counts.
 
     Attributes:
+        arrivals: Requests with a readable body that reached the door, whatever became of them.
+        arrived_tokens: Their prompt tokens, estimated or counted.
+        refused: Of those, the ones that were refused without having been given to a worker (429, 503).
+        queue_timeouts: Of those, the ones that left the queue at its time limit.
+        completed: Of those, the ones that were answered in full.
+        completed_tokens: Output tokens of the completed.
         requests: Answers by (endpoint, status code); 499 when the client left first.
         errors: Failures by reason (see ``proxy.failures``).
         retries: Retries by reason.
@@ -42,32 +53,40 @@ class RouterMetrics:
     """
 
     def __init__(self) -> None:
+        self.arrivals = 0
+        self.arrived_tokens = 0
+        self.refused = 0
+        self.queue_timeouts = 0
+        self.completed = 0
+        self.completed_tokens = 0
         self.requests: Counter[tuple[str, int]] = Counter()
         self.errors: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.cached_tokens = 0
-        self.ttft = BucketCounts(TTFT_BOUNDS_S)
-        self.itl = BucketCounts(ITL_BOUNDS_S)
+        self.ttft = BucketCounts(ROUTER_TTFT_BOUNDS_S)
+        self.itl = BucketCounts(ROUTER_ITL_BOUNDS_S)
         self.e2e = BucketCounts(REQUEST_BOUNDS_S)
         self.queue_time = BucketCounts(REQUEST_BOUNDS_S)
         self.lag = LagTracker()
 
 
 @dataclass(frozen=True, slots=True)
-class QueueView:
+class QueueGauges:
     """The prefill queue as others are shown it.
 
     Attributes:
         requests: Waiting requests.
         tokens: Their prompt tokens.
-        oldest_s: Longest wait so far, modelled seconds; 0 when nobody waits.
+        oldest_s: Longest wait so far, simulated seconds; 0 when nothing waits.
+        prompt_tokens: On their way through the first stage.
     """
 
     requests: int
     tokens: int
     oldest_s: float
+    prompt_tokens: PromptTokenCounts
 
 
 class KvEventCounts(Protocol):
@@ -87,26 +106,32 @@ class RouterCollector:
     def __init__(
         self,
         metrics: RouterMetrics,
-        fleet: Fleet,
-        queue: Callable[[], QueueView],
+        pool: WorkerPool,
+        queue: Callable[[], QueueGauges],
         *,
+        decode_waiting: Callable[[], int | None],
         discovery_problem: Callable[[], str | None],
         model: str,
+        roles: Sequence[Role],
         now_s: Callable[[], float],
         kv_events: KvEventCounts | None = None,
     ) -> None:
         self._metrics = metrics
-        self._fleet = fleet
+        self._pool = pool
         self._queue = queue
+        self._decode_waiting = decode_waiting
         self._discovery_problem = discovery_problem
         self._model = model
+        self._roles = roles
         self._now_s = now_s
         self._kv_events = kv_events
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
-        yield from self._queue_families()
-        yield from self._worker_families()
+        queue = self._queue()
+        yield from self._queue_families(queue)
+        yield from self._door_families(queue.prompt_tokens)
+        yield from self._worker_families(queue.prompt_tokens.pending)
         yield from self._request_families()
         if self._kv_events is not None:
             yield from _kv_event_families(self._kv_events)
@@ -118,7 +143,7 @@ class RouterCollector:
         yield discovery
         lag_s = self._metrics.lag.p99_s()
         lag = GaugeMetricFamily(
-            names.SCHEDULE_LAG_P99, "How late the router's timer runs, p99; modelled seconds."
+            names.SCHEDULE_LAG_P99, "How late the router's timer runs, p99; simulated seconds."
         )
         if lag_s is not None:
             lag.add_metric([], lag_s)
@@ -130,22 +155,63 @@ class RouterCollector:
             [((), self._metrics.lag.total)],
         )
 
-    def _queue_families(self) -> Iterator[Metric]:
-        queue, model = self._queue(), [self._model]
+    def _door_families(self, tokens: PromptTokenCounts) -> Iterator[Metric]:
+        metrics = self._metrics
+        for name, text, total in (
+            (
+                names.ROUTER_ARRIVALS,
+                "Completion requests that arrived, refused ones included.",
+                metrics.arrivals,
+            ),
+            (names.ROUTER_ARRIVED_TOKENS, "Prompt tokens of the arrivals.", metrics.arrived_tokens),
+            (names.ROUTER_REFUSED, "Arrivals refused with 429 or 503 before any worker.", metrics.refused),
+            (
+                names.ROUTER_QUEUE_TIMEOUTS,
+                "Arrivals that left the queue at its limit.",
+                metrics.queue_timeouts,
+            ),
+            (names.ROUTER_COMPLETED, "Arrivals answered in full.", metrics.completed),
+            (names.ROUTER_COMPLETED_TOKENS, "Output tokens of those.", metrics.completed_tokens),
+            (names.ROUTER_ROUTED_TOKENS, "Prompt tokens of admitted requests.", tokens.routed),
+            (
+                names.ROUTER_ROUTED_UNCACHED_TOKENS,
+                "Prompt tokens of admitted requests that no cache was believed to hold.",
+                tokens.admitted,
+            ),
+            (names.ROUTER_COMPUTED_TOKENS, "Those whose prompts were computed.", tokens.computed),
+        ):
+            yield _counter(name, text, ["model_name"], [((self._model,), total)])
+
+    def _queue_families(self, queue: QueueGauges) -> Iterator[Metric]:
+        model = [self._model]
         for name, text, value in (
             (names.ROUTER_QUEUE_REQUESTS, "Requests waiting for a prefill worker.", queue.requests),
             (names.ROUTER_QUEUE_TOKENS, "Prompt tokens waiting for a prefill worker.", queue.tokens),
             (
+                names.ROUTER_QUEUE_UNCACHED_TOKENS,
+                "Prompt tokens waiting for a prefill worker that no cache is believed to hold.",
+                queue.prompt_tokens.waiting,
+            ),
+            (
                 names.ROUTER_QUEUE_OLDEST,
-                "Longest wait so far in the prefill queue; modelled seconds.",
+                "Longest wait so far in the prefill queue; simulated seconds.",
                 queue.oldest_s,
             ),
         ):
             family = GaugeMetricFamily(name, text, labels=["model_name"])
             family.add_metric(model, value)
             yield family
+        decode_waiting = self._decode_waiting()
+        if decode_waiting is not None:
+            family = GaugeMetricFamily(
+                names.ROUTER_DECODE_QUEUE_REQUESTS,
+                "Requests waiting for a decode worker; they wait only while no circuit lets them pass.",
+                labels=["model_name"],
+            )
+            family.add_metric(model, decode_waiting)
+            yield family
 
-    def _worker_families(self) -> Iterator[Metric]:
+    def _worker_families(self, pending_tokens: Mapping[str, int]) -> Iterator[Metric]:
         now_s, labels = self._now_s(), ["worker", "role"]
         ready = GaugeMetricFamily(names.ROUTER_WORKER_READY, "1 if requests are sent there.", labels=labels)
         requests = GaugeMetricFamily(
@@ -157,20 +223,64 @@ class RouterCollector:
             "KV blocks in use as last scraped, 0-1; absent if unknown.",
             labels=labels,
         )
-        age = GaugeMetricFamily(
-            names.ROUTER_WORKER_METRICS_AGE, "Age of the worker's metrics; modelled seconds.", labels=labels
+        waiting = GaugeMetricFamily(
+            names.ROUTER_WORKER_WAITING,
+            "Requests that wait in the worker for room, as last scraped; absent if unknown.",
+            labels=labels,
         )
-        for worker in self._fleet:
+        pending = GaugeMetricFamily(
+            names.ROUTER_WORKER_PENDING_TOKENS,
+            "Uncached prompt tokens given to the worker and not computed yet.",
+            labels=labels,
+        )
+        age = GaugeMetricFamily(
+            names.ROUTER_WORKER_METRICS_AGE, "Age of the worker's metrics; simulated seconds.", labels=labels
+        )
+        for worker in self._pool:
             key = [worker.name, worker.spec.role.value]
             ready.add_metric(key, worker.state(now_s)[0] is WorkerState.READY)
             requests.add_metric(key, worker.inflight_requests)
             tokens.add_metric(key, worker.inflight_tokens)
             if worker.kv_usage_fraction is not None:
                 usage.add_metric(key, worker.kv_usage_fraction)
+            pending.add_metric(key, pending_tokens.get(worker.name, 0))
+            if worker.waiting_requests is not None:
+                waiting.add_metric(key, worker.waiting_requests)
             age_s = worker.metrics_age_s(now_s)
             if age_s is not None:
                 age.add_metric(key, age_s)
-        yield from (ready, requests, tokens, usage, age)
+        yield from (ready, requests, tokens, usage, waiting, pending, age)
+        yield self._ready_workers(now_s)
+        yield from self._failure_families()
+
+    def _ready_workers(self, now_s: float) -> Metric:
+        # A role without any worker has a zero: a series that vanishes alarms no one.
+        counts = dict.fromkeys(self._roles, 0)
+        for worker in self._pool:
+            is_ready = worker.state(now_s)[0] is WorkerState.READY
+            counts[worker.spec.role] = counts.get(worker.spec.role, 0) + is_ready
+        by_role = GaugeMetricFamily(
+            names.ROUTER_READY_WORKERS, "Workers that requests are sent to, by role.", labels=["role"]
+        )
+        for role, count in counts.items():
+            by_role.add_metric([role.value], count)
+        return by_role
+
+    def _failure_families(self) -> Iterator[Metric]:
+        labels = ["worker", "role"]
+        failures = CounterMetricFamily(
+            names.ROUTER_WORKER_FAILURES,
+            "Failed requests of the worker, those that failed on others too included.",
+            labels=labels,
+        )
+        ejections = CounterMetricFamily(
+            names.ROUTER_WORKER_EJECTIONS, "Times that the worker's circuit has opened.", labels=labels
+        )
+        for worker in self._pool:
+            key = [worker.name, worker.spec.role.value]
+            failures.add_metric(key, worker.failures)
+            ejections.add_metric(key, worker.breaker.openings)
+        yield from (failures, ejections)
 
     def _request_families(self) -> Iterator[Metric]:
         metrics, model = self._metrics, self._model
@@ -203,10 +313,10 @@ class RouterCollector:
         ):
             yield _counter(name, text, ["model_name"], [((model,), total)])
         for name, text, histogram in (
-            (names.ROUTER_TTFT, "Arrival to first token of streams; modelled seconds.", metrics.ttft),
-            (names.ROUTER_ITL, "Gaps between tokens of streams; modelled seconds.", metrics.itl),
-            (names.ROUTER_E2E, "Arrival to last byte; modelled seconds.", metrics.e2e),
-            (names.ROUTER_QUEUE_TIME, "Waits for the first stage; modelled seconds.", metrics.queue_time),
+            (names.ROUTER_TTFT, "Arrival to first token of streams; simulated seconds.", metrics.ttft),
+            (names.ROUTER_ITL, "Gaps between tokens of streams; simulated seconds.", metrics.itl),
+            (names.ROUTER_E2E, "Arrival to last byte; simulated seconds.", metrics.e2e),
+            (names.ROUTER_QUEUE_TIME, "Waits for the first stage; simulated seconds.", metrics.queue_time),
         ):
             family = HistogramMetricFamily(name, text, labels=["model_name"])
             edges = (*map(str, histogram.bounds), "+Inf")

@@ -5,41 +5,45 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable
 
-from penstock_core.clock import ModelClock
+from penstock_api import Role
+from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError
 from penstock_core.logs import get_logger
-from penstock_graph.models import Role
 from penstock_router.access_log import AccessLog
+from penstock_router.admission import Admission, LiveCore, log_worker_event
+from penstock_router.core.retries import RetryBudget, RetryRules
+from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.discovery.base import Discovery
 from penstock_router.discovery.statefile import StatefileDiscovery
-from penstock_router.discovery.watch import FleetWatch
-from penstock_router.fleet import Fleet
-from penstock_router.gate import Entrance, Gate, Picker, Stages, Stay
-from penstock_router.kv_listener import UNIT_TOKENS, KvListener
+from penstock_router.discovery.watch import WorkerWatch
+from penstock_router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
+from penstock_router.make_core import make_core
 from penstock_router.metrics import MetricsPage, RouterCollector, RouterMetrics
-from penstock_router.placed_gate import PlacedGate, make_placed_gate
-from penstock_router.policy.prefill_queue import PrefillQueue
-from penstock_router.policy.registry import POLICIES, make_policy, second_stage_policy
-from penstock_router.policy.retry_budget import RetryBudget
+from penstock_router.policy.routing_policy import AssignTime
 from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.admin import Admin
 from penstock_router.proxy.app import RouterApp
-from penstock_router.proxy.auth import KeyCheck
-from penstock_router.proxy.dispatch import Dispatcher
+from penstock_router.proxy.auth import AdminCheck, KeyCheck
+from penstock_router.proxy.cors import Cors
+from penstock_router.proxy.handler import CompletionHandler
 from penstock_router.proxy.lease_guard import LeaseGuard
-from penstock_router.proxy.prefix import ExactKeys
-from penstock_router.proxy.upstream import Exchanger
+from penstock_router.proxy.prefix import ExactKeys, PromptReader
+from penstock_router.proxy.upstream import UpstreamClient
 from penstock_router.settings import RouterSettings
 from penstock_router.tokenizer import load_tokenizer
 from penstock_wire.client import ConnectionPool
-from penstock_wire.server import HttpServer
+from penstock_wire.server import HttpServer, Request
 
 log = get_logger(__name__)
 
 TICK_REAL_S = 0.1
 """Discovery poll, queue time-outs and lag measurement; real seconds."""
+
+
+STOP_REAL_S = 10.0
+"""Longest wait for discovery, checks and connections to end behind the last request; real seconds. Chosen: each takes
+milliseconds, and the pod's grace period must not pass in it."""
 
 
 class RouterServer:
@@ -53,25 +57,22 @@ class RouterServer:
         """
         settings.check()
         self._settings = settings
-        self._clock = ModelClock(settings.speed)
+        self._clock = SimulatedClock(settings.speed)
         self.metrics = RouterMetrics()
-        self.fleet = Fleet(settings.config.breaker, is_supervised=settings.kubernetes is not None)
         self._pool = ConnectionPool()
         self._probe_pool = ConnectionPool()
         self._discovery = _make_discovery(settings)
-        self._watch = FleetWatch(self.fleet, self._probe_pool, settings.config.health, self._clock)
-        self.gate = self._make_gate()
+        self.core = self._make_core()
+        self.admission = Admission(self.core, self._clock.now_s)
+        self._watch = WorkerWatch(self.admission, self._probe_pool, settings.config.health, self._clock)
         self._admin = Admin(
-            self.fleet,
-            self.gate,
-            self.metrics,
-            clock=self._clock,
-            discovery_problem=self._discovery_problem,
+            self.admission, self.metrics, clock=self._clock, discovery_problem=self._discovery_problem
         )
-        self._exact = self._make_exact()
+        reads_prompts = self.core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
+        self._reader = PromptReader(self._make_exact()) if reads_prompts else None
         self._kv_events = self._make_listener()
         self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None
-        self._http = HttpServer(self._make_app().handle, limits=settings.server_limits())
+        self._http = HttpServer(self._make_app().handle, limits=settings.server_limits(), is_vital=_is_vital)
         self._ticker: asyncio.Task[None] | None = None
 
     @property
@@ -91,7 +92,7 @@ class RouterServer:
                 await self._discovery.start()
                 self._watch.follow(self._discovery)
             else:
-                self.fleet.apply(self._settings.workers)
+                self.admission.set_workers(self._settings.workers)
                 self._watch.sync()
             if self._kv_events is not None:
                 self._kv_events.start()
@@ -126,6 +127,14 @@ class RouterServer:
             await self.close()
 
     async def _stop_background(self) -> None:
+        """End what runs beside requests, also after a start that failed; return within `STOP_REAL_S`."""
+        try:
+            async with asyncio.timeout(STOP_REAL_S):
+                await self._end_background()
+        except TimeoutError:
+            log.error("background tasks given up", after_real_s=STOP_REAL_S)  # noqa: TRY400 - the place says nothing
+
+    async def _end_background(self) -> None:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.wait([self._ticker])
@@ -134,6 +143,8 @@ class RouterServer:
             await self._discovery.close()
         if self._kv_events is not None:
             await self._kv_events.close()
+        if self._reader is not None:
+            self._reader.close()
         await self._watch.close()
         await self._probe_pool.close()
         await self._pool.close()
@@ -151,99 +162,84 @@ class RouterServer:
             try:
                 if self._discovery is not None:
                     self._watch.follow(self._discovery)
-                self.gate.tick()
+                self.admission.tick()
                 if self._access_log is not None:
                     self._access_log.flush()
             except Exception:  # root of the task: the queue's bounds must hold after one bad tick too
                 log.exception("tick failed")
 
-    def _make_gate(self) -> Entrance:
+    def _make_core(self) -> LiveCore:
         settings = self._settings
-        config, queue_config = settings.config, settings.config.prefill_queue
-        then = Role.DECODE if settings.disaggregated else None
-        if config.policy not in POLICIES:
-            return make_placed_gate(
-                config, Stages(self.fleet, settings.first_role, then), self.fleet, now_s=self._clock.now_s
-            )
-        queue: PrefillQueue[asyncio.Future[Stay]] = PrefillQueue(
-            max_requests=queue_config.max_requests, max_wait_s=queue_config.max_wait_seconds
+        pool = WorkerPool(
+            settings.config.breaker, is_supervised=settings.kubernetes is not None, record=log_worker_event
         )
-        picker = Picker(
-            self.fleet,
-            settings.first_role,
-            make_policy(config.policy),
-            slot_tokens=queue_config.worker_tokens if settings.disaggregated else None,
-        )
-        return Gate(self.fleet, picker, queue, then=then, now_s=self._clock.now_s)
+        return make_core(settings.config, pool, is_disaggregated=settings.disaggregated)
 
     def _make_exact(self) -> ExactKeys | None:
         settings, config = self._settings, self._settings.config
         if config.tokenizer is None and config.kv_events_port is None:
             return None
-        unit = None if config.kv_events_port is None else settings.kv_block_tokens or UNIT_TOKENS
+        unit = None if config.kv_events_port is None else settings.kv_block_tokens or ENGINE_BLOCK_TOKENS
         return ExactKeys(None if config.tokenizer is None else load_tokenizer(config.tokenizer), unit)
 
     def _make_listener(self) -> KvListener | None:
         settings, port = self._settings, self._settings.config.kv_events_port
-        if port is None or not isinstance(self.gate, PlacedGate):
+        if port is None or self._reader is None:
             return None
         return KvListener(
-            self.fleet,
-            settings.first_role,
-            self.gate.index_of,
+            self.admission,
+            self.core.entry_queue.index_of,
             port=port,
-            unit_tokens=settings.kv_block_tokens or UNIT_TOKENS,
+            engine_block_tokens=settings.kv_block_tokens or ENGINE_BLOCK_TOKENS,
         )
 
     def _make_app(self) -> RouterApp:
         settings, config, clock = self._settings, self._settings.config, self._clock
         estimator = TokenEstimator()
-        decode = (
-            Picker(self.fleet, Role.DECODE, second_stage_policy(config.policy))
-            if settings.disaggregated
-            else None
+        leases = LeaseGuard(
+            self._probe_pool,
+            clock,
+            lease_s=settings.lease_s,
+            timeout_real_s=config.health.timeout_real_seconds,
         )
-        dispatcher = Dispatcher(
-            exchanger=Exchanger(self._pool, settings, clock),
-            gate=self.gate,
-            decode=decode,
-            leases=LeaseGuard(
-                self._probe_pool,
-                clock,
-                lease_s=settings.lease_s,
-                timeout_real_s=config.health.timeout_real_seconds,
-            ),
+        budget = RetryBudget(
+            fraction=config.retries.budget_fraction,
+            min_per_s=config.retries.min_per_second,
+            now_s=clock.now_s(),
+        )
+        handler = CompletionHandler(
+            upstream=UpstreamClient(self._pool, settings, clock),
+            admission=self.admission,
+            leases=leases,
             metrics=self.metrics,
-            budget=RetryBudget(
-                fraction=config.retries.budget_fraction,
-                min_per_s=config.retries.min_per_second,
-                now_s=clock.now_s(),
-            ),
-            max_retries=config.retries.max_per_request,
+            retries=RetryRules(self.core.pool, budget, max_per_request=config.retries.max_per_request),
             estimator=estimator,
             clock=clock,
-            is_alone=self._alone(),
             retry_after_s=config.admission.retry_after_seconds,
-            exact=self._exact,
         )
         collector = RouterCollector(
             self.metrics,
-            self.fleet,
-            self._admin.queue_view,
+            self.core.pool,
+            self._admin.queue_gauges,
+            decode_waiting=lambda: len(self.core.queues[Role.DECODE]) if settings.disaggregated else None,
             discovery_problem=self._discovery_problem,
             model=settings.model,
+            roles=(Role.PREFILL, Role.DECODE) if settings.disaggregated else (Role.AGGREGATED,),
             now_s=clock.now_s,
             kv_events=self._kv_events,
         )
         return RouterApp(
             model=settings.model,
             context_tokens=settings.context_tokens,
-            dispatcher=dispatcher,
+            handler=handler,
             admin=self._admin,
             keys=KeyCheck(settings.api_keys),
+            admin_check=AdminCheck(settings.admin_keys, is_local=settings.is_local),
+            cors=Cors(config.cors_allowed_origins),
             metrics=self.metrics,
             page=MetricsPage(collector),
             estimator=estimator,
+            reader=self._reader,
             speed=settings.speed,
             access_log=self._access_log,
             session_header=config.session_header,
@@ -252,15 +248,10 @@ class RouterServer:
     def _discovery_problem(self) -> str | None:
         return self._discovery.problem if self._discovery is not None else None
 
-    def _alone(self) -> Callable[[str], bool]:
-        def is_alone(name: str) -> bool:
-            worker = self.fleet.get(name)
-            if worker is None:
-                return False
-            routable = self.fleet.routable(worker.spec.role, self._clock.now_s())
-            return all(each.name == name for each in routable)
 
-        return is_alone
+def _is_vital(request: Request) -> bool:
+    """Return whether a request is a probe's, a scraper's or an administrator's: all that is not inference."""
+    return not request.path.startswith("/v1/")
 
 
 def _make_discovery(settings: RouterSettings) -> Discovery | None:

@@ -6,12 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock_core.clock import ModelClock
+from penstock_api import Role, RouterConfig
+from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError
-from penstock_graph.models import Role, RouterConfig
-from penstock_router.discovery.spec import WorkerSpec
+from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.proxy.auth import ADMIN_KEYS, is_loopback
 from penstock_wire.client import Timeouts
 from penstock_wire.server import ServerLimits
+
+_FILES_PER_REQUEST = 2
+"""Open files of one request: the client's connection and the worker's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +39,19 @@ class RouterSettings:
         model: Name under which clients ask for the model.
         disaggregated: Prefill and decode are separate pools.
         config: The graph's router section.
-        lease_s: First KV lease of the prefill workers, modelled seconds.
+        lease_s: First KV lease of the prefill workers, simulated seconds.
         context_tokens: Longest prompt plus output, shown by ``/v1/models``; None: not known.
         kv_block_tokens: Tokens of a worker's KV block, for its events; None: vLLM's default.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
-        speed: Modelled seconds per real one.
+        speed: Simulated seconds per real one.
         statefile: Where the local backend lists the workers, or None.
         kubernetes: The graph whose EndpointSlices list the workers, or None.
         workers: The fixed fleet; empty with one of the two above.
         api_keys: Accepted keys; empty: none asked for.
+        admin_keys: Keys that open drains and the workers' addresses; empty: see `AdminCheck`.
         access_log: File for one JSON line per request, ``-`` for stdout, None for none.
-        shutdown_grace_s: Longest wait for requests under way at SIGTERM, modelled seconds.
+        shutdown_grace_s: Longest wait for requests under way at SIGTERM, simulated seconds.
     """
 
     model: str
@@ -62,6 +67,7 @@ class RouterSettings:
     kubernetes: GraphPlace | None = None
     workers: tuple[WorkerSpec, ...] = ()
     api_keys: frozenset[bytes] = frozenset()
+    admin_keys: frozenset[bytes] = frozenset()
     access_log: str | None = None
     shutdown_grace_s: float = 900.0
 
@@ -69,8 +75,12 @@ class RouterSettings:
         """Refuse what cannot work.
 
         Raises:
-            ConfigError: no source of workers, two of them, or roles that do not fit.
+            ConfigError: no source of workers, two of them, roles that do not fit, or a key of both kinds.
         """
+        if self.api_keys & self.admin_keys:
+            raise ConfigError(
+                f"{ADMIN_KEYS.variable}: a client's API key is an admin key as well; make another one for admins"
+            )
         if sum((self.statefile is not None, self.kubernetes is not None, bool(self.workers))) != 1:
             raise ConfigError(
                 "workers: give one of --discovery kubernetes, --discovery STATEFILE or --worker role=url, not both"
@@ -82,9 +92,9 @@ class RouterSettings:
             raise ConfigError(f"--worker: roles {have} given; the graph needs {want}")
 
     @property
-    def first_role(self) -> Role:
-        """Role of the stage that requests queue for."""
-        return Role.PREFILL if self.disaggregated else Role.AGGREGATED
+    def is_local(self) -> bool:
+        """Whether only programs of this machine reach the router, and none of them needs a key."""
+        return is_loopback(self.host) and not self.api_keys
 
     def shown(self) -> dict[str, Any]:
         """Return what is logged at start, without secrets."""
@@ -95,6 +105,7 @@ class RouterSettings:
             "speed": self.speed,
             "discovery": self._source(),
             "api_keys": len(self.api_keys),
+            "admin_keys": len(self.admin_keys),
             "access_log": self.access_log,
             "lease_s": self.lease_s,
             "config": self.config.to_manifest(),
@@ -113,15 +124,17 @@ class RouterSettings:
             max_body_bytes=limits.max_body_bytes,
             header_timeout_s=limits.header_timeout_real_seconds,
             body_timeout_s=limits.header_timeout_real_seconds,
+            receive_timeout_s=limits.header_timeout_real_seconds,
             max_connections=limits.max_connections,
+            files_per_connection=_FILES_PER_REQUEST,
         )
 
-    def upstream_timeouts(self, clock: ModelClock, *, left_s: float) -> Timeouts:
+    def upstream_timeouts(self, clock: SimulatedClock, *, left_s: float) -> Timeouts:
         """Return the bounds of one call of a worker, in real seconds.
 
         Args:
             clock: Converts.
-            left_s: What is left of the request's own time, modelled seconds.
+            left_s: What is left of the request's own time, simulated seconds.
         """
         limits = self.config.limits
         return Timeouts(

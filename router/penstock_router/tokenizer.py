@@ -9,7 +9,7 @@ from penstock_core.simulated_tokens import SIMULATED, token_ids
 
 
 def load_tokenizer(path: str) -> Callable[[str], Sequence[int]]:
-    """Return what turns a text into the model's token ids, special tokens included.
+    """Return what turns a text into the model's token ids, special tokens included; any thread may call it.
 
     Args:
         path: Of a ``tokenizer.json``, or ``simulated``.
@@ -31,7 +31,9 @@ def load_tokenizer(path: str) -> Callable[[str], Sequence[int]]:
         raise ConfigError(f"router.tokenizer: {path}: {exc}") from exc
 
     def tokenize(text: str) -> Sequence[int]:
-        ids: list[int] = tokenizer.encode(text).ids
+        # Unlike encode, the batch call releases the interpreter's lock, so that the event loop goes on.
+        (encoding,) = tokenizer.encode_batch([text])
+        ids: list[int] = encoding.ids
         return ids
 
     return tokenize

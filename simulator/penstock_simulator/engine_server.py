@@ -5,17 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
+from penstock_api import Role
 from penstock_engine import profiles
 from penstock_engine.core.batching import BatchLimits
-from penstock_engine.core.engine import Engine, EngineSettings, Step, StepOutcome
+from penstock_engine.core.engine import Engine, EngineSettings, EngineStep, StepOutcome
 from penstock_engine.core.latency import LatencyModel
 from penstock_engine.core.requests import EngineRequest, EngineRole
 from penstock_engine.profiles.schema import Profile
-from penstock_graph.models import Role
 from penstock_simulator.gaps import GapHistogram
 from penstock_simulator.jobs import Job
 from penstock_simulator.scenario import ProfiledModel
-from penstock_simulator.servers import Report, Stage
+from penstock_simulator.servers import ServiceStage, StageReport
 
 
 class EngineModel:
@@ -40,17 +40,17 @@ class EngineModel:
         """Return the longest prompt and output together that the cache can ever hold."""
         return self.num_blocks * self._spec.block_size
 
-    def make(self, keys_of: Callable[[Job, int], Sequence[int]], gaps: GapHistogram) -> EngineServer:
+    def make(self, keys_of: Callable[[Job, int], Sequence[int]], gaps: GapHistogram) -> SimulatedEngine:
         """Return a server with an empty cache."""
         spec = self._spec
         limits = BatchLimits(spec.max_num_batched_tokens, spec.max_num_seqs, spec.block_size)
         settings = EngineSettings(
             self._role, self.num_blocks, self._profile.kv.bytes_per_token, limits, spec.lease, spec.link
         )
-        return EngineServer(Engine(settings, self._latency), spec.block_size, keys_of, gaps)
+        return SimulatedEngine(Engine(settings, self._latency), spec.block_size, keys_of, gaps)
 
 
-class EngineServer:
+class SimulatedEngine:
     """An engine on virtual time.
 
     Attributes:
@@ -84,7 +84,7 @@ class EngineServer:
         self._block_size = block_size
         self._keys_of = keys_of
         self._jobs: dict[str, Job] = {}
-        self._step: Step | None = None
+        self._step: EngineStep | None = None
         self._ends: list[float] = []
         self._first = 0
         self._wake_s: float | None = None
@@ -137,9 +137,9 @@ class EngineServer:
         times = [at_s for at_s in (self._wake_s, self.engine.next_event_s()) if at_s is not None]
         return min(times, default=None)
 
-    def run(self, now_s: float) -> list[Report]:
+    def run(self, now_s: float) -> list[StageReport]:
         """Finish the last step foreseen if it is due, and begin the next."""
-        reports: list[Report] = []
+        reports: list[StageReport] = []
         if self._step is not None:
             if self._ends[-1] > now_s:
                 return reports
@@ -189,7 +189,7 @@ class EngineServer:
 
     # -- what happened --------------------------------------------------------------------------------
 
-    def _note(self, outcome: StepOutcome, reports: list[Report]) -> None:
+    def _note(self, outcome: StepOutcome, reports: list[StageReport]) -> None:
         at_s = outcome.end_s
         if outcome.steady_tokens:
             self.gaps.add(outcome.gap_s, outcome.steady_tokens)
@@ -201,19 +201,19 @@ class EngineServer:
                 continue
             if self._role is not EngineRole.DECODE:
                 job.cached_tokens = state.cached_tokens
-                reports.append(Report(job, Stage.PREFILLED, at_s))
+                reports.append(StageReport(job, ServiceStage.PREFILLED, at_s))
             if self._role is not EngineRole.PREFILL:
-                reports.append(Report(job, Stage.FIRST_TOKEN, at_s))
+                reports.append(StageReport(job, ServiceStage.FIRST_TOKEN, at_s))
         for state in outcome.finished:
             job = self._jobs.pop(state.request.request_id, None)
             if job is not None and self._role is not EngineRole.PREFILL:
-                reports.append(Report(job, Stage.ENDED, at_s))
+                reports.append(StageReport(job, ServiceStage.ENDED, at_s))
 
-    def _take_events(self, now_s: float, reports: list[Report]) -> None:
+    def _take_events(self, now_s: float, reports: list[StageReport]) -> None:
         for transfer in self.engine.take_events().transfers:
             job = self._jobs.get(transfer.state.request.request_id)
             if job is not None:
-                reports.append(Report(job, Stage.LOADED, now_s))
+                reports.append(StageReport(job, ServiceStage.LOADED, now_s))
 
     # -- gauges ---------------------------------------------------------------------------------------
 
@@ -226,6 +226,11 @@ class EngineServer:
         """Return the share of blocks in use at ``now_s``."""
         self._catch_up(now_s)
         return self.engine.kv_usage_fraction
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for capacity."""
+        return self.engine.waiting_for_capacity
 
     def is_idle(self, now_s: float) -> bool:
         """Return whether nothing runs, waits, is transferred or pinned."""

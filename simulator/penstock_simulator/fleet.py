@@ -1,6 +1,6 @@
 """The world's workers: joining, draining, dying, coming back; and the GPUs that they hold.
 
-A worker holds its GPUs from being asked for until it is gone; `Fleet.check_budget` is called after every event.
+A worker holds its GPUs from being asked for until it is gone; `SimulatedFleet.check_budget` is called after every event.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 
+from penstock_api import Role
 from penstock_core.errors import PenstockError
-from penstock_graph.models import Role
 from penstock_planner.decide.observation import PoolCounts
 from penstock_simulator.jobs import Job
 from penstock_simulator.scenario import PoolSpec, Scenario
@@ -30,7 +30,7 @@ class State(StrEnum):
     GONE = "gone"
 
 
-class Worker:
+class SimulatedWorker:
     """One worker.
 
     Attributes:
@@ -38,6 +38,8 @@ class Worker:
         spec: Of its pool.
         number: Of its pool, in order of joining.
         state: See `State`.
+        joined_s: When it was asked for.
+        is_placed: A node has its GPUs.
         server: Its inside; another one after each death.
         incarnation: Raised with each death.
         version: Of its wake-up event; older ones are void.
@@ -54,7 +56,9 @@ class Worker:
         "busy_tokens",
         "ended_outputs",
         "incarnation",
+        "is_placed",
         "jobs",
+        "joined_s",
         "kv_usage_fraction",
         "name",
         "number",
@@ -67,8 +71,10 @@ class Worker:
         "version",
     )
 
-    def __init__(self, spec: PoolSpec, number: int, server: Server) -> None:
+    def __init__(self, spec: PoolSpec, number: int, server: Server, joined_s: float) -> None:
         self.spec = spec
+        self.joined_s = joined_s
+        self.is_placed = False
         self.number = number
         self.name = f"{spec.role.value}-{number}"
         self.state = State.STARTING
@@ -93,33 +99,37 @@ class Worker:
         return self.spec.role
 
 
-class Fleet:
+class SimulatedFleet:
     """Every worker that ever joined, by name.
 
     Attributes:
-        gpus: Held by existing workers.
+        gpus: Held by existing workers, those included that no node has room for.
+        placed_gpus: Of those, on a node.
         refused: Joins that the budget did not allow.
     """
 
     def __init__(self, scenario: Scenario, make_server: Callable[[Role], Server]) -> None:
         self._scenario = scenario
         self._make_server = make_server
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, SimulatedWorker] = {}
         self._numbers = dict.fromkeys((pool.role for pool in scenario.pools), 0)
+        self._limit = scenario.max_gpus
+        self._tolerated = 0
         self.gpus = 0
+        self.placed_gpus = 0
         self.refused = 0
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[SimulatedWorker]:
         return iter(self._workers.values())
 
-    def __getitem__(self, name: str) -> Worker:
+    def __getitem__(self, name: str) -> SimulatedWorker:
         return self._workers[name]
 
-    def get(self, name: str) -> Worker | None:
+    def get(self, name: str) -> SimulatedWorker | None:
         """Return a worker that exists, by name."""
         return self._workers.get(name)
 
-    def of(self, role: Role, *states: State) -> list[Worker]:
+    def of(self, role: Role, *states: State) -> list[SimulatedWorker]:
         """Return the workers of a role that are in one of the states, in order of joining."""
         return [each for each in self._workers.values() if each.spec.role is role and each.state in states]
 
@@ -133,44 +143,65 @@ class Fleet:
             gpus=spec.gpus,
         )
 
-    def join(self, role: Role) -> Worker | None:
-        """Add a worker, or return None where the budget does not allow it."""
+    def join(self, role: Role, now_s: float) -> SimulatedWorker | None:
+        """Add a worker, or return None where the budget does not allow it; a node is found for it if there is one."""
         spec = self._scenario.pool(role)
-        limit = self._scenario.max_gpus
-        if limit is not None and self.gpus + spec.gpus > limit:
+        if self._limit is not None and self.gpus + spec.gpus > self._limit:
             self.refused += 1
             return None
-        worker = Worker(spec, self._numbers[role], self._make_server(role))
+        worker = SimulatedWorker(spec, self._numbers[role], self._make_server(role), now_s)
         self._numbers[role] += 1
         self._workers[worker.name] = worker
         self.gpus += spec.gpus
+        self._place(worker)
         return worker
 
-    def victim(self, role: Role) -> Worker | None:
-        """Return who is to leave: one that does not serve yet, else the one with the fewest jobs, newest first."""
+    def _place(self, worker: SimulatedWorker) -> bool:
+        nodes = self._scenario.faults.node_gpus
+        worker.is_placed = nodes is None or self.placed_gpus + worker.spec.gpus <= nodes
+        self.placed_gpus += worker.spec.gpus if worker.is_placed else 0
+        return worker.is_placed
+
+    def place_waiting(self) -> list[SimulatedWorker]:
+        """Find nodes for workers that had none, and return those that have one now."""
+        return [each for each in self._workers.values() if not each.is_placed and self._place(each)]
+
+    def set_limit(self, gpus: int) -> None:
+        """Change the budget: nothing joins above it from now on, and what exists may stay."""
+        self._limit, self._tolerated = gpus, self.gpus
+
+    def victim(self, role: Role) -> SimulatedWorker | None:
+        """Return who is to leave, newest first.
+
+        One that has no node, else one that does not serve yet, else the one with the fewest jobs.
+        """
         unready = self.of(role, State.STARTING, State.DOWN)
         if unready:
-            return unready[-1]
+            return next((each for each in reversed(unready) if not each.is_placed), unready[-1])
         ready = self.of(role, State.READY)
         return min(ready, key=lambda each: (len(each.jobs), -each.number), default=None)
 
-    def remove(self, worker: Worker) -> None:
+    def remove(self, worker: SimulatedWorker) -> None:
         """Let a worker go; its GPUs are free."""
         worker.state = State.GONE
         del self._workers[worker.name]
         self.gpus -= worker.spec.gpus
+        self.placed_gpus -= worker.spec.gpus if worker.is_placed else 0
 
-    def renew(self, worker: Worker) -> None:
+    def renew(self, worker: SimulatedWorker) -> None:
         """Give a worker that died a new, empty inside."""
         worker.incarnation += 1
         worker.renew(self._make_server(worker.role))
 
     def check_budget(self) -> None:
-        """Assert the one rule that nobody may break.
+        """Assert that the budget holds.
 
         Raises:
             BudgetExceededError: existing workers hold more GPUs than allowed.
         """
-        limit = self._scenario.max_gpus
-        if limit is not None and self.gpus > limit:
-            raise BudgetExceededError(f"{self.gpus} GPUs are held, {limit} are allowed")
+        if self._limit is None:
+            return
+        # What a lowered budget found above it may only become less.
+        self._tolerated = min(self._tolerated, self.gpus)
+        if self.gpus > max(self._limit, self._tolerated):
+            raise BudgetExceededError(f"{self.gpus} GPUs are held, {self._limit} are allowed")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from penstock_api import GraphDeployment, RouterPolicy
 from penstock_engine.core.lease import LeaseTerms
-from penstock_graph.models import GraphDeployment, RouterPolicy
-from penstock_router.policy.placement import CACHE_BLOCKS
-from penstock_router.policy.registry import POLICIES
+from penstock_router.core.dispatch_queue import CACHE_BLOCKS
+from penstock_router.policy.registry import make_policy
+from penstock_router.policy.routing_policy import AssignTime
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec
 
 _BLOCK_TOKENS, _RUNNING_REQUESTS, _BATCH_TOKENS = 16, 256, 8192
@@ -40,8 +41,8 @@ def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpe
     config = graph.spec.router
     name = policy or config.policy.value
     dualmap = config.dualmap
-    is_choosing = name in {each.value for each in POLICIES}
-    has_queue = graph.spec.is_disaggregated or not is_choosing
+    assigns_late = make_policy(name).assigns is AssignTime.WHEN_FREE
+    has_queue = graph.spec.is_disaggregated or not assigns_late
     settings = {
         "rebalance": dualmap.rebalance,
         "hot_window": dualmap.hot_window,
@@ -51,10 +52,12 @@ def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpe
         policy=name,
         settings=settings if name == RouterPolicy.DUALMAP.value else {},
         queue_order=config.prefill_queue.order,
-        # The live router holds nothing back from aggregated workers under a policy that chooses at the head.
+        # The live router holds nothing back from aggregated workers under a policy that assigns when a worker is free.
         slot_tokens=config.prefill_queue.worker_tokens if has_queue else None,
         cache_blocks=CACHE_BLOCKS,
         max_waiting=config.prefill_queue.max_requests,
         max_wait_s=config.prefill_queue.max_wait_seconds,
         max_retries=config.retries.max_per_request,
+        retry_budget_fraction=config.retries.budget_fraction,
+        min_retries_per_s=config.retries.min_per_second,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock_engine.core.heartbeat import HeartbeatSchedule
-from penstock_simulator.engine_server import EngineServer
-from penstock_simulator.fleet import Worker
+from penstock_simulator.engine_server import SimulatedEngine
+from penstock_simulator.fleet import SimulatedWorker
 from penstock_simulator.jobs import Job
 from penstock_simulator.kernel import Order
 
@@ -22,12 +22,12 @@ class Heartbeats:
         self._schedules: dict[str, HeartbeatSchedule] = {}
         self._by_name: dict[str, Job] = {}
 
-    def track(self, decoder: Worker, job: Job) -> None:
+    def track(self, decoder: SimulatedWorker, job: Job) -> None:
         """Renew a job's lease from now on, until its KV was read."""
         schedule = self._schedules.get(decoder.name)
         if schedule is None:
             server = decoder.server
-            assert isinstance(server, EngineServer)  # noqa: S101 - decode pools are never simple
+            assert isinstance(server, SimulatedEngine)  # noqa: S101 - decode pools are never simple
             interval_s = server.engine.settings.lease.heartbeat_interval_s
             schedule = self._schedules[decoder.name] = HeartbeatSchedule(interval_s)
         was_idle = schedule.next_s() is None
@@ -36,7 +36,7 @@ class Heartbeats:
         if was_idle:
             self._arm(decoder, schedule)
 
-    def read(self, decoder: Worker, job: Job) -> None:
+    def read(self, decoder: SimulatedWorker, job: Job) -> None:
         """The KV has arrived: free it at its source; where that is gone, the job starts over."""
         self._untrack(decoder, job)
         source = self._source(job)
@@ -48,19 +48,19 @@ class Heartbeats:
             self._world.rearm(source)
             self._world.let_go_if_idle(source)
 
-    def forget(self, worker: Worker) -> None:
+    def forget(self, worker: SimulatedWorker) -> None:
         """Drop a dead worker's schedule."""
         self._schedules.pop(worker.name, None)
         for job in worker.jobs.values():
             self._by_name.pop(job.name, None)
 
-    def _arm(self, decoder: Worker, schedule: HeartbeatSchedule) -> None:
+    def _arm(self, decoder: SimulatedWorker, schedule: HeartbeatSchedule) -> None:
         due_s = schedule.next_s()
         if due_s is not None:
             kernel = self._world.kernel
-            kernel.at(max(due_s, kernel.now_s), Order.NEWS, self._send, decoder, schedule)
+            kernel.at(max(due_s, kernel.now_s), Order.MESSAGE, self._send, decoder, schedule)
 
-    def _send(self, decoder: Worker, schedule: HeartbeatSchedule) -> None:
+    def _send(self, decoder: SimulatedWorker, schedule: HeartbeatSchedule) -> None:
         if self._schedules.get(decoder.name) is not schedule:
             return
         now_s = self._world.kernel.now_s
@@ -76,18 +76,18 @@ class Heartbeats:
                     self._lose(decoder, job)
         self._arm(decoder, schedule)
 
-    def _source(self, job: Job) -> Worker | None:
+    def _source(self, job: Job) -> SimulatedWorker | None:
         source = self._world.fleet.get(job.worker)
         return source if source is not None and source.incarnation == job.incarnation else None
 
-    def _lose(self, decoder: Worker, job: Job) -> None:
+    def _lose(self, decoder: SimulatedWorker, job: Job) -> None:
         """The KV cannot be had: the decode is refused, as vLLM does by default, and the router tries again."""
         _engine(decoder).abort(job.name, self._world.kernel.now_s)
         self._world.quit(decoder, job)
         self._world.rearm(decoder)
-        self._world.start_over(job)
+        self._world.lose_kv(job)
 
-    def _untrack(self, decoder: Worker, job: Job) -> None:
+    def _untrack(self, decoder: SimulatedWorker, job: Job) -> None:
         self._by_name.pop(job.name, None)
         schedule = self._schedules.get(decoder.name)
         if schedule is not None:
@@ -98,7 +98,7 @@ def _engine_id(job: Job) -> str:
     return f"{job.worker}#{job.incarnation}"
 
 
-def _engine(worker: Worker) -> EngineServer:
+def _engine(worker: SimulatedWorker) -> SimulatedEngine:
     server = worker.server
-    assert isinstance(server, EngineServer)  # noqa: S101 - both stages run the engine core
+    assert isinstance(server, SimulatedEngine)  # noqa: S101 - both stages run the engine core
     return server

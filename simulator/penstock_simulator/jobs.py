@@ -6,13 +6,15 @@ from enum import StrEnum
 
 import xxhash
 
+from penstock_router.core.assignment import Assignment
+from penstock_router.core.retries import RequestTries
 from penstock_workload.traces import BLOCK_TOKENS, TraceRequest
 
 _UNIQUE_ID = 1 << 62
 """Ids of requests that share nothing begin here; traces' ids are small."""
 
 
-class Fate(StrEnum):
+class JobOutcome(StrEnum):
     """How a job ended, exactly once."""
 
     OK = "ok"
@@ -27,10 +29,12 @@ class Job:
         index: Position in the workload, from 0.
         request: As the workload has it.
         chain: One chained 64-bit key per begun block of 512 prompt tokens.
-        head_parts: Keys that stand for the first block together.
+        sub_block_keys: Keys that stand for the first block together.
         attempt: Raised when it starts over; names the engines' requests.
-        retries: How often it started over because a worker died.
         router: Which router has it.
+        tries: What the router has learnt from its tries.
+        assignment: Its share of the first stage's worker; None before the first.
+        decode_assignment: Its share of a decode worker; None before the first.
         worker: Prefill (or aggregated) worker that has, or had, it.
         incarnation: Of that worker, when it took the job.
         decoder: Decode worker, or empty.
@@ -39,42 +43,46 @@ class Job:
         cached_tokens: Prompt tokens found in a cache at the prefill.
         handed_s: When the router let it go to a worker; None while it waits.
         prefilled_s, first_token_s, ended_s: Virtual seconds, None until they happen.
-        fate: None until it ended.
+        outcome: None until it ended.
     """
 
     __slots__ = (
+        "assignment",
         "attempt",
         "cached_tokens",
         "chain",
+        "decode_assignment",
         "decoder",
         "decoder_tokens",
         "ended_s",
-        "fate",
         "first_token_s",
         "handed_s",
-        "head_parts",
         "incarnation",
         "index",
         "keys",
+        "outcome",
         "pending_tokens",
         "prefilled_s",
         "request",
-        "retries",
         "router",
+        "sub_block_keys",
+        "tries",
         "worker",
     )
 
     def __init__(
-        self, index: int, request: TraceRequest, chain: tuple[int, ...], *, head_parts: int = 1
+        self, index: int, request: TraceRequest, chain: tuple[int, ...], *, sub_block_keys: int = 1
     ) -> None:
         self.index = index
         self.request = request
         self.chain = chain
-        self.head_parts = head_parts
+        self.sub_block_keys = sub_block_keys
         self.keys: list[int] | None = None
         self.attempt = 0
-        self.retries = 0
         self.router = 0
+        self.tries = RequestTries()
+        self.assignment: Assignment[Job] | None = None
+        self.decode_assignment: Assignment[Job] | None = None
         self.worker = ""
         self.incarnation = 0
         self.decoder = ""
@@ -85,7 +93,7 @@ class Job:
         self.prefilled_s: float | None = None
         self.first_token_s: float | None = None
         self.ended_s: float | None = None
-        self.fate: Fate | None = None
+        self.outcome: JobOutcome | None = None
 
     @property
     def name(self) -> str:
@@ -97,11 +105,11 @@ class PrefixChains:
     """Turns a workload's block ids into keys, the same for equal prefixes; one per world.
 
     Attributes:
-        head_parts: Keys that stand for a prompt's first block together, >= 1.
+        sub_block_keys: Keys that stand for a prompt's first block together, >= 1.
     """
 
     __slots__ = ("_index", "_root")
-    head_parts = 1
+    sub_block_keys = 1
 
     def __init__(self, seed: int) -> None:
         """Start an empty table; another seed gives other keys, and so other places on hash rings."""

@@ -24,7 +24,7 @@ class Order(IntEnum):
     FLEET = 0
     ARRIVAL = 1
     ENGINE = 2
-    NEWS = 3
+    MESSAGE = 3
     PLANNER = 4
     SAMPLE = 5
 

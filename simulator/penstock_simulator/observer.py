@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_planner.decide.decision import Action, Decision
 from penstock_simulator.fleet import State
-from penstock_simulator.jobs import Fate, Job
+from penstock_simulator.jobs import Job, JobOutcome
 
 if TYPE_CHECKING:
     from penstock_simulator.world import World
@@ -43,7 +43,7 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RunSample:
     """The world at one moment.
 
     Attributes:
@@ -52,7 +52,7 @@ class Sample:
             for one worker in the router included.
         waiting: Jobs that wait in routers.
         replicas: (ready, starting, draining) by role.
-        gpus: Held.
+        gpus: Held on nodes.
     """
 
     at_s: float
@@ -99,7 +99,7 @@ class Recording:
     """
 
     requests: Requests
-    samples: tuple[Sample, ...]
+    samples: tuple[RunSample, ...]
     end_s: float
     events: int
     computed_tokens: dict[str, int]
@@ -110,12 +110,12 @@ class Recording:
     gpu_s: float
 
 
-class Observer:
+class RunRecorder:
     """Takes the samples of one world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._samples: list[Sample] = []
+        self._samples: list[RunSample] = []
 
     def sample(self, now_s: float) -> None:
         """Look now."""
@@ -126,12 +126,12 @@ class Observer:
             counts = fleet.counts(pool.role)
             replicas[pool.role] = (counts.ready, counts.starting, counts.draining)
         self._samples.append(
-            Sample(
+            RunSample(
                 now_s,
                 tuple(worker.pending_tokens + world.queued_tokens(worker) for worker in entry),
                 world.waiting,
                 replicas,
-                fleet.gpus,
+                fleet.placed_gpus,
             )
         )
 
@@ -140,7 +140,7 @@ class Observer:
         world = self._world
         requests = _requests(world.jobs)
         end_s = max((job.ended_s for job in world.jobs if job.ended_s is not None), default=0.0)
-        decisions = world.planner.decisions if world.planner is not None else []
+        decisions = [] if world.control is None else world.control.planner.decisions
         return Recording(
             requests=requests,
             samples=tuple(self._samples),
@@ -171,7 +171,7 @@ def _changes(decisions: Sequence[Decision]) -> list[PlannerChange]:
     ]
 
 
-def _gpu_seconds(samples: Sequence[Sample], end_s: float) -> float:
+def _gpu_seconds(samples: Sequence[RunSample], end_s: float) -> float:
     times = [*(sample.at_s for sample in samples), end_s]
     return sum(
         sample.gpus * max(0.0, min(times[index + 1], end_s) - sample.at_s)
@@ -183,7 +183,7 @@ def _requests(jobs: Sequence[Job]) -> Requests:
     nan = float("nan")
 
     def since(job: Job, at_s: float | None) -> float:
-        return nan if at_s is None or job.fate is not Fate.OK else at_s - job.request.arrival_s
+        return nan if at_s is None or job.outcome is not JobOutcome.OK else at_s - job.request.arrival_s
 
     return Requests(
         arrival_s=np.array([job.request.arrival_s for job in jobs], dtype=np.float64),
@@ -193,6 +193,6 @@ def _requests(jobs: Sequence[Job]) -> Requests:
         prompt_tokens=np.array([job.request.input_tokens for job in jobs], dtype=np.float64),
         output_tokens=np.array([job.request.output_tokens for job in jobs], dtype=np.float64),
         cached_tokens=np.array([job.cached_tokens for job in jobs], dtype=np.float64),
-        is_ok=np.array([job.fate is Fate.OK for job in jobs], dtype=bool),
-        is_rejected=np.array([job.fate is Fate.REJECTED for job in jobs], dtype=bool),
+        is_ok=np.array([job.outcome is JobOutcome.OK for job in jobs], dtype=bool),
+        is_rejected=np.array([job.outcome is JobOutcome.REJECTED for job in jobs], dtype=bool),
     )

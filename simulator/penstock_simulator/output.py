@@ -12,7 +12,7 @@ from penstock_core.errors import ConfigError, PenstockError
 from penstock_report.build import require_plots
 from penstock_report.html_parts import figure, page, pairs, table, text
 from penstock_simulator.observer import Recording
-from penstock_simulator.text import COLUMNS, cells, goodput_text
+from penstock_simulator.text import COLUMNS, PLANNER_COLUMNS, cells, goodput_text, planner_cells
 
 SCHEMA: Final = "penstock-simulate/1"
 RESULT_FILE: Final = "simulate.json"
@@ -64,6 +64,7 @@ def _page(result: Mapping[str, Any], pictures: list[Path], captions: Mapping[str
         *(f'<p class="mark">{text(note)}</p>' for note in result["notes"]),
         "<h2>Scoreboard</h2>",
         table(COLUMNS, [cells(row) for row in rows]),
+        *_planners(result, rows),
         "<h2>Goodput at 90%</h2>",
         table(("policy", "requests/s"), [(row["policy"], goodput_text(row)) for row in result["goodput"]]),
         *(figure(path, captions) for path in pictures),
@@ -76,6 +77,12 @@ def _page(result: Mapping[str, Any], pictures: list[Path], captions: Mapping[str
         pairs(result["settings"].items()),
     ]
     return page("Penstock simulation", parts)
+
+
+def _planners(result: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> list[str]:
+    if not result["compares_planners"]:
+        return []
+    return ["<h2>Planners</h2>", table(PLANNER_COLUMNS, [planner_cells(row) for row in rows])]
 
 
 def _changes(result: Mapping[str, Any]) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from penstock_api import GraphDeployment, QueueOrder, Role
 from penstock_core.errors import ConfigError
-from penstock_graph.loading import load_graph
-from penstock_graph.models import GraphDeployment, QueueOrder, Role
+from penstock_manifests import load_graph
+from penstock_planner.decide.baselines.rhythm import in_mode
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.registry import POLICIES
 from penstock_planner.options import join
+from penstock_simulator.baselines import baseline_settings
+from penstock_simulator.faults import Faults
 from penstock_simulator.graph_scenario import graph_pools, graph_router
 from penstock_simulator.observer import Recording
 from penstock_simulator.output import SCHEMA
@@ -20,13 +24,13 @@ from penstock_simulator.routing import policy_names
 from penstock_simulator.scenario import (
     DUALMAP_7B,
     DUALMAP_14B,
-    Failure,
     Model,
     PoolSpec,
     ProfiledModel,
     Resize,
     RouterSpec,
     Scenario,
+    WorkerFailure,
 )
 from penstock_simulator.sweep import RunSpec, goodputs, run_all, simulate, summarise
 from penstock_simulator.workload import WorkloadSpec, prepare
@@ -36,6 +40,9 @@ from penstock_workload.selection import OnLong
 DEFAULT_PROFILE = "a100-llama-8b-bf16-tp1"
 DEFAULT_REPLICAS = 4
 DEFAULT_SLO_S = 5.0
+DEFAULT_POLICY = "least-loaded"
+DEFAULT_PLANNER = "default"
+ALL = "all"
 _SIMPLE = {model.name: model for model in (DUALMAP_7B, DUALMAP_14B)}
 
 
@@ -44,7 +51,7 @@ class SimulateOptions:
     """The command line's options, by their names; None where not given."""
 
     trace: str
-    policy: str
+    policy: str | None
     qps: tuple[float, ...]
     seeds: int
     prefill: int | None
@@ -54,13 +61,15 @@ class SimulateOptions:
     kv_tokens: int | None
     block_size: int
     manifest: Path | None
-    with_planner: bool
+    planners: tuple[str, ...]
     max_gpus: int | None
     cold_start_s: float
     resizes: tuple[Resize, ...]
-    failures: tuple[Failure, ...]
+    failures: tuple[WorkerFailure, ...]
+    faults: Faults
     slo_s: float | None
-    news_delay_s: float
+    itl_slo_s: float | None
+    propagation_delay_s: float
     routers: int
     queue_order: QueueOrder | None
     no_rebalance: bool
@@ -75,21 +84,23 @@ class SimulateOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """What will be run.
 
     Attributes:
         runs: Every run; of one policy the seeds lie beside each other.
         shown: One run of each policy that is recorded in full for the pictures.
         notes: What a reader of the result must know.
+        compares_planners: Several planners run, and their figures are what is shown.
     """
 
     runs: tuple[RunSpec, ...]
     shown: tuple[RunSpec, ...]
     notes: tuple[str, ...]
+    compares_planners: bool = False
 
 
-def make_plan(options: SimulateOptions) -> Plan:
+def make_plan(options: SimulateOptions) -> RunPlan:
     """Return the runs that the options ask for.
 
     Raises:
@@ -98,13 +109,8 @@ def make_plan(options: SimulateOptions) -> Plan:
     """
     graph = load_graph(options.manifest) if options.manifest is not None else None
     pools = _pools(options, graph)
-    planner = _planner(options, graph, pools)
-    max_gpus = planner.max_gpu_budget if planner is not None else options.max_gpus
-    names = policy_names() if options.policy == "all" else tuple(filter(None, options.policy.split(",")))
-    unknown = [name for name in names if name not in policy_names()]
-    if unknown or not names:
-        known = ", ".join(policy_names())
-        raise ConfigError(f"--policy {options.policy}: choose from {known}, or all")
+    planners = _planners(options, graph, pools)
+    names = _policy_names(options, graph)
     workload = WorkloadSpec(
         options.trace,
         options.spread,
@@ -115,17 +121,20 @@ def make_plan(options: SimulateOptions) -> Plan:
     )
     rates: tuple[float | None, ...] = options.qps or (None,)
     worlds = {
-        name: Scenario(
+        _label(name, planner, names, planners): Scenario(
             pools=pools,
             router=_router(options, name, graph),
-            planner=planner,
+            planner=config,
             resizes=options.resizes,
             failures=options.failures,
+            faults=options.faults,
             cold_start_s=options.cold_start_s,
-            max_gpus=max_gpus,
+            max_gpus=config.max_gpu_budget if config is not None else options.max_gpus,
             slo_s=_slo_s(options, graph),
+            itl_slo_s=options.itl_slo_s,
         )
         for name in names
+        for planner, config in planners.items()
     }
     runs = tuple(
         RunSpec(name, scenario, workload, rate, seed)
@@ -134,20 +143,23 @@ def make_plan(options: SimulateOptions) -> Plan:
         for seed in range(options.seeds)
     )
     shown = tuple(RunSpec(name, scenario, workload, rates[-1], 0) for name, scenario in worlds.items())
-    return Plan(runs, shown, _notes(workload, pools))
+    return RunPlan(runs, shown, _notes(workload, pools), compares_planners=len(planners) > 1)
 
 
 def run_plan(
-    plan: Plan, *, processes: int | None = None, on_done: Callable[[int], None] | None = None
+    plan: RunPlan, *, processes: int | None = None, on_done: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
     """Run everything and return the result as plain data, the same for the same plan."""
     first = plan.runs[0]
     workload = prepare(first.workload, seed=first.seed, qps=first.qps)
     runs = run_all(plan.runs, processes=processes, on_done=on_done)
     scenario = replace(first.scenario, router=replace(first.scenario.router, policy="(each)"))
+    if plan.compares_planners:
+        scenario = replace(first.scenario, planner=None, max_gpus=None)
     return {
         "schema": SCHEMA,
         "notes": list(plan.notes),
+        "compares_planners": plan.compares_planners,
         "slo_s": first.scenario.slo_s,
         "workload": {
             "name": workload.name,
@@ -165,7 +177,7 @@ def run_plan(
     }
 
 
-def record(plan: Plan) -> dict[str, Recording]:
+def record(plan: RunPlan) -> dict[str, Recording]:
     """Return one recorded run of each policy, for pictures: the first seed at the last rate."""
     return {spec.label: simulate(spec)[0] for spec in plan.shown}
 
@@ -201,7 +213,7 @@ def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None
         queue_order=options.queue_order or base.queue_order,
         slot_requests=1 if is_simple else None,
         slot_tokens=None if is_simple else options.slot_tokens or base.slot_tokens,
-        news_delay_s=options.news_delay_s,
+        propagation_delay_s=options.propagation_delay_s,
         routers=options.routers,
         max_waiting=options.max_waiting or base.max_waiting,
         max_wait_s=options.max_wait_s or base.max_wait_s,
@@ -242,15 +254,47 @@ def _model(options: SimulateOptions, base: Model) -> Model:
     )
 
 
+def _policy_names(options: SimulateOptions, graph: GraphDeployment | None) -> tuple[str, ...]:
+    text = options.policy
+    if text is None:
+        # Planners are compared under one router, routers under one planner.
+        single = DEFAULT_POLICY if graph is None else graph.spec.router.policy.value
+        text = single if len(options.planners) > 1 or ALL in options.planners else ALL
+    names = policy_names() if text == ALL else tuple(filter(None, text.split(",")))
+    if not names or not set(names) <= set(policy_names()):
+        raise ConfigError(f"--policy {text}: choose from {', '.join(policy_names())}, or all")
+    return names
+
+
+def _label(policy: str, planner: str, policies: Sequence[str], planners: Mapping[str, object]) -> str:
+    if len(planners) < 2:
+        return policy
+    return planner if len(policies) < 2 else f"{policy} + {planner}"
+
+
+def _planners(
+    options: SimulateOptions, graph: GraphDeployment | None, pools: tuple[PoolSpec, ...]
+) -> dict[str, DecideConfig | None]:
+    """Return each planner's configuration by name; None where nothing plans."""
+    if not options.planners:
+        return {"": None}
+    config = _planner(options, graph, pools)
+    known = {mode.value: mode for mode in POLICIES}
+    names = options.planners if ALL not in options.planners else tuple(known)
+    unknown = [name for name in names if name not in {*known, DEFAULT_PLANNER}]
+    if unknown:
+        raise ConfigError(f"--planner {','.join(unknown)}: choose from {', '.join(known)}, or all")
+    return {name: in_mode(config, known.get(name, config.mode)) for name in names}
+
+
 def _planner(
     options: SimulateOptions, graph: GraphDeployment | None, pools: tuple[PoolSpec, ...]
-) -> DecideConfig | None:
-    if not options.with_planner:
-        return None
+) -> DecideConfig:
     given: dict[str, Any] = {} if options.max_gpus is None else {"max-gpu-budget": options.max_gpus}
     if graph is None:
         for pool in pools:
             given["prefill-engine-num-gpu" if pool.role is Role.PREFILL else "decode-engine-num-gpu"] = (
                 pool.gpus
             )
-    return join(given=given, graph=graph).decide_config(graph)
+    config = join(given=given, graph=graph).decide_config(graph)
+    return replace(config, ttft_slo_s=_slo_s(options, graph), baseline=baseline_settings(pools))

@@ -1,44 +1,90 @@
-"""The planner in virtual time: the live loop's rhythm around the same `decide`.
+"""Drives the planner's core in virtual time; decides nothing itself.
 
-Pulls, intervals and the block while a change is under way are as in the live loop; ledger, restarts and
-withdrawals are not modelled: here every replica that is asked for becomes ready.
+The ledger is not modelled: a planner with one comes back from a restart with everything it knew, an autoscaler
+without one with nothing. Scale-ups are rolled back by a planner with a ledger only, as autoscalers know none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
-from penstock_graph.models import Role
+from penstock_api import Role
+from penstock_planner.core.messages import (
+    DecisionRecorded,
+    Effect,
+    Event,
+    Notify,
+    ObserveAt,
+    Observed,
+    Pulled,
+    ReadMetrics,
+    RecordDecision,
+    Scale,
+    Scaled,
+    Started,
+    TargetUnavailable,
+)
+from penstock_planner.core.planner import PlannerCore
+from penstock_planner.core.records import Change
+from penstock_planner.core.state import CoreSettings, begin
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
-from penstock_planner.decide.observation import Observation, PoolCounts, Pull, Window, summarise
-from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.reading import judge
-from penstock_planner.decide.state import PlannerState
-from penstock_planner.timing import Grid
+from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Pull, summarise
+from penstock_planner.decide.reading import Reading, judge
 
 _SOURCE = "simulator"
+_TIMELINE = "simulated"
+
+ScalePool = Callable[[Change], str | None]
+"""Carries a change of a pool out; returns why it was refused, None if it was not."""
+
+DEADLINE_S = 600.0
+"""The default of the planner's ``--adjustment-deadline``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What one pull sees.
+class SimulatedObservation:
+    """What one tick sees.
 
     Attributes:
         pools: Counts by role.
         is_adjusting: A replica asked for is not ready yet, or one is draining; a dead one that comes back is
             no adjustment.
         kv: KV usage fraction by ready decode (or aggregated) worker; None when not scraped yet.
-        waiting: Requests that wait for prefill; None in aggregated worlds.
+        waiting: Requests that wait for prefill, NaN when unknown; None in aggregated simulations.
         age_s: Age of the readings.
+        demand: At the door since the last pull; None when unknown.
+        worker_waiting: Requests that wait inside, by ready decode (or aggregated) worker; None when unknown.
+        never_ready: Why a replica of the role will not become ready, by role.
     """
 
     pools: Mapping[Role, PoolCounts]
     is_adjusting: bool
     kv: Mapping[str, float | None]
-    waiting: int | None
+    waiting: float | None
     age_s: float
+    demand: Demand | None = None
+    worker_waiting: Mapping[str, float | None] | None = None
+    never_ready: Mapping[Role, str] = field(default_factory=dict)
+
+    def pull(self, now_s: float, *, max_age_s: float) -> Pull:
+        """Return the metrics as the live loop would have read them at ``now_s``."""
+
+        def reading(value: float | None, upper: float | None = None) -> Reading:
+            return judge(value, age_s=self.age_s, max_age_s=max_age_s, source=_SOURCE, upper=upper)
+
+        inside = self.worker_waiting
+        return summarise(
+            Observation(
+                now_s,
+                self.pools,
+                {name: reading(value, 1.0) for name, value in self.kv.items()},
+                None if self.waiting is None else reading(self.waiting),
+                self.demand,
+                None if inside is None else {name: reading(count) for name, count in inside.items()},
+            )
+        )
 
 
 class VirtualPlanner:
@@ -49,79 +95,72 @@ class VirtualPlanner:
         next_s: When `tick` is due.
     """
 
-    __slots__ = (
-        "_blocked_s",
-        "_config",
-        "_grid",
-        "_max_age_s",
-        "_pulls",
-        "_slot",
-        "_state",
-        "decisions",
-        "next_s",
-    )
+    __slots__ = ("_core", "_max_age_s", "_state", "decisions", "next_s")
 
-    def __init__(self, config: DecideConfig, *, max_age_s: float = 10.0) -> None:
+    def __init__(
+        self, config: DecideConfig, *, max_age_s: float = 10.0, deadline_s: float = DEADLINE_S
+    ) -> None:
         """Begin at time 0.
 
         Args:
             config: The rules' settings.
-            max_age_s: Oldest fresh reading, as the live planner's ``metrics-max-age``.
+            max_age_s: Oldest fresh reading, as the live planner's ``metrics-max-age``; virtual seconds.
+            deadline_s: Longest wait for an adjustment, virtual seconds.
         """
-        self._config = config
         self._max_age_s = max_age_s
-        self._state = PlannerState()
-        self._blocked_s: float | None = None
+        self._core = PlannerCore(
+            CoreSettings(config, deadline_s, _TIMELINE, rolls_back=config.mode.has_ledger)
+        )
         self.decisions: list[Decision] = []
-        self._begin(0.0)
-        self.next_s = self._grid.at_s(1)
+        self._start(0.0, first_sequence=0)
 
-    def tick(self, now_s: float, sight: Sight) -> Decision | None:
-        """Do what is due; return a decision whose changes are to be carried out, or None."""
-        decision = None
-        if sight.is_adjusting:
-            self._blocked_s = now_s if self._blocked_s is None else self._blocked_s
-        elif self._blocked_s is not None:
-            self._blocked_s = None
-            self._begin(now_s)
-        else:
-            self._pulls.append(self._pull(now_s, sight))
-            if self._grid.is_over(now_s):
-                decision = self._decide(now_s)
-        self._plan_next(now_s)
-        return decision
+    def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
+        """Do what is due.
 
-    def _begin(self, start_s: float) -> None:
-        self._grid = Grid(start_s, self._config.metric_pulling_interval_s, self._config.adjustment_interval_s)
-        self._slot = 0
-        self._pulls: list[Pull] = []
+        Args:
+            now_s: Virtual seconds.
+            seen: What the planner observes and reads now.
+            scale: Carries a change out; returns why it was refused, None if it was not.
+        """
+        event: Event | None = Observed(seen.pools, seen.is_adjusting, never_ready=seen.never_ready)
+        while event is not None:
+            match self._step(event, now_s):
+                case ReadMetrics():
+                    event = Pulled(seen.pull(now_s, max_age_s=self._max_age_s))
+                case RecordDecision() as asked:
+                    event = DecisionRecorded(asked, is_written=True)
+                case Scale(change):
+                    event = Scaled(scale(change))
+                case _:
+                    event = None
 
-    def _pull(self, now_s: float, sight: Sight) -> Pull:
-        kv = {
-            name: judge(value, age_s=sight.age_s, max_age_s=self._max_age_s, source=_SOURCE, upper=1.0)
-            for name, value in sight.kv.items()
-        }
-        queue = None
-        if sight.waiting is not None:
-            queue = judge(float(sight.waiting), age_s=sight.age_s, max_age_s=self._max_age_s, source=_SOURCE)
-        return summarise(Observation(now_s, sight.pools, kv, queue))
+    def restart(self, now_s: float) -> None:
+        """Replace the process: one with a ledger goes on, one without begins from nothing."""
+        if not self._core.settings.config.mode.has_ledger:
+            self._start(now_s, first_sequence=self._state.decided.sequence)
 
-    def _decide(self, now_s: float) -> Decision:
-        window = Window(self._grid.start_s, now_s, tuple(self._pulls))
-        decision, self._state = decide(window, self._state, self._config)
-        self.decisions.append(decision)
-        next_start_s = self._grid.next_start_s(now_s)
-        if decision.changes:
-            self._blocked_s = now_s
-        self._begin(next_start_s)
-        return decision
+    def miss(self, now_s: float) -> None:
+        """Let a tick pass unused: the process is away, and what it did not keep is gone."""
+        self.restart(now_s)
+        self._skip(now_s)
 
-    def _plan_next(self, now_s: float) -> None:
-        if self._blocked_s is not None:
-            self.next_s = now_s + self._grid.pull_s
-            return
-        self._slot = self._grid.slot_after(self._slot, now_s)
-        self.next_s = self._grid.at_s(self._slot)
-        if self.next_s <= now_s:
-            self._slot += 1
-            self.next_s = self._grid.at_s(self._slot)
+    def set_budget(self, gpus: int) -> None:
+        """Plan with another GPU budget from now on."""
+        settings = self._core.settings
+        config = replace(settings.config, max_gpu_budget=gpus)
+        self._core = PlannerCore(replace(settings, config=config))
+
+    def _start(self, now_s: float, *, first_sequence: int) -> None:
+        self._state = begin(self._core.settings, now_s)
+        self._step(Started(first_sequence=first_sequence), now_s)
+
+    def _skip(self, now_s: float) -> None:
+        self._step(TargetUnavailable(), now_s)
+
+    def _step(self, event: Event, now_s: float) -> Effect:
+        """Take one step; return its last effect."""
+        self._state, effects = self._core.step(self._state, event, now_s)
+        self.decisions += [effect.decision for effect in effects if isinstance(effect, Notify)]
+        if isinstance(effects[-1], ObserveAt):
+            self.next_s = effects[-1].at_s
+        return effects[-1]

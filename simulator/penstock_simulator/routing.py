@@ -1,304 +1,254 @@
-"""What the world asks of a router, and its two kinds; both drive the live router's pure bodies.
-
-`PlacedRouting` puts each request into one worker's queue when it arrives; `CentralRouting` keeps one queue for
-all workers and chooses when one has room.
-"""
+"""The routers of a simulation: the live router's state machine, driven in virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
 
+from penstock_api import BreakerConfig, Role, RouterPolicy
 from penstock_core.errors import ConfigError
-from penstock_graph.models import Role, RouterPolicy
-from penstock_router.policy.candidate import Candidate, RoutedRequest
+from penstock_router.core.assignment import Assignment
+from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
+from penstock_router.core.retries import FailedTry, RetryBudget, RetryRules, RetryScope
+from penstock_router.core.router import Effects, RouterCore
+from penstock_router.core.transfers import KvTransfer
+from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.policy.baselines import LeastLoaded
 from penstock_router.policy.dualmap import DualMapSettings, PairChoice
-from penstock_router.policy.placement import Placement, PlacementSettings
-from penstock_router.policy.placer import Arrival, Placer
-from penstock_router.policy.prefill_queue import PrefillQueue, Waiting, has_free_slot
-from penstock_router.policy.registry import PLACERS, POLICIES, make_policy
+from penstock_router.policy.registry import POLICIES, make_policy
+from penstock_router.policy.routing_policy import Arrival, AssignTime, RoutingPolicy
+from penstock_simulator.faults import Fault, Faults
+from penstock_simulator.fleet import SimulatedWorker
 from penstock_simulator.jobs import Job
 from penstock_simulator.scenario import RouterSpec
 from penstock_workload.traces import BLOCK_TOKENS
 
-_UNBOUNDED = 1 << 60
 
+@dataclass(frozen=True, slots=True)
+class DecodeLoad:
+    """What runs at a decode worker at this moment, counted at the worker.
 
-class Routing(Protocol):
-    """A router of the first stage. Whoever calls tells the time; nothing happens by itself."""
-
-    def set_workers(self, names: Sequence[str], now_s: float) -> None:
-        """Say who may be chosen from now on; jobs queued for others find a new place."""
-
-    def submit(self, job: Job, now_s: float, *, is_retry: bool = False) -> bool:
-        """Queue a job; False when too many wait already."""
-
-    def take(self, now_s: float) -> list[tuple[Job, str]]:
-        """Return jobs with the workers that they go to now, in order."""
-
-    def prefilled(self, job: Job, worker: str, now_s: float) -> None:
-        """Note that a worker has computed a prompt: it has room for the next."""
-
-    def lost(self, job: Job, worker: str, now_s: float) -> None:
-        """Note that a job left a worker without having been computed."""
-
-    def ended(self, job: Job, now_s: float) -> None:
-        """Note that a computed job has left the first stage's worker."""
-
-    def expired(self, now_s: float) -> list[Job]:
-        """Take out and return the jobs that have waited too long."""
-
-    def heard(self, others: Mapping[str, int]) -> None:
-        """Take news of the prompt tokens that other routers have pending at each worker."""
-
-    @property
-    def reads_usage(self) -> bool:
-        """Whether the policy looks at the workers' gauges."""
-
-    def inflight_tokens(self) -> Mapping[str, int]:
-        """Return the tokens in flight at each worker, to be told with the gauges that were read now."""
-
-    def heard_usage(self, usage: Mapping[str, float], tokens: Mapping[str, int]) -> None:
-        """Take news of the workers' KV usage, and of what was in flight there when it was read."""
-
-    def tick(self, now_s: float) -> None:
-        """Do what time alone asks for; called each second."""
-
-    @property
-    def waiting(self) -> int:
-        """Jobs that wait in the router."""
-
-    def queued_tokens(self, worker: str) -> int:
-        """Return the prompt tokens, cached ones left out, that wait in the router for one worker."""
-
-    def pending_tokens(self, worker: str) -> int:
-        """Return the prompt tokens that this router has at one worker, waiting ones included."""
-
-
-class CentralRouting:
-    """One queue, first in first out; a policy without memory of prompts chooses among workers with room.
-
-    As live, a request of an aggregated worker without slots weighs until its answer ends.
+    Attributes:
+        name: The worker.
+        requests: In flight there.
+        tokens: Their prompts, and what was generated for them so far.
+        kv_usage_fraction: As last scraped, 0-1; None before the first scrape.
+        scraped_tokens: ``tokens`` at that scrape.
     """
 
-    def __init__(self, spec: RouterSpec, role: Role) -> None:
-        """Choose the policy.
+    name: str
+    requests: int
+    tokens: int
+    kv_usage_fraction: float | None
+    scraped_tokens: int
+
+
+class VirtualRouter:
+    """One router of a simulation: jobs in place of HTTP requests, the kernel's time in place of a clock.
+
+    Attributes:
+        core: The state machine that also runs live.
+        reads_usage: The policy compares the entry workers' gauges.
+    """
+
+    def __init__(
+        self,
+        spec: RouterSpec,
+        role: Role,
+        *,
+        slo_s: float,
+        cache_tokens: int,
+        decode_policy: RoutingPolicy,
+        faults: Faults,
+    ) -> None:
+        """Build one router.
+
+        Args:
+            spec: Its settings.
+            role: Of the first stage's workers.
+            slo_s: TTFT that the policy aims for.
+            cache_tokens: What one of those workers caches.
+            decode_policy: Of the second stage; routers side by side share it, as they compare the same loads.
+            faults: Tell when the router's process is away.
 
         Raises:
-            ConfigError: there is no such policy.
+            ConfigError: there is no such policy, or it has no such setting.
         """
-        self._spec = spec
-        self._role = role
-        self._policy = make_policy(RouterPolicy(spec.policy))
-        self._state = self._policy.new_state()
+        policy = _make_policy(spec, slo_s)
         has_slots = spec.slot_tokens is not None or spec.slot_requests is not None
-        self._counts_answers = role is Role.AGGREGATED and not has_slots
-        self._usage: Mapping[str, float] = {}
-        self._usage_tokens: Mapping[str, int] = {}
-        self._queue: PrefillQueue[Job] = PrefillQueue(
-            max_requests=spec.max_waiting or _UNBOUNDED, max_wait_s=spec.max_wait_s or float("inf")
-        )
-        self._workers: tuple[str, ...] = ()
-        self._requests: dict[str, int] = {}
-        self._tokens: dict[str, int] = {}
-        self._others: Mapping[str, int] = {}
+        self._reads_prompts = policy.assigns is AssignTime.ON_ARRIVAL
+        # As live, a request of an aggregated worker without slots weighs until its answer ends.
+        self._holds_answers = self._reads_prompts or (role is Role.AGGREGATED and not has_slots)
+        self.reads_usage = isinstance(policy, LeastLoaded)
+        self._faults = faults
+        queues: dict[Role, DispatchQueue[Job]] = {
+            role: DispatchQueue(policy, _settings(spec, slo_s, cache_tokens))
+        }
+        if role is Role.PREFILL:
+            bounds = QueueSettings(max_requests=spec.max_waiting, max_wait_s=spec.max_wait_s)
+            queues[Role.DECODE] = DispatchQueue(decode_policy, bounds)
+        pool = WorkerPool(BreakerConfig(), is_supervised=True)
+        self.core = RouterCore(pool, queues)
+        budget = RetryBudget(fraction=spec.retry_budget_fraction, min_per_s=spec.min_retries_per_s, now_s=0.0)
+        self._retries = RetryRules(pool, budget, max_per_request=spec.max_retries)
 
-    def set_workers(self, names: Sequence[str], now_s: float) -> None:  # noqa: ARG002 - waiting jobs have no place yet
-        """Remember who may be chosen."""
-        self._workers = tuple(names)
-        for name in names:
-            self._requests.setdefault(name, 0)
-            self._tokens.setdefault(name, 0)
+    # ------------------------------------------------------------------ requests
 
-    def submit(self, job: Job, now_s: float, *, is_retry: bool = False) -> bool:
-        """Join the queue, at its front after a failure."""
-        if self._queue.is_full and not is_retry:
-            return False
-        self._queue.join(Waiting(job, job.request.input_tokens, now_s), front=is_retry)
-        return True
+    def acquire(self, job: Job, now_s: float, *, again: bool = False) -> Effects[Job]:
+        """Ask for a worker of the first stage; ``again`` after a failed try."""
+        if not again:
+            self._retries.arrived()
+        chain, parts = (job.chain, job.sub_block_keys) if self._reads_prompts else ((), 1)
+        arrival = Arrival(chain, job.request.input_tokens, job.tries.avoid, sub_block_keys=parts)
+        return self._at(now_s).acquire(job, self.core.entry, arrival, now_s, again=again)
 
-    def take(self, now_s: float) -> list[tuple[Job, str]]:  # noqa: ARG002 - the rule knows no time
-        """Hand out from the head of the queue while a worker has room."""
-        taken = []
-        while (head := self._queue.head()) is not None:
-            key, waiting = head
-            free = [each for each in self._candidates() if self._has_room(each)]
-            if not free:
-                break
-            choice = self._policy.choose(free, RoutedRequest(waiting.tokens), self._state)
-            name = choice.candidate.name
-            self._requests[name] += 1
-            self._tokens[name] += waiting.tokens
-            self._queue.leave(key)
-            taken.append((waiting.item, name))
-        return taken
+    def acquire_decode(self, job: Job, loads: Iterable[DecodeLoad], now_s: float) -> Effects[Job]:
+        """Ask for a decode worker, given what runs at each now: tokens are generated from moment to moment."""
+        for load in loads:
+            worker = self.core.pool.get(load.name)
+            if worker is not None:
+                worker.inflight_requests, worker.inflight_tokens = load.requests, load.tokens
+                worker.kv_usage_fraction, worker.scraped_tokens = load.kv_usage_fraction, load.scraped_tokens
+                worker.metrics_at_s = now_s
+        arrival = Arrival((), job.request.input_tokens, job.tries.avoid)
+        return self._at(now_s).acquire(job, Role.DECODE, arrival, now_s)
 
-    def _candidates(self) -> list[Candidate]:
-        requests, tokens, others = self._requests, self._tokens, self._others
-        usage, then = self._usage, self._usage_tokens
-        return [
-            Candidate(
-                name,
-                self._role,
-                requests[name],
-                tokens[name] + others.get(name, 0),
-                usage.get(name),
-                then.get(name, 0),
-            )
-            for name in self._workers
+    def prefilled(self, job: Job, now_s: float) -> Effects[Job]:
+        """Note that a worker has computed a prompt."""
+        assignment = _assigned(job.assignment)
+        effects = self._at(now_s).prefilled(assignment, now_s, cached_tokens=job.cached_tokens)
+        return effects if self._holds_answers else effects + self._succeeded(assignment, now_s)
+
+    def first_token(self, job: Job, now_s: float) -> None:
+        """Note that an answer has begun: its KV has arrived, and its workers are not at fault for earlier tries."""
+        assignment = job.decode_assignment
+        if assignment is None:
+            assignment = _assigned(job.assignment)
+        else:
+            transfer = KvTransfer(_assigned(job.assignment).worker, assignment.worker)
+            transfer.arrived(job.tries.lost_transfers, now_s)
+        assignment.proved()
+        self._retries.served(job.tries, assignment.worker, now_s)
+
+    def left_entry(self, job: Job, now_s: float) -> Effects[Job]:
+        """Note that a computed job has left the first stage's worker."""
+        return self._succeeded(_assigned(job.assignment), now_s)
+
+    def left_decode(self, job: Job, now_s: float) -> Effects[Job]:
+        """Note that a job's answer has ended at its decode worker."""
+        return self._succeeded(_assigned(job.decode_assignment), now_s)
+
+    def lost(self, assignment: Assignment[Job], now_s: float) -> None:
+        """Note that a job's worker has died; nothing is dispatched before `set_workers` has said so."""
+        assignment.failed(now_s, "broke off")
+        self._release(assignment, now_s)
+
+    def retry(self, job: Job, now_s: float) -> bool:
+        """Return whether a job whose worker has died is tried again; the pause before it takes no virtual time."""
+        held = job.decode_assignment or _assigned(job.assignment)
+        failure = FailedTry("upstream_broken", RetryScope.ANYWHERE, (held.worker,))
+        return self._may_retry(job, failure, now_s)
+
+    def retry_without_kv(self, job: Job, now_s: float) -> bool:
+        """Return whether a job is tried again whose KV did not reach its decode worker, which it leaves."""
+        prefill, decode = _assigned(job.assignment).worker, _assigned(job.decode_assignment)
+        transfer = KvTransfer(prefill, decode.worker)
+        transfer.lost()
+        job.tries.lost_transfers = (*job.tries.lost_transfers, transfer)
+        self._release(decode, now_s)
+        failure = FailedTry("kv_lost", RetryScope.ANYWHERE, (decode.worker, prefill))
+        return self._may_retry(job, failure, now_s)
+
+    # ------------------------------------------------------------------ workers and time
+
+    def set_workers(self, workers: Iterable[SimulatedWorker], now_s: float) -> Effects[Job]:
+        """Set the workers that serve from now on; jobs queued for others are assigned again."""
+        specs = [
+            WorkerSpec(each.name, each.role, "", supervised=True, incarnation=str(each.incarnation))
+            for each in workers
         ]
+        return self._at(now_s).set_workers(specs, now_s)
 
-    def _has_room(self, candidate: Candidate) -> bool:
-        most = self._spec.slot_requests
-        if most is not None and candidate.inflight_requests >= most:
-            return False
-        return has_free_slot(candidate, self._spec.slot_tokens)
+    def expire(self, now_s: float) -> Effects[Job]:
+        """Refuse the jobs that have waited too long."""
+        return self._at(now_s).expire(now_s)
 
-    def prefilled(self, job: Job, worker: str, now_s: float) -> None:
-        """Give the room back, unless the answer counts too."""
-        if not self._counts_answers:
-            self.lost(job, worker, now_s)
+    def tick(self, now_s: float) -> Effects[Job]:
+        """Do what time alone asks for; called each second."""
+        return self._at(now_s).tick(now_s)
 
-    def lost(self, job: Job, worker: str, now_s: float) -> None:  # noqa: ARG002 - the rule knows no time
-        """Give the room back."""
-        self._requests[worker] -= 1
-        self._tokens[worker] -= job.request.input_tokens
+    def set_peer_tokens(self, tokens: Mapping[str, int]) -> None:
+        """Set the prompt tokens that other routers have in flight at each entry worker, as the state propagates."""
+        for name, count in tokens.items():
+            self.core.entry_queue.set_peer_tokens(name, count)
 
-    def ended(self, job: Job, now_s: float) -> None:
-        """Give the room back where it was not before."""
-        if self._counts_answers:
-            self.lost(job, job.worker, now_s)
+    def set_usage(self, usage: Mapping[str, float], tokens: Mapping[str, int], now_s: float) -> None:
+        """Set the entry workers' KV usage, and what was in flight there when it was read."""
+        for worker in self.core.pool:
+            if worker.spec.role is self.core.entry:
+                worker.kv_usage_fraction = usage.get(worker.name)
+                worker.scraped_tokens = tokens.get(worker.name, 0)
+                worker.metrics_at_s = now_s
 
-    def expired(self, now_s: float) -> list[Job]:
-        """Take out who has waited as long as may be."""
-        return [waiting.item for waiting in self._queue.take_expired(now_s)]
+    # ------------------------------------------------------------------ gauges
 
-    def heard(self, others: Mapping[str, int]) -> None:
-        """Count what other routers' jobs weigh."""
-        self._others = others
-
-    @property
-    def reads_usage(self) -> bool:
-        """Whether the policy looks at the workers' gauges."""
-        return self._spec.policy == RouterPolicy.LEAST_LOADED.value
+    def uncached_tokens(self, job: Job) -> int:
+        """Return the prompt tokens expected to be computed; the whole prompt of a job that was refused."""
+        expected = self.core.entry_queue.uncached_tokens(job)
+        return job.request.input_tokens if expected is None else expected
 
     def inflight_tokens(self) -> Mapping[str, int]:
-        """Return the tokens in flight at each worker, as the candidates show them."""
-        return {each.name: each.inflight_tokens for each in self._candidates()}
-
-    def heard_usage(self, usage: Mapping[str, float], tokens: Mapping[str, int]) -> None:
-        """Keep the gauges for the next choice."""
-        self._usage, self._usage_tokens = usage, tokens
-
-    def tick(self, now_s: float) -> None:
-        """Do nothing: the rule knows no time."""
+        """Return the tokens in flight at each entry worker."""
+        return self.core.entry_queue.inflight_tokens()
 
     @property
     def waiting(self) -> int:
-        """Jobs in the queue."""
-        return len(self._queue)
-
-    def queued_tokens(self, worker: str) -> int:  # noqa: ARG002 - the queue belongs to nobody
-        """Return 0: nothing waits for one worker."""
-        return 0
-
-    def pending_tokens(self, worker: str) -> int:
-        """Return the tokens handed to a worker and not computed yet."""
-        return self._tokens.get(worker, 0)
-
-
-class PlacedRouting:
-    """A queue per worker, filled by a placing policy; DualMap may move what waits."""
-
-    def __init__(self, placer: Placer, settings: PlacementSettings) -> None:
-        self._placement: Placement[Job] = Placement(placer, settings)
-
-    def set_workers(self, names: Sequence[str], now_s: float) -> None:
-        """Place anew what waits for workers that are gone."""
-        self._placement.set_instances(names, now_s)
-
-    def submit(self, job: Job, now_s: float, *, is_retry: bool = False) -> bool:
-        """Place a job."""
-        arrival = Arrival(job.chain, job.request.input_tokens, head_parts=job.head_parts)
-        return self._placement.submit(job, arrival, now_s, again=is_retry)
-
-    def take(self, now_s: float) -> list[tuple[Job, str]]:
-        """Hand out what has room at its worker."""
-        return [(handed.item, handed.instance) for handed in self._placement.take(now_s)]
-
-    def prefilled(self, job: Job, worker: str, now_s: float) -> None:  # noqa: ARG002 - the placement knows where
-        """Give the room back, and learn the pace."""
-        self._placement.computed(job, now_s, cached_tokens=job.cached_tokens)
-
-    def lost(self, job: Job, worker: str, now_s: float) -> None:  # noqa: ARG002 - the placement knows where
-        """Give the room back."""
-        self._placement.left(job, now_s)
-
-    def ended(self, job: Job, now_s: float) -> None:
-        """Count it no more among those that are decoded."""
-        self._placement.left(job, now_s)
-
-    def expired(self, now_s: float) -> list[Job]:
-        """Take out who has waited as long as may be."""
-        return self._placement.expired(now_s)
-
-    def heard(self, others: Mapping[str, int]) -> None:
-        """Count what other routers' jobs weigh."""
-        for name, tokens in others.items():
-            self._placement.heard(name, tokens)
-
-    @property
-    def reads_usage(self) -> bool:
-        """False: placing policies look at prompts."""
-        return False
-
-    def inflight_tokens(self) -> Mapping[str, int]:
-        """Return nothing: no gauge is read."""
-        return {}
-
-    def heard_usage(self, usage: Mapping[str, float], tokens: Mapping[str, int]) -> None:
-        """Do nothing: no gauge is read."""
-
-    def tick(self, now_s: float) -> None:
-        """Relieve workers that are bound by decoding."""
-        self._placement.rebalance(now_s)
-
-    @property
-    def waiting(self) -> int:
-        """Jobs in all queues."""
-        return self._placement.waiting
+        """Jobs that wait for the first stage."""
+        return self.core.entry_queue.waiting
 
     def queued_tokens(self, worker: str) -> int:
-        """Return the uncached tokens that wait for one worker."""
-        return self._placement.queued_tokens(worker)
+        """Return the uncached prompt tokens that wait in the router for one worker."""
+        return self.core.entry_queue.queued_tokens(worker)
 
     def pending_tokens(self, worker: str) -> int:
-        """Return the uncached tokens that wait for a worker or were handed to it."""
-        return self._placement.pending_tokens(worker)
+        """Return the prompt tokens that other routers should count at one worker."""
+        return self.core.entry_queue.pending_tokens(worker)
+
+    # ------------------------------------------------------------------ within
+
+    def _at(self, now_s: float) -> RouterCore[Job]:
+        """Return the core, in whose first stage nothing starts while the router's process is away."""
+        is_down = self._faults.is_on(Fault.ROUTER_DOWN, now_s)
+        self.core.paused = (self.core.entry,) if is_down else ()
+        return self.core
+
+    def _release(self, assignment: Assignment[Job], now_s: float) -> None:
+        """Give a share back without dispatching: what waits goes on with the next event."""
+        self.core.paused = tuple(self.core.queues)
+        self.core.release(assignment, now_s)
+
+    def _succeeded(self, assignment: Assignment[Job], now_s: float) -> Effects[Job]:
+        assignment.succeeded()
+        return self._at(now_s).release(assignment, now_s)
+
+    def _may_retry(self, job: Job, failure: FailedTry, now_s: float) -> bool:
+        return self._retries.retry(job.tries, failure, now_s, left_s=inf) is not None
 
 
 def policy_names() -> tuple[str, ...]:
-    """Return every policy that `make_routing` knows."""
-    return (*PLACERS, *(name.value for name in POLICIES if name.value not in PLACERS))
+    """Return every policy that a simulated router knows."""
+    return tuple(POLICIES)
 
 
-def make_routing(spec: RouterSpec, role: Role, *, slo_s: float, cache_tokens: int) -> Routing:
-    """Return one router.
+def _assigned(assignment: Assignment[Job] | None) -> Assignment[Job]:
+    assert assignment is not None  # noqa: S101 - only asked for once the job was dispatched
+    return assignment
 
-    Args:
-        spec: Its settings.
-        role: Of the workers that it chooses among.
-        slo_s: TTFT that the policy aims for.
-        cache_tokens: What one of those workers caches.
 
-    Raises:
-        ConfigError: there is no such policy, or it has no such setting.
-    """
-    if spec.policy not in policy_names():
-        raise ConfigError(f"policy {spec.policy!r}: choose from {', '.join(policy_names())}")
-    if spec.policy not in PLACERS:
-        return CentralRouting(spec, role)
-    settings = PlacementSettings(
+def _settings(spec: RouterSpec, slo_s: float, cache_tokens: int) -> QueueSettings:
+    return QueueSettings(
         slot_tokens=spec.slot_tokens,
         slot_requests=spec.slot_requests,
         max_requests=spec.max_waiting,
@@ -306,15 +256,16 @@ def make_routing(spec: RouterSpec, role: Role, *, slo_s: float, cache_tokens: in
         order=spec.queue_order,
         cache_blocks=spec.cache_blocks or max(2, cache_tokens // BLOCK_TOKENS),
         slo_s=slo_s,
+        rebalances=spec.policy == RouterPolicy.DUALMAP and bool(spec.settings.get("rebalance", True)),
     )
-    return PlacedRouting(_placer(spec, slo_s), settings)
 
 
-def _placer(spec: RouterSpec, slo_s: float) -> Placer:
+def _make_policy(spec: RouterSpec, slo_s: float) -> RoutingPolicy:
     values = dict(spec.settings)
     if "choice" in values:
         values["choice"] = PairChoice(str(values["choice"]))
     try:
-        return PLACERS[spec.policy](DualMapSettings(slo_s=slo_s, **values))  # type: ignore[arg-type]  # unknown keys raise
+        settings = DualMapSettings(slo_s=slo_s, **values)  # type: ignore[arg-type]  # unknown keys raise
     except TypeError as exc:
         raise ConfigError(f"settings of {spec.policy}: {exc}") from exc
+    return make_policy(spec.policy, settings)

@@ -10,11 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock_api import QueueOrder, Role
 from penstock_core.errors import ConfigError
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.core.transfer import LinkTerms
-from penstock_graph.models import QueueOrder, Role
 from penstock_planner.decide.config import DecideConfig
+from penstock_simulator.faults import Faults
 from penstock_workload.traces import BLOCK_TOKENS
 
 
@@ -145,8 +146,8 @@ class Resize:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """A worker dies with everything on it.
+class WorkerFailure:
+    """A worker dies with everything on it; nothing happens to one that is down, gone, or without a node.
 
     Attributes:
         at_s: When.
@@ -177,11 +178,13 @@ class RouterSpec:
         slot_tokens: Most prompt tokens handed to one worker at a time, a longer prompt alone; None: no bound.
         cache_blocks: Prefix keys that the router remembers of one worker; None: as many blocks of 512 tokens as it
             caches.
-        news_delay_s: Age of what the router knows of caches and loads beyond what it sent itself, >= 0.
-        routers: Routers side by side, requests in turn; each knows of the others' only by news, >= 1.
+        propagation_delay_s: Age of what the router knows of caches and loads beyond what it sent itself, >= 0.
+        routers: Routers side by side, requests in turn; each knows of its peers' by propagation only, >= 1.
         max_waiting: Requests that wait in the router; more are rejected. None: no bound.
         max_wait_s: Longest wait in the router, then rejected. None: no bound.
         max_retries: Of a request whose worker died before its first token.
+        retry_budget_fraction: Most retries as a fraction of recent requests, 0-1.
+        min_retries_per_s: Retries a second allowed whatever the fraction says, >= 0.
     """
 
     policy: str = "least-loaded"
@@ -190,16 +193,18 @@ class RouterSpec:
     slot_requests: int | None = None
     slot_tokens: int | None = 8192
     cache_blocks: int | None = None
-    news_delay_s: float = 0.0
+    propagation_delay_s: float = 0.0
     routers: int = 1
     max_waiting: int | None = None
     max_wait_s: float | None = None
     max_retries: int = 2
+    retry_budget_fraction: float = 0.1
+    min_retries_per_s: float = 1.0
 
     def __post_init__(self) -> None:
         """Check the bounds."""
-        is_time = 0 <= self.news_delay_s < math.inf
-        _require("news_delay_s", self.news_delay_s, is_fine=is_time, bound="finite, at least 0")
+        is_time = 0 <= self.propagation_delay_s < math.inf
+        _require("propagation_delay_s", self.propagation_delay_s, is_fine=is_time, bound="finite, at least 0")
         _require("routers", self.routers, is_fine=self.routers >= 1, bound="at least 1")
         for name in ("slot_requests", "slot_tokens", "cache_blocks", "max_waiting", "max_wait_s"):
             value = getattr(self, name)
@@ -216,9 +221,11 @@ class Scenario:
         planner: Its rules; None: no planner.
         resizes: Joins and leaves at given times.
         failures: Deaths and returns.
+        faults: What else goes wrong.
         cold_start_s: From asking for a replica until it serves, >= 0.
         max_gpus: Never exceeded by the GPUs of existing workers, draining ones included; None: no ceiling.
         slo_s: TTFT that counts as in time, > 0.
+        itl_slo_s: Mean time between a request's tokens that counts as in time, > 0; None: any.
         sample_s: Between two samples of loads and replicas, > 0.
         seed: Of everything random: ring positions, and what the caller drew arrivals from.
     """
@@ -227,10 +234,12 @@ class Scenario:
     router: RouterSpec = field(default_factory=RouterSpec)
     planner: DecideConfig | None = None
     resizes: Sequence[Resize] = ()
-    failures: Sequence[Failure] = ()
+    failures: Sequence[WorkerFailure] = ()
+    faults: Faults = field(default_factory=Faults)
     cold_start_s: float = 30.0
     max_gpus: int | None = None
     slo_s: float = 5.0
+    itl_slo_s: float | None = None
     sample_s: float = 1.0
     seed: int = 0
 
@@ -248,6 +257,8 @@ class Scenario:
         for name in ("slo_s", "sample_s"):
             value = getattr(self, name)
             _require(name, value, is_fine=0 < value < math.inf, bound="a finite number above 0")
+        itl_slo_s = self.itl_slo_s
+        _require("itl_slo_s", itl_slo_s, is_fine=itl_slo_s is None or itl_slo_s > 0, bound="above 0, or none")
         is_time = 0 <= self.cold_start_s < math.inf
         _require("cold_start_s", self.cold_start_s, is_fine=is_time, bound="finite, at least 0")
         for change in self.resizes:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock_simulator.measures import measures
 from penstock_simulator.observer import Floats, Recording
 from penstock_simulator.scenario import Scenario
 from penstock_simulator.workload import Workload
@@ -44,7 +45,7 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
         "itl_s": {name: _rounded(value) for name, value in recording.itl_s.items()},
         **hits,
         **_balance(recording, workload),
-        "gpu_hours": _rounded(recording.gpu_s / 3600),
+        **measures(recording, scenario, warmup=workload.warmup),
         "peak_gpus": max((sample.gpus for sample in recording.samples), default=0),
         "planner": {
             "decisions": recording.decisions,

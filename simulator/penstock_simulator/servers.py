@@ -16,7 +16,7 @@ from penstock_simulator.scenario import SimpleModel
 from penstock_workload.traces import BLOCK_TOKENS
 
 
-class Stage(Enum):
+class ServiceStage(Enum):
     """What a worker reports of a job."""
 
     PREFILLED = auto()
@@ -26,7 +26,7 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StageReport:
     """One thing that happened to a job.
 
     Attributes:
@@ -36,7 +36,7 @@ class Report:
     """
 
     job: Job
-    stage: Stage
+    stage: ServiceStage
     at_s: float
 
 
@@ -49,7 +49,7 @@ class Server(Protocol):
     def next_s(self) -> float | None:
         """Return when `run` must be called, or None while nothing is due."""
 
-    def run(self, now_s: float) -> list[Report]:
+    def run(self, now_s: float) -> list[StageReport]:
         """Do what is due at or before ``now_s`` and say what happened, in order."""
 
     def cached_tokens(self, job: Job) -> int:
@@ -57,6 +57,10 @@ class Server(Protocol):
 
     def kv_usage_fraction(self, now_s: float) -> float:
         """Return the share of the cache that requests occupy now, 0-1."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait inside for room in a batch or in the KV cache."""
 
     def is_idle(self, now_s: float) -> bool:
         """Return whether nothing runs, waits or is pinned for others."""
@@ -126,7 +130,7 @@ class SimpleServer:
             return self._end_s
         return self._wake_s if self._queue else None
 
-    def run(self, now_s: float) -> list[Report]:
+    def run(self, now_s: float) -> list[StageReport]:
         """End the running job if it is due, and begin the next."""
         reports = []
         at_s = now_s
@@ -136,8 +140,8 @@ class SimpleServer:
             job, at_s = self._running, self._end_s
             self._running = None
             self._cache.keep(job)
-            stages = (Stage.PREFILLED, Stage.FIRST_TOKEN, Stage.ENDED)
-            reports = [Report(job, stage, at_s) for stage in stages]
+            stages = (ServiceStage.PREFILLED, ServiceStage.FIRST_TOKEN, ServiceStage.ENDED)
+            reports = [StageReport(job, stage, at_s) for stage in stages]
         if self._queue:
             job = self._queue.popleft()
             self._running = job
@@ -155,6 +159,11 @@ class SimpleServer:
         if self._running is None:
             return 0.0
         return min(1.0, self._running.request.input_tokens / self._model.cache_tokens)
+
+    @property
+    def waiting(self) -> int:
+        """Jobs behind the running one."""
+        return len(self._queue)
 
     def is_idle(self, now_s: float) -> bool:  # noqa: ARG002 - the same at any time
         """Return whether nothing runs or waits."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from penstock_simulator.scenario import Scenario
 from penstock_simulator.scoreboard import goodput, score
 from penstock_simulator.workload import Workload, WorkloadSpec, prepare
 from penstock_simulator.world import World
+
+T = TypeVar("T")
 
 GOODPUT_SHARE = 0.9
 """The DualMap paper's: goodput is the largest rate at which 90% of the requests are in time."""
@@ -75,6 +77,17 @@ def run_all(
         on_done: Called with how many runs have ended.
         work: What is done for each; a function at the top of its module, so that other processes find it.
     """
+    return map_all(work, specs, processes=processes, on_done=on_done)
+
+
+def map_all(
+    work: Callable[[T], dict[str, Any]],
+    specs: Sequence[T],
+    *,
+    processes: int | None = None,
+    on_done: Callable[[int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Return ``work`` of every spec, in their order, side by side on several cores; see `run_all`."""
     cores = min(processes or os.cpu_count() or 1, max(1, len(specs)))
     if cores == 1:
         return list(_counted(map(work, specs), on_done))
@@ -101,6 +114,10 @@ _SUMMED = (
     "busiest_share",
     "pending_tokens_mean",
     "gpu_hours",
+    "in_time_rps",
+    "violation_s",
+    "changes",
+    "reversals",
 )
 _RANKED = ("ttft_s", "e2e_s")
 
@@ -116,6 +133,9 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         row |= {name: _mean(run[name] for run in members) for name in _SUMMED}
         for name in _RANKED:
             row[name] = {rank: _mean(run[name][rank] for run in members) for rank in ("p50", "p90", "p99")}
+        row["in_time"] = {
+            name: _mean(run["in_time"][name] for run in members) for name in ("ttft", "itl", "both")
+        }
         capacities = [run["capacity"] for run in members]
         row["capacity_min"], row["capacity_max"] = min(capacities), max(capacities)
         row["rate_rps"] = _mean(run["rate_rps"] for run in members)

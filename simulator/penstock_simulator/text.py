@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -31,6 +31,9 @@ _PAGE_ONLY = frozenset(("seeds' range", "busiest", "GPU-h"))
 """Columns that a terminal of 80 letters has no room for."""
 
 
+PLANNER_COLUMNS = ("planner", "in time", "p50", "p99", "GPU-h", "violation", "changes", "reversals", "lost")
+
+
 def number(value: float | None, decimals: int = 2) -> str:
     """Return a plain number, ``-`` when unknown."""
     return "-" if value is None else f"{value:.{decimals}f}"
@@ -56,6 +59,22 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def planner_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return one summary row as `PLANNER_COLUMNS`."""
+    ttft = row["ttft_s"]
+    return (
+        row["policy"],
+        percent(row["in_time"]["both"]),
+        seconds(ttft["p50"]),
+        seconds(ttft["p99"]),
+        number(row["gpu_hours"]),
+        seconds(row["violation_s"]),
+        number(row["changes"], 1),
+        number(row["reversals"], 1),
+        str(row["lost"]),
+    )
+
+
 def goodput_text(row: dict[str, Any]) -> str:
     """Return a goodput with its range over the seeds; ``>=`` where no rate missed the share."""
     if row["goodput_rps"] is None:
@@ -68,16 +87,21 @@ def goodput_text(row: dict[str, Any]) -> str:
 
 def scoreboard(result: dict[str, Any]) -> RenderableType:
     """Return the summary, sorted by rate and capacity, and every policy's goodput where rates were swept."""
+    if result["compares_planners"]:
+        return _planners(result)
     table = Table(
         caption=f"in time: TTFT below {result['slo_s']:g} s; bound: hits by the ideal cache's; CV: of pending"
         " tokens over workers; virtual time, means over the seeds",
         box=None,
-        padding=(0, 2, 0, 0),
+        padding=(0, 1, 0, 0),
         caption_justify="left",
     )
     shown = [place for place, name in enumerate(COLUMNS) if name not in _PAGE_ONLY]
     for place in shown:
-        table.add_column(COLUMNS[place], justify="right" if place else "left", no_wrap=True)
+        # On a narrow terminal a policy's name is folded; a figure is never cut.
+        table.add_column(
+            COLUMNS[place], justify="right" if place else "left", no_wrap=place > 0, overflow="fold"
+        )
     for row in sorted(result["summary"], key=_rank):
         written = cells(row)
         table.add_row(*(written[place] for place in shown))
@@ -86,6 +110,21 @@ def scoreboard(result: dict[str, Any]) -> RenderableType:
     if len({row["qps"] for row in result["summary"]}) > 1:
         parts.append(_goodputs(result["goodput"]))
     return Group(*parts)
+
+
+def _planners(result: dict[str, Any]) -> RenderableType:
+    table = Table(
+        caption=f"in time: TTFT below {result['slo_s']:g} s and the gap between tokens in time; violation: seconds in"
+        " which fewer than 90% of the arrivals were; virtual time, means over the seeds",
+        box=None,
+        padding=(0, 1, 0, 0),
+        caption_justify="left",
+    )
+    for place, name in enumerate(PLANNER_COLUMNS):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for row in sorted(result["summary"], key=lambda row: (row["qps"] or 0.0, -row["in_time"]["both"])):
+        table.add_row(*planner_cells(row))
+    return Group(*(Text(note) for note in result["notes"]), table)
 
 
 def _rank(row: dict[str, Any]) -> tuple[float, float]:

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock_graph.models import Role
-from penstock_planner.decide.decision import Decision
+from penstock_api import Role
+from penstock_router.core.assignment import Assignment
+from penstock_router.core.router import Dispatch, Effects, RefusalReason
 from penstock_router.policy.baselines import LeastLoaded
-from penstock_router.policy.candidate import Candidate, RoutedRequest
-from penstock_simulator.engine_server import EngineModel, EngineServer
-from penstock_simulator.fleet import Fleet, State, Worker
+from penstock_simulator.control import Control
+from penstock_simulator.door import DoorCounters
+from penstock_simulator.engine_server import EngineModel, SimulatedEngine
+from penstock_simulator.faults import Fault
+from penstock_simulator.fleet import SimulatedFleet, SimulatedWorker, State
 from penstock_simulator.gaps import GapHistogram
 from penstock_simulator.handover import Heartbeats
-from penstock_simulator.jobs import Fate, Job, PrefixChains
+from penstock_simulator.jobs import Job, JobOutcome, PrefixChains
 from penstock_simulator.kernel import Kernel, Order
-from penstock_simulator.observer import Observer, Recording
-from penstock_simulator.planning import Sight, VirtualPlanner
-from penstock_simulator.routing import Routing, make_routing
-from penstock_simulator.scenario import Failure, PoolSpec, ProfiledModel, Resize, Scenario
-from penstock_simulator.servers import Server, SimpleServer, Stage
+from penstock_simulator.observer import Recording, RunRecorder
+from penstock_simulator.routing import DecodeLoad, VirtualRouter
+from penstock_simulator.scenario import PoolSpec, ProfiledModel, Resize, Scenario, WorkerFailure
+from penstock_simulator.servers import Server, ServiceStage, SimpleServer
 from penstock_workload.traces import TraceRequest
 
 SCRAPE_S = 1.0
@@ -40,7 +42,8 @@ class World:
         gaps: Between successive tokens, over all workers.
         fleet: Its workers.
         jobs: In order of arrival.
-        planner: None without one.
+        door: What routers count of requests.
+        control: The planner's; None without one.
     """
 
     def __init__(
@@ -65,25 +68,27 @@ class World:
             for pool in scenario.pools
             if isinstance(pool.model, ProfiledModel)
         }
-        self.fleet = Fleet(scenario, self._make_server)
+        self.fleet = SimulatedFleet(scenario, self._make_server)
         self.jobs = [
-            Job(index, request, self._chains.chain(request), head_parts=self._chains.head_parts)
+            Job(index, request, self._chains.chain(request), sub_block_keys=self._chains.sub_block_keys)
             for index, request in enumerate(requests)
         ]
-        self._routers: list[Routing] = [
-            make_routing(
+        decode_policy = LeastLoaded()
+        self._routers = [
+            VirtualRouter(
                 scenario.router,
                 scenario.entry_role,
                 slo_s=scenario.slo_s,
                 cache_tokens=self._cache_tokens(scenario.entry_role),
+                decode_policy=decode_policy,
+                faults=scenario.faults,
             )
             for _ in range(scenario.router.routers)
         ]
-        self.planner = None if scenario.planner is None else VirtualPlanner(scenario.planner)
-        self._decode_policy = LeastLoaded()
-        self._decode_state = self._decode_policy.new_state()
+        self.control = None if scenario.planner is None else Control(self, scenario.planner)
+        self.door = DoorCounters(self.gaps)
         self._heartbeats = Heartbeats(self)
-        self._observer = Observer(self)
+        self._observer = RunRecorder(self)
         self._open = len(self.jobs)
         self._next_job = 0
         self._last_s = self.jobs[-1].request.arrival_s if self.jobs else 0.0
@@ -109,15 +114,15 @@ class World:
             if on_progress is not None and kernel.events % progress_events == 0:
                 on_progress(len(self.jobs) - self._open)
         for job in self.jobs:
-            if job.fate is None:
-                self._end(job, Fate.FAILED)
+            if job.outcome is None:
+                self._end(job, JobOutcome.FAILED)
         return self._observer.finish()
 
     def _schedule_start(self) -> None:
         scenario, kernel = self.scenario, self.kernel
         for pool in scenario.pools:
             for _ in range(pool.replicas):
-                worker = self.fleet.join(pool.role)
+                worker = self.fleet.join(pool.role, 0.0)
                 if worker is not None:
                     worker.state = State.READY
         self._tell_routers()
@@ -125,11 +130,20 @@ class World:
             kernel.at(resize.at_s, Order.FLEET, self._resize, resize)
         for failure in scenario.failures:
             kernel.at(failure.at_s, Order.FLEET, self._fail, failure)
-        if self.planner is not None:
-            kernel.at(self.planner.next_s, Order.PLANNER, self._plan)
+        self._schedule_faults()
+        if self.control is not None:
+            self.control.start()
         kernel.at(0.0, Order.SAMPLE, self._sample)
-        kernel.at(0.0, Order.NEWS, self._scrape)
+        kernel.at(0.0, Order.MESSAGE, self._scrape)
         self._schedule_arrival()
+
+    def _schedule_faults(self) -> None:
+        kernel, faults = self.kernel, self.scenario.faults
+        for change in faults.budget:
+            kernel.at(change.at_s, Order.FLEET, self.fleet.set_limit, change.gpus)
+        for period in faults.periods:
+            if period.kind is Fault.ROUTER_DOWN:
+                kernel.at(period.to_s, Order.FLEET, self._tell_routers)
 
     def _make_server(self, role: Role) -> Server:
         pool: PoolSpec = self.scenario.pool(role)
@@ -156,58 +170,86 @@ class World:
     def _arrive(self, job: Job) -> None:
         self._schedule_arrival()
         job.router = job.index % len(self._routers)
+        if self.scenario.faults.is_on(Fault.ROUTER_DOWN, self.kernel.now_s):
+            self._end(job, JobOutcome.FAILED)
+            return
         request = job.request
         longest = min((model.longest_tokens() for model in self._models.values()), default=None)
         if longest is not None and request.input_tokens + request.output_tokens > longest:
-            self._end(job, Fate.REJECTED)
+            self._end(job, JobOutcome.REJECTED)
         else:
             self._submit(job)
 
-    def _submit(self, job: Job, *, is_retry: bool = False) -> None:
+    def _submit(self, job: Job, *, again: bool = False) -> None:
         router = self._routers[job.router]
         now_s = self.kernel.now_s
-        if not router.submit(job, now_s, is_retry=is_retry):
-            self._end(job, Fate.REJECTED)
-            return
-        if self.scenario.router.max_wait_s is not None:
-            self.kernel.at(now_s + self.scenario.router.max_wait_s, Order.NEWS, self._expire, router)
-        self._hand_out(router)
+        effects = router.acquire(job, now_s, again=again)
+        if not again:
+            self.door.arrived(job, router.uncached_tokens(job))
+        self.door.queued(job)
+        self._apply(effects)
+        if job.outcome is None:
+            self._expire_later(router)
 
-    def _expire(self, router: Routing) -> None:
-        for job in router.expired(self.kernel.now_s):
-            self._end(job, Fate.REJECTED)
+    def _expire_later(self, router: VirtualRouter) -> None:
+        max_wait_s = self.scenario.router.max_wait_s
+        if max_wait_s is not None:
+            self.kernel.at(self.kernel.now_s + max_wait_s, Order.MESSAGE, self._expire, router)
 
-    def _hand_out(self, router: Routing) -> None:
-        now_s = self.kernel.now_s
-        given: set[str] = set()
-        for job, name in router.take(now_s):
-            worker = self.fleet[name]
-            job.worker, job.incarnation, job.handed_s = name, worker.incarnation, now_s
+    def _expire(self, router: VirtualRouter) -> None:
+        self._apply(router.expire(self.kernel.now_s))
+
+    def _apply(self, effects: Effects[Job]) -> None:
+        """Do what a router has decided."""
+        reached: set[str] = set()
+        for effect in effects:
+            if isinstance(effect, Dispatch):
+                self._dispatched(effect.assignment, reached)
+                continue
+            job = effect.item
+            if effect.reason is RefusalReason.QUEUE_FULL:
+                self.door.refused(job)
+            else:
+                self.door.timed_out(job)
+            self._end(job, JobOutcome.REJECTED)
+
+    def _dispatched(self, assignment: Assignment[Job], reached: set[str]) -> None:
+        """Let a job go to its worker; ``reached`` are those that have got one at this moment."""
+        job, worker = assignment.item, self.fleet[assignment.worker.name]
+        if worker.role is Role.DECODE:
+            job.decode_assignment = assignment
+            job.decoder = worker.name
+            self._heartbeats.track(worker, job)
+        else:
+            now_s = self.kernel.now_s
+            job.assignment, job.decode_assignment = assignment, None
+            job.worker, job.incarnation, job.handed_s = worker.name, worker.incarnation, now_s
             job.pending_tokens = job.request.input_tokens - worker.server.cached_tokens(job)
             worker.pending_tokens += job.pending_tokens
-            self._count_in(worker, job)
-            if name in given:
-                # Requests reach a worker one after the other: an idle one begins with the first alone.
-                self.kernel.at(now_s, Order.NEWS, self._deliver_later, worker, job, job.attempt)
-            else:
-                given.add(name)
-                self._deliver(worker, job)
+            self.door.given(job, worker.name)
+        self._count_in(worker, job)
+        if worker.name in reached:
+            # Requests reach a worker one after the other: an idle one begins with the first alone.
+            self.kernel.at(self.kernel.now_s, Order.MESSAGE, self._deliver_later, worker, job, job.attempt)
+        else:
+            reached.add(worker.name)
+            self._deliver(worker, job)
 
-    def _count_in(self, worker: Worker, job: Job) -> None:
+    def _count_in(self, worker: SimulatedWorker, job: Job) -> None:
         worker.jobs[job.index] = job
         worker.prompt_tokens += job.request.input_tokens
 
-    def _deliver(self, worker: Worker, job: Job) -> None:
+    def _deliver(self, worker: SimulatedWorker, job: Job) -> None:
         worker.server.add(job, self.kernel.now_s)
         self.rearm(worker)
 
-    def _deliver_later(self, worker: Worker, job: Job, attempt: int) -> None:
+    def _deliver_later(self, worker: SimulatedWorker, job: Job, attempt: int) -> None:
         if worker.jobs.get(job.index) is job and job.attempt == attempt:
             self._deliver(worker, job)
 
     # -- workers --------------------------------------------------------------------------------------
 
-    def rearm(self, worker: Worker) -> None:
+    def rearm(self, worker: SimulatedWorker) -> None:
         """Schedule a worker's next wake-up; an older one becomes void."""
         due_s = worker.server.next_s()
         worker.version += 1
@@ -215,7 +257,7 @@ class World:
             due_s = max(due_s, self.kernel.now_s)
             self.kernel.at(due_s, Order.ENGINE, self._wake, worker, worker.version)
 
-    def _wake(self, worker: Worker, version: int) -> None:
+    def _wake(self, worker: SimulatedWorker, version: int) -> None:
         if version != worker.version:
             return
         for report in worker.server.run(self.kernel.now_s):
@@ -224,83 +266,76 @@ class World:
         if worker.state is State.DRAINING:
             self.let_go_if_idle(worker)
 
-    def _hear(self, worker: Worker, job: Job, stage: Stage) -> None:
+    def _hear(self, worker: SimulatedWorker, job: Job, stage: ServiceStage) -> None:
         now_s = self.kernel.now_s
-        if stage is Stage.PREFILLED:
+        if stage is ServiceStage.PREFILLED:
             self._prefilled(worker, job)
-        elif stage is Stage.LOADED:
+        elif stage is ServiceStage.LOADED:
             self._heartbeats.read(worker, job)
-        elif stage is Stage.FIRST_TOKEN:
+        elif stage is ServiceStage.FIRST_TOKEN:
             job.first_token_s = now_s
+            self._routers[job.router].first_token(job, now_s)
+            self.door.first_token(job, now_s)
         else:
             self.quit(worker, job)
             worker.ended_outputs += job.request.output_tokens
-            if worker.role is not Role.DECODE:
-                self._routers[job.router].ended(job, now_s)
-            self._end(job, Fate.OK)
+            router = self._routers[job.router]
+            is_decode = worker.role is Role.DECODE
+            effects = router.left_decode(job, now_s) if is_decode else router.left_entry(job, now_s)
+            self.door.completed(job)
+            self._end(job, JobOutcome.OK)
+            self._apply(effects)
 
-    def _prefilled(self, worker: Worker, job: Job) -> None:
+    def _prefilled(self, worker: SimulatedWorker, job: Job) -> None:
         job.prefilled_s = self.kernel.now_s
         computed = job.request.input_tokens - job.cached_tokens
         worker.busy_tokens += computed
         worker.pending_tokens -= job.pending_tokens
         job.pending_tokens = 0
+        self.door.prefilled(job)
         router = self._routers[job.router]
-        router.prefilled(job, worker.name, self.kernel.now_s)
+        effects = router.prefilled(job, self.kernel.now_s)
         if worker.role is Role.PREFILL:
             self.quit(worker, job)
-            router.ended(job, self.kernel.now_s)
+            effects += router.left_entry(job, self.kernel.now_s)
             self._decode(job)
-        self._hand_out(router)
+        self._apply(effects)
 
-    def quit(self, worker: Worker, job: Job) -> None:
+    def quit(self, worker: SimulatedWorker, job: Job) -> None:
         """Take a job off a worker."""
         if worker.jobs.pop(job.index, None) is not None:
             worker.prompt_tokens -= job.request.input_tokens
 
-    def let_go_if_idle(self, worker: Worker) -> None:
+    def let_go_if_idle(self, worker: SimulatedWorker) -> None:
         """Remove a draining worker once nothing is left on it."""
         if worker.state is State.DRAINING and not worker.jobs and worker.server.is_idle(self.kernel.now_s):
-            self.fleet.remove(worker)
+            self._remove(worker)
             self.fleet.check_budget()
 
     # -- the second stage -----------------------------------------------------------------------------
 
     def _decode(self, job: Job) -> None:
-        workers = self.fleet.of(Role.DECODE, State.READY)
-        if not workers:
-            self.start_over(job)
-            return
-        candidates = [
-            Candidate(
-                each.name,
-                Role.DECODE,
-                len(each.jobs),
-                self._tokens_on(each),
-                each.kv_usage_fraction,
-                each.scraped_tokens,
+        loads = [
+            DecodeLoad(
+                each.name, len(each.jobs), self._tokens_on(each), each.kv_usage_fraction, each.scraped_tokens
             )
-            for each in workers
+            for each in self.fleet.of(Role.DECODE, State.READY)
         ]
-        choice = self._decode_policy.choose(
-            candidates, RoutedRequest(job.request.input_tokens), self._decode_state
-        )
-        worker = self.fleet[choice.candidate.name]
-        job.decoder = worker.name
-        self._heartbeats.track(worker, job)
-        self._count_in(worker, job)
-        self._deliver(worker, job)
+        router = self._routers[job.router]
+        self._apply(router.acquire_decode(job, loads, self.kernel.now_s))
+        if job.outcome is None and job.decode_assignment is None:
+            self._expire_later(router)
 
-    def _tokens_on(self, worker: Worker) -> int:
+    def _tokens_on(self, worker: SimulatedWorker) -> int:
         """Return prompts in flight plus what was generated for them so far."""
         server = worker.server
-        assert isinstance(server, EngineServer)  # noqa: S101 - decode pools are never simple, the scenario says
+        assert isinstance(server, SimulatedEngine)  # noqa: S101 - decode pools are never simple, the scenario says
         server.kv_usage_fraction(self.kernel.now_s)
         return worker.prompt_tokens + max(0, server.engine.counters.generation_tokens - worker.ended_outputs)
 
     def _scrape(self) -> None:
-        """Read the workers' gauges; the routers know them ``news_delay_s`` later."""
-        now_s, delay_s = self.kernel.now_s, self.scenario.router.news_delay_s
+        """Read the workers' gauges; the routers know them ``propagation_delay_s`` later."""
+        now_s, delay_s = self.kernel.now_s, self.scenario.router.propagation_delay_s
         usage = {}
         for worker in self.fleet.of(Role.DECODE, State.READY, State.DRAINING):
             usage[worker.name] = (
@@ -308,19 +343,20 @@ class World:
                 worker.server.kv_usage_fraction(now_s),
                 self._tokens_on(worker),
             )
-        self.kernel.at(now_s + delay_s, Order.NEWS, self._spread_news, usage, self._others_tokens())
+        self.kernel.at(now_s + delay_s, Order.MESSAGE, self._propagate, usage, self._peer_tokens())
         if any(router.reads_usage for router in self._routers):
             entry = self.fleet.of(self.scenario.entry_role, State.READY)
             gauges = {worker.name: worker.server.kv_usage_fraction(now_s) for worker in entry}
             for router in self._routers:
                 tokens = router.inflight_tokens()
-                self.kernel.at(now_s + delay_s, Order.NEWS, router.heard_usage, gauges, tokens)
+                self.kernel.at(
+                    now_s + delay_s, Order.MESSAGE, router.set_usage, gauges, tokens, now_s + delay_s
+                )
         for router in self._routers:
-            router.tick(now_s)
-            self._hand_out(router)
-        self.kernel.at(now_s + SCRAPE_S, Order.NEWS, self._scrape)
+            self._apply(router.tick(now_s))
+        self.kernel.at(now_s + SCRAPE_S, Order.MESSAGE, self._scrape)
 
-    def _others_tokens(self) -> list[dict[str, int]]:
+    def _peer_tokens(self) -> list[dict[str, int]]:
         """Return, for each router, what the others have pending at each entry worker."""
         if len(self._routers) == 1:
             return []
@@ -332,7 +368,7 @@ class World:
             for parts in own
         ]
 
-    def _spread_news(
+    def _propagate(
         self, usage: Mapping[str, tuple[int, float, int]], others: Sequence[Mapping[str, int]]
     ) -> None:
         for name, (incarnation, fraction, tokens) in usage.items():
@@ -341,44 +377,46 @@ class World:
                 worker.kv_usage_fraction, worker.scraped_tokens = fraction, tokens
         if others:
             for router, tokens_of in zip(self._routers, others, strict=True):
-                router.heard(tokens_of)
+                router.set_peer_tokens(tokens_of)
 
     # -- ends -----------------------------------------------------------------------------------------
 
-    def _end(self, job: Job, fate: Fate) -> None:
-        assert job.fate is None  # noqa: S101 - each job ends once
-        job.fate = fate
+    def _end(self, job: Job, outcome: JobOutcome) -> None:
+        assert job.outcome is None  # noqa: S101 - each job ends once
+        job.outcome = outcome
         job.ended_s = self.kernel.now_s
         job.keys = None
         self._open -= 1
 
-    def start_over(self, job: Job) -> None:
-        """Try a job again from the router, unless its first token is out or its retries are used up."""
-        if job.first_token_s is not None or job.retries >= self.scenario.router.max_retries:
-            self._end(job, Fate.FAILED)
+    def lose_kv(self, job: Job) -> None:
+        """Try a job again whose KV did not reach its decode worker, if its router allows it."""
+        self._start_over(job, may_retry=self._routers[job.router].retry_without_kv(job, self.kernel.now_s))
+
+    def _start_over(self, job: Job, *, may_retry: bool) -> None:
+        """Try a job again from the router, or end it."""
+        if not may_retry:
+            self._end(job, JobOutcome.FAILED)
             return
-        job.retries += 1
         job.attempt += 1
         job.worker = job.decoder = ""
         job.handed_s = job.prefilled_s = None
-        self._submit(job, is_retry=True)
+        self._submit(job, again=True)
 
     # -- joins, leaves, deaths ------------------------------------------------------------------------
 
     def _tell_routers(self) -> None:
-        names = [worker.name for worker in self.fleet.of(self.scenario.entry_role, State.READY)]
+        workers = [worker for worker in self.fleet if worker.state is State.READY]
         for router in self._routers:
-            router.set_workers(names, self.kernel.now_s)
-            self._hand_out(router)
+            self._apply(router.set_workers(workers, self.kernel.now_s))
 
     def scale(self, role: Role, replicas: int) -> None:
         """Bring ready + starting replicas of a role to a number; leaves drain first."""
         now_s = self.kernel.now_s
         difference = replicas - self.fleet.counts(role).replicas
         for _ in range(max(0, difference)):
-            worker = self.fleet.join(role)
-            if worker is not None:
-                self.kernel.at(now_s + self.scenario.cold_start_s, Order.FLEET, self._ready, worker, 0)
+            worker = self.fleet.join(role, now_s)
+            if worker is not None and worker.is_placed:
+                self._start(worker)
         for _ in range(max(0, -difference)):
             worker = self.fleet.victim(role)
             if worker is None:
@@ -387,14 +425,24 @@ class World:
         self.fleet.check_budget()
         self._tell_routers()
 
-    def _drain(self, worker: Worker) -> None:
+    def _start(self, worker: SimulatedWorker) -> None:
+        now_s = self.kernel.now_s
+        if not self.scenario.faults.is_on(Fault.NEVER_READY, now_s):
+            self.kernel.at(now_s + self.scenario.cold_start_s, Order.FLEET, self._ready, worker, 0)
+
+    def _remove(self, worker: SimulatedWorker) -> None:
+        self.fleet.remove(worker)
+        for placed in self.fleet.place_waiting():
+            self._start(placed)
+
+    def _drain(self, worker: SimulatedWorker) -> None:
         if worker.state is State.READY:
             worker.state = State.DRAINING
-            self.kernel.at(self.kernel.now_s, Order.NEWS, self.let_go_if_idle, worker)
+            self.kernel.at(self.kernel.now_s, Order.MESSAGE, self.let_go_if_idle, worker)
         else:
-            self.fleet.remove(worker)
+            self._remove(worker)
 
-    def _ready(self, worker: Worker, incarnation: int) -> None:
+    def _ready(self, worker: SimulatedWorker, incarnation: int) -> None:
         if worker.state in {State.STARTING, State.DOWN} and worker.incarnation == incarnation:
             worker.state = State.READY
             self._tell_routers()
@@ -402,9 +450,9 @@ class World:
     def _resize(self, resize: Resize) -> None:
         self.scale(resize.role, resize.replicas)
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: WorkerFailure) -> None:
         worker = self.fleet.get(failure.worker)
-        if worker is None or worker.state is State.DOWN:
+        if worker is None or worker.state is State.DOWN or not worker.is_placed:
             return
         jobs = list(worker.jobs.values())
         was_draining = worker.state is State.DRAINING
@@ -414,50 +462,24 @@ class World:
         self.fleet.renew(worker)
         worker.version += 1
         if failure.back_s is None or was_draining:
-            self.fleet.remove(worker)
+            self._remove(worker)
         else:
             worker.state = State.DOWN
             self.kernel.at(failure.back_s, Order.FLEET, self._ready, worker, worker.incarnation)
+        now_s = self.kernel.now_s
         for job in jobs:
-            if job.prefilled_s is None:
-                self._routers[job.router].lost(job, worker.name, self.kernel.now_s)
-            elif worker.role is not Role.DECODE:
-                self._routers[job.router].ended(job, self.kernel.now_s)
+            self.door.lost(job)
+            held = job.decode_assignment if worker.role is Role.DECODE else job.assignment
+            assert held is not None  # noqa: S101 - it was dispatched to this worker
+            self._routers[job.router].lost(held, now_s)
         self._tell_routers()
         for job in jobs:
-            self.start_over(job)
-
-    # -- planner --------------------------------------------------------------------------------------
-
-    def _plan(self) -> None:
-        planner = self.planner
-        assert planner is not None  # noqa: S101 - only scheduled with one
-        decision = planner.tick(self.kernel.now_s, self._sight())
-        if decision is not None:
-            self._carry_out(decision)
-        self.kernel.at(planner.next_s, Order.PLANNER, self._plan)
-
-    def _sight(self) -> Sight:
-        fleet = self.fleet
-        roles = [pool.role for pool in self.scenario.pools]
-        kv_role = Role.DECODE if self.scenario.is_disaggregated else Role.AGGREGATED
-        now_s = self.kernel.now_s
-        waiting = sum(router.waiting for router in self._routers)
-        return Sight(
-            pools={role: fleet.counts(role) for role in roles},
-            is_adjusting=any(fleet.of(role, State.STARTING, State.DRAINING) for role in roles),
-            kv={each.name: each.server.kv_usage_fraction(now_s) for each in fleet.of(kv_role, State.READY)},
-            waiting=waiting if self.scenario.is_disaggregated else None,
-            age_s=self.scenario.router.news_delay_s,
-        )
-
-    def _carry_out(self, decision: Decision) -> None:
-        for role in decision.changes:
-            self.scale(role.role, role.desired)
+            may_retry = job.first_token_s is None and self._routers[job.router].retry(job, now_s)
+            self._start_over(job, may_retry=may_retry)
 
     # -- for the observer -----------------------------------------------------------------------------
 
-    def queued_tokens(self, worker: Worker) -> int:
+    def queued_tokens(self, worker: SimulatedWorker) -> int:
         """Return the prompt tokens that wait in routers for one worker."""
         return sum(router.queued_tokens(worker.name) for router in self._routers)
 

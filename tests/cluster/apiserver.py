@@ -47,6 +47,7 @@ CONTROLLERS = tuple(
         "node-lifecycle",
         "root-ca-certificate-publisher",
         "pod-garbage-collector",
+        "resourcequota",
         "horizontal-pod-autoscaler",
         "clusterrole-aggregation",
     )

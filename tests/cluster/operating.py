@@ -19,7 +19,7 @@ from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.plan.pods import pod_view
 from penstock_operator.plan.scale import Load
 from penstock_operator.queue import Pace
-from penstock_operator.service import Operator, Service
+from penstock_operator.service import Operator, OperatorService
 from penstock_operator.settings import OperatorSettings
 
 CHILDREN = {
@@ -112,7 +112,7 @@ def operate(kubeconfig, namespace):
     settings = OperatorSettings(
         namespace=namespace, kubeconfig=kubeconfig, leader_election=False, metrics_port=0
     )
-    asyncio.run(Service(settings).run(asyncio.Event()))
+    asyncio.run(OperatorService(settings).run(asyncio.Event()))
 
 
 @asynccontextmanager

@@ -11,8 +11,8 @@ import itertools
 import os
 
 from penstock_core.errors import ClusterError
-from penstock_graph.cluster_names import PLANNER
 from penstock_kube.kinds import EVENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
+from penstock_objects.names import PLANNER
 from penstock_planner.cluster.service import ClusterService, run_until_stopped
 from penstock_planner.ledger import read_ledger
 from penstock_wire.server import HttpServer
@@ -78,6 +78,7 @@ class World:
                 "decode": {"role": "decode", "scaling": scaling},
             },
             "planner": {
+                "mode": "load",
                 "adjustmentIntervalSeconds": INTERVAL_S,
                 "metricPullingIntervalSeconds": 0.1,
                 "newDecodeWorkerGraceIntervals": 0,

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from apiserver import asset
 
-from penstock_graph.loading import load_graph
+from penstock_manifests import load_graph
 from penstock_operator.build import BuildContext, children
 
 pytestmark = pytest.mark.cluster
@@ -116,7 +116,7 @@ def test_the_operators_account_may_make_all_children(crds, make_namespace, path)
     ]
     crds.kubectl("apply", "--server-side", "-f", "-", stdin=listed(rights))
     context = BuildContext(owner_uid="", namespace=namespace)
-    objects = children(load_graph(path), context, replicas={}, surge={})
+    objects = children(load_graph(path), context, replicas={}, unavailable={})
 
     crds.kubectl(
         "apply", "--server-side", "--field-manager=penstock-operator",

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from penstock_api import GraphDeployment
 from penstock_cli.objects import as_yaml, objects_of
 from penstock_core.errors import ClusterError, ForbiddenError
-from penstock_graph.cluster_names import OPERATOR
-from penstock_graph.models import GraphDeployment
 from penstock_kube.kinds import GRAPH_DEPLOYMENT, KINDS
+from penstock_objects.names import OPERATOR
 from penstock_operator.build import BuildContext, adapter, children
 
 pytestmark = pytest.mark.cluster
@@ -157,7 +157,7 @@ def is_restricted(template):
 async def test_children_are_accepted_and_settle(client, live, manifest):
     """Each object is taken as it is, and applying it again changes nothing."""
     graph, context = await live(manifest)
-    objects = children(graph, context, replicas={}, surge={})
+    objects = children(graph, context, replicas={}, unavailable={})
     objects += [
         adapter(graph, name, context, replicas=each.replicas)
         for name, each in graph.spec.services.items()
@@ -174,7 +174,7 @@ async def test_pods_pass_the_restricted_standard(client, live, manifest):
     """A pod of each template is admitted, with its gate, beside the account that it names."""
     graph, context = await live(manifest)
     several = dataclasses.replace(context, has_leader_worker_set=True)
-    objects = children(graph, several, replicas={}, surge={})
+    objects = children(graph, several, replicas={}, unavailable={})
     for each in objects:
         if each["kind"] == "ServiceAccount":
             await client.apply(each, field_manager=OPERATOR)
@@ -192,7 +192,7 @@ async def test_a_nodes_folder_needs_a_privileged_namespace(client, live, make_na
     graph, context = await live(manifest)
     free = dataclasses.replace(context, namespace=make_namespace("free"))
     for each in (context, free):
-        objects = children(graph, each, replicas={}, surge={})
+        objects = children(graph, each, replicas={}, unavailable={})
         for child in objects:
             if child["kind"] == "ServiceAccount":
                 # Its owner lives in one of the namespaces only: the collector would take the other's.
@@ -208,7 +208,7 @@ async def test_a_nodes_folder_needs_a_privileged_namespace(client, live, make_na
 async def test_deleting_the_graph_takes_its_children(client, live, controllers):
     """Owner references are complete: the collector removes every child."""
     graph, context = await live(FULL)
-    objects = children(graph, context, replicas={"prefill": 0, "decode": 0, "frontend": 0}, surge={})
+    objects = children(graph, context, replicas={"prefill": 0, "decode": 0, "frontend": 0}, unavailable={})
     for each in objects:
         await client.apply(each, field_manager=OPERATOR)
     await client.delete(GRAPH_DEPLOYMENT, graph.name, namespace=context.namespace)

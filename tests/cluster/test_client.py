@@ -5,6 +5,7 @@ import random
 import time
 
 import pytest
+import yaml
 
 from penstock_core.errors import (
     ClusterError,
@@ -168,7 +169,7 @@ async def test_a_service_account_without_rights_is_told_which_it_lacks(api_serve
 
 
 async def test_a_client_certificate_lets_in_and_leaves_no_key_behind(api_server, tmp_path, monkeypatch):
-    """Inline certificates work, and the copies that kr8s makes of the keys are gone."""
+    """Inline certificates work, and the client library's copies of the keys are gone."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     certified = await connect(api_server.certificate_kubeconfig())
     try:
@@ -237,6 +238,23 @@ async def test_a_rotated_token_is_used_before_the_old_one_is_refused(api_server,
         assert client._transport.credentials.token() == first
         monkeypatch.setattr(credentials_module, "TOKEN_AGE_S", 0.0)
         assert client._transport.credentials.token() == second
+    finally:
+        await client.close()
+
+
+async def test_a_new_certificate_authority_is_read_again(api_server, own_api_server, tmp_path):
+    """The file held another cluster's authority and holds the right one now: the next call succeeds."""
+    kubeconfig = yaml.safe_load(api_server.kubeconfig.read_text())
+    authority = tmp_path / "ca.crt"
+    authority.write_bytes((own_api_server.folder / "ca.crt").read_bytes())
+    cluster = kubeconfig["clusters"][0]["cluster"]
+    cluster.pop("certificate-authority-data", None)
+    cluster["certificate-authority"] = "ca.crt"
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
+    client = await connect(tmp_path / "kubeconfig")
+    try:
+        authority.write_bytes((api_server.folder / "ca.crt").read_bytes())
+        assert (await client.raw_get("/version"))["major"] == "1"
     finally:
         await client.close()
 

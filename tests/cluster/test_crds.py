@@ -12,11 +12,11 @@ import pytest
 import yaml
 from manifest_table import TABLE, manifest_of, merged, named
 
+from penstock_api import GraphDeployment, ScalingAdapter
 from penstock_core.errors import InvalidObjectError, NotFoundError
-from penstock_graph.crd import definitions
-from penstock_graph.loading import parse_manifests
-from penstock_graph.models import GraphDeployment, ScalingAdapter
+from penstock_crd import definitions
 from penstock_kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
+from penstock_manifests import parse_manifests
 
 pytestmark = pytest.mark.cluster
 
@@ -34,6 +34,9 @@ DRY = "default"
 """Namespace of what is only judged, never stored."""
 
 SAME_WORDS = {
+    "unknown node pool",
+    "unknown engine profile",
+    "unknown profile of a service",
     "prefill without decode",
     "aggregated beside prefill and decode",
     "service called planner",
@@ -484,5 +487,5 @@ def test_kubectl_explains_every_part(kubectl):
         time.sleep(0.2)
         code, said = kubectl("explain", "gd.spec.planner")
     assert "Most GPUs of prefill plus decode; null: no ceiling" in " ".join(said.split())
-    assert "enum: load, sla" in said
-    assert "Replicas asked for" in kubectl("explain", "gsa.spec")[1]
+    assert "enum: adaptive, load, sla" in said
+    assert "Desired replicas" in kubectl("explain", "gsa.spec")[1]

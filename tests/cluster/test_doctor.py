@@ -428,7 +428,7 @@ async def test_prometheus_through_the_servers_proxy(look, client, api_server, na
         await client.create(graph_object(namespace, planner=planner), field_manager=ME)
         messages = [each.message for each in (await look())[f"graph {namespace}/llama"]]
         assert f"Prometheus {url} holds no series of its workers" in messages
-        assert f'namespace="{namespace}",pod=~"llama-.+"' in _Prometheus.asked[-1]
+        assert f'namespace="{namespace}",pod=~"(llama-frontend|llama-worker)-' in _Prometheus.asked[-1]
         _Prometheus.result = [{"metric": {}, "value": [1800000000, "3"]}]
         messages = [each.message for each in (await look())[f"graph {namespace}/llama"]]
         assert f"Prometheus {url} holds series of 3 workers" in messages

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from penstock_api import GraphDeployment
 from penstock_core.errors import ForbiddenError, InvalidObjectError
-from penstock_graph.cluster_names import OPERATOR
-from penstock_graph.models import GraphDeployment
 from penstock_kube.kinds import KINDS
+from penstock_objects.names import OPERATOR
 from penstock_operator.build import BuildContext, adapter, children
 from penstock_operator.plan.drift import drifted, stamped
 
@@ -46,7 +46,7 @@ def wanted(manifest, namespace):
     placed["metadata"]["namespace"] = namespace
     graph = GraphDeployment.model_validate(placed)
     context = BuildContext(owner_uid="", namespace=namespace)
-    return [stamped(each) for each in children(graph, context, replicas={}, surge={})]
+    return [stamped(each) for each in children(graph, context, replicas={}, unavailable={})]
 
 
 def manifests(path):

@@ -38,7 +38,7 @@ async def test_an_edited_key_of_a_list_is_repaired(crds, client, namespace, edit
         # Pods that no node takes may trouble it; what could not be written must not.
         assert (await condition(client, namespace, "Degraded"))["reason"] != "ApplyFailed"
         mark = crds.audit_mark()
-        operator.queue.mark((namespace, "g"), urgent=True)
+        operator.queue.enqueue((namespace, "g"), urgent=True)
         await settled(client, namespace, operator)
         writes = [each["requestURI"] for each in crds.audit_writes(after=mark)]
         # A scheduler on the same server tells of pods that no node takes.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 
 import pytest
-from operating import BudgetWatch, Loads, condition, graph, running, settled, until
+from operating import BudgetWatch, Loads, condition, graph, names, running, settled, until
 
-from penstock_kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
+from penstock_kube.kinds import DEPLOYMENT, EVENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
 from penstock_operator.plan.pods import pod_view
 from penstock_operator.plan.scale import Load
 
@@ -201,3 +202,95 @@ async def test_deletion_drains_and_leaves_no_pod(crds, kwok, make_node, client, 
         assert order == ["frontend", "decode"]
         assert (await client.list(POD, namespace=namespace)).items == []
         assert (await client.list(DEPLOYMENT, namespace=namespace)).items == []
+
+
+async def test_pods_that_a_quota_refuses_are_told_and_the_refusal_ends(
+    crds, kwok, make_node, client, namespace
+):
+    """Degraded and Schedulable name the quota, so do the adapter and an Event; a raised quota ends it."""
+    make_node(gpus=8)
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "q", "namespace": namespace},
+        "spec": {"hard": {"pods": "3"}},
+    }
+    kwok.apply(quota)
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace):
+        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await scale(client, namespace, "decode", 2)
+
+        async def is_told():
+            return (await condition(client, namespace, "Degraded")).get("reason") == "FailedCreate"
+
+        await until(is_told, "the refusal", timeout_s=60)
+        message = (await condition(client, namespace, "Schedulable"))["message"]
+        assert "g-decode: the API server refuses its pods: exceeded quota: q, " in message
+        assert message.endswith("raise ResourceQuota q of the namespace, or lower replicas")
+        adapter = await client.get(SCALING_ADAPTER, "g-decode", namespace=namespace)
+        held = {each["type"]: each for each in adapter["status"]["conditions"]}
+        assert (held["ReplicaFailure"]["status"], held["ReplicaFailure"]["reason"]) == (
+            "True",
+            "FailedCreate",
+        )
+        events = (await client.list(EVENT, namespace=namespace)).items
+        told = [
+            each for each in events if each["reason"] == "FailedCreate" and each["regarding"]["name"] == "g"
+        ]
+        assert [each["type"] for each in told] == ["Warning"]
+        await scale(client, namespace, "decode", 1)
+
+        async def is_over():
+            return (await condition(client, namespace, "Degraded")).get("status") == "False"
+
+        await until(is_over, "the end of the refusal", timeout_s=60)
+
+
+async def test_a_rollout_beyond_the_budget_ends_and_keeps_the_ratio(crds, kwok, make_node, client, namespace):
+    """Decode 5 and prefill 2 with a budget of 6: a changed lease reaches every worker; six GPUs at most."""
+    make_node(gpus=8)
+    wanted = graph(namespace)
+    wanted["spec"]["planner"]["maxGpuBudget"] = 6
+    for service in ("prefill", "decode"):
+        wanted["spec"]["services"][service]["scaling"] = {"minReplicas": 1, "maxReplicas": 5}
+    await client.create(wanted, field_manager="test")
+
+    async def workers():
+        return [each for name in ("decode", "prefill") for each in await pods_of(client, namespace, name)]
+
+    async def running_by_service():
+        return Counter(each.service for each in await workers() if each.ready and each.alive)
+
+    async def is_full():
+        return (await running_by_service()).total() == 6
+
+    async with running(client, namespace), BudgetWatch(client, namespace).on() as watch:
+        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await scale(client, namespace, "decode", 5)
+        await scale(client, namespace, "prefill", 2)
+        await until(is_full, "six workers", timeout_s=90)
+        before, old = await running_by_service(), {each.revision for each in await workers()}
+        patch = {"spec": {"lease": {"durationSeconds": 45}}}
+        await client.patch(GRAPH_DEPLOYMENT, "g", patch, namespace=namespace, field_manager="test")
+
+        async def is_replaced():
+            return not old & {each.revision for each in await workers()} and await is_full()
+
+        await until(is_replaced, "new workers", timeout_s=120)
+        assert await running_by_service() == before
+    assert watch.most == 6
+
+
+async def test_an_idle_graph_is_deleted_within_seconds(crds, kwok, make_node, client, namespace):
+    """Every step follows the event that allows it; nothing waits for a look that time alone brings."""
+    make_node(gpus=8)
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace, loads=Loads()):
+        await until(ready(client, namespace), "readiness", timeout_s=90)
+        await client.delete(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+
+        async def is_gone():
+            return "g" not in await names(client, "GraphDeployment", namespace)
+
+        await until(is_gone, "the graph is gone", timeout_s=60)

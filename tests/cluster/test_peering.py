@@ -140,8 +140,8 @@ async def test_a_namespace_of_its_own_is_left_alone_until_its_operator_is_gone(c
         await client.create(graph(each), field_manager="test")
         await until(lambda each=each: has_children(client, each), f"{each}'s children", timeout_s=90)
     narrow = install(own, cluster_wide=False)
-    await until(wide.says("/readyz", f"leaves {own}"), "the cluster-wide one to yield", timeout_s=60)
-    assert "penstock_operator_namespaces_left 1.0" in wide.page("/metrics")
+    await until(wide.says("/readyz", f"cedes {own}"), "the cluster-wide one to yield", timeout_s=60)
+    assert "penstock_operator_namespaces_ceded 1.0" in wide.page("/metrics")
     await until(narrow.says("/metrics", "penstock_operator_leader 1.0"), "the other to act", timeout_s=60)
     for value in ("1", "2"):
         for each in (own, other):
@@ -159,8 +159,8 @@ async def test_a_namespace_of_its_own_is_left_alone_until_its_operator_is_gone(c
     assert turns(written[other]) == [wide.user]
     events = (await client.list(EVENT, namespace=system)).items
     assert {each["reason"] for each in events if each["regarding"]["name"] == WIDE_LEASE} == {
-        "StandsBy",
-        "Works",
+        "Standby",
+        "LeaderActive",
     }
 
 
@@ -172,9 +172,9 @@ async def test_of_two_cluster_wide_ones_the_older_works(crds, client, homes, ins
     await client.create(graph(home), field_manager="test")
     await until(lambda: has_children(client, home), "the children", timeout_s=90)
     younger = install(second_home, cluster_wide=True)
-    words = f"stands by: the installation of Lease {first_home}/{WIDE_LEASE}"
+    words = f"standby: the installation of Lease {first_home}/{WIDE_LEASE}"
     await until(younger.says("/readyz", words), "the younger to stand by", timeout_s=60)
-    assert "penstock_operator_stands_by 1.0" in younger.page("/metrics")
+    assert "penstock_operator_standby 1.0" in younger.page("/metrics")
     await edited(client, home, "1")
     await until(lambda: carries(client, home, "1"), "the edit")
     older.send(signal.SIGTERM)
@@ -197,7 +197,7 @@ async def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(crds, clien
     await client.create(graph(home), field_manager="test")
     await until(lambda: has_children(client, home), "the children", timeout_s=90)
     second = install(home, "second", cluster_wide=False)
-    await until(second.says("/readyz", "stands by for"), "the other one to stand by", timeout_s=60)
+    await until(second.says("/readyz", "standby for"), "the other one to stand by", timeout_s=60)
     await edited(client, home, "1")
     first.send(signal.SIGSTOP)
     await until(second.says("/metrics", "penstock_operator_leader 1.0"), "another leader", timeout_s=60)
@@ -220,7 +220,7 @@ async def test_a_process_that_does_not_act_ends_at_once(crds, client, homes, ins
     await until(first.says("/metrics", "penstock_operator_leader 1.0"), "a leader", timeout_s=90)
     second = install(home, "second", cluster_wide=False)
     waiting = install(fresh, cluster_wide=False)
-    await until(second.says("/readyz", "stands by for"), "the other one to stand by", timeout_s=60)
+    await until(second.says("/readyz", "standby for"), "the other one to stand by", timeout_s=60)
 
     async def is_held():
         leases = (await client.list(LEASE, namespace=fresh)).items

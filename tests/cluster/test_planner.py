@@ -12,8 +12,8 @@ from apiserver import free_port
 from operating import until
 from planning import INTERVAL_S, WAIT_S, World, is_now
 
+from penstock_api import Role
 from penstock_core.errors import ConflictError, NotFoundError
-from penstock_graph.models import Role
 from penstock_kube.kinds import GRAPH_DEPLOYMENT, LEASE, SCALING_ADAPTER
 from penstock_planner.cluster.plan import parse
 from penstock_planner.cluster.watch import Watch
@@ -259,7 +259,8 @@ async def test_the_command_plans_with_few_rights_and_ends_on_sigterm(world, api_
     )
     pool = ConnectionPool()
     try:
-        await until(lambda: is_now(world.wish("decode"), 2), "decode is 2")
+        # Half of it is for a program to start on a busy machine.
+        await until(lambda: is_now(world.wish("decode"), 2), "decode is 2", timeout_s=2 * WAIT_S)
 
         async def is_told():
             return "decode 1 -> 2" in (await world.status()).get("planner", {}).get("lastDecision", "")
@@ -347,3 +348,26 @@ async def _frozen(world):
 
 async def _has(asked, expected):
     return expected in await asked
+
+
+async def test_a_replica_whose_pod_is_refused_is_withdrawn_with_the_servers_reason(world):
+    """No pod ever exists: the operator's condition on the adapter is all there is to go by."""
+    world.obeys, world.kv = False, 0.95
+    await world.make_graph()
+    why = "the API server refuses its pods: exceeded quota: q, requested: pods=1, used: pods=4"
+    refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": why}
+    async with world.planning(unschedulable_s=0.5):
+        await until(lambda: is_now(world.wish("decode"), 2), "decode is 2")
+        await world.client.patch(
+            SCALING_ADAPTER,
+            "llama-decode",
+            {"status": {"conditions": [{**refused, "lastTransitionTime": "2026-01-01T00:00:00Z"}]}},
+            namespace=world.namespace,
+            subresource="status",
+            field_manager="penstock-operator",
+        )
+        await until(lambda: is_now(world.wish("decode"), 1), "withdrawn")
+        events = await world.events()
+    told = [note for note, (reason, *_) in events.items() if reason == "ScaleUpWithdrawn"]
+    assert len(told) == 1
+    assert why in told[0]

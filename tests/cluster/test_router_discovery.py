@@ -128,7 +128,7 @@ class Place:
     @property
     def names(self):
         """Workers that the router knows."""
-        return sorted(each.name for each in self.router.fleet)
+        return sorted(each.name for each in self.router.core.pool)
 
 
 @asynccontextmanager
@@ -156,13 +156,13 @@ async def test_workers_join_and_leave_without_a_restart(place):
     await place.start_router()
     assert (await place.page("/ready")).status == 503
     waiting = asyncio.create_task(place.ask())
-    await place.until(lambda: len(place.router.gate.queue) == 1)
+    await place.until(lambda: len(place.router.core.entry_queue) == 1)
     await place.show(first)
     assert (await waiting).status == 200
     await place.show(second)
     await place.until(lambda: place.names == ["one", "two"])
     await place.show(first, LEAVING)
-    await place.until(lambda: place.router.fleet.get("one").spec.draining)
+    await place.until(lambda: place.router.core.pool.get("one").spec.draining)
     assert [(await place.ask()).status for _ in range(3)] == [200] * 3
     await place.hide(first)
     await place.until(lambda: place.names == ["two"])
@@ -174,7 +174,7 @@ async def test_a_stream_outlives_its_workers_slice(place):
     worker = await place.worker("one", "aggregated")
     await place.show(worker)
     await place.start_router()
-    await place.until(lambda: not place.router.gate.problems())
+    await place.until(lambda: not place.router.admission.problems())
     stream = await place.stream(tokens=200)
     await anext(stream)
     await place.hide(worker)
@@ -225,7 +225,7 @@ async def test_a_role_that_may_read_slices_is_enough(api_server, place, namespac
         worker = await restricted.worker("one", "aggregated")
         await restricted.show(worker)
         await restricted.start_router()
-        await restricted.until(lambda: not restricted.router.gate.problems())
+        await restricted.until(lambda: not restricted.router.admission.problems())
         assert (await restricted.ask()).status == 200
         assert orjson.loads((await restricted.page("/workers")).body)["discovery_problem"] is None
 
@@ -247,7 +247,7 @@ async def test_requests_are_served_while_the_api_server_is_away(own_api_server, 
         first, second = await place.worker("one", "aggregated"), await place.worker("two", "aggregated")
         await place.show(first)
         await place.start_router()
-        await place.until(lambda: not place.router.gate.problems())
+        await place.until(lambda: not place.router.admission.problems())
         own_api_server.kill("kube-apiserver")
         await place.until(lambda: place.router._discovery.problem is not None)
         assert [(await place.ask()).status for _ in range(3)] == [200] * 3

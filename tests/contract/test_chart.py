@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from penstock_core import metric_names
-from penstock_graph.cluster_names import OPERATOR, PLANNER, lease_name
+from penstock_objects.names import OPERATOR, PLANNER, lease_name
 from penstock_operator.rbac import RULES
 
 ROOT = Path(__file__).resolve().parents[2]

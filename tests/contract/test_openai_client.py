@@ -11,8 +11,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from penstock_graph.models import Role, RouterConfig
-from penstock_router.discovery.spec import WorkerSpec
+from penstock_api import Role, RouterConfig
+from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.server import RouterServer
 from penstock_router.settings import RouterSettings
 from penstock_wire.server import HttpServer

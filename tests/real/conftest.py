@@ -15,10 +15,10 @@ import openai
 import orjson
 import pytest
 
-from penstock_graph.loading import load_graph
-from penstock_graph.models.enums import Environment
-from penstock_graph.runtimes import RuntimeContext, filled_env, process_specs
-from penstock_graph.runtimes.process import SIDE_CHANNEL_PORT
+from penstock_api.enums import Environment
+from penstock_manifests import load_graph
+from penstock_runtimes import RuntimeContext, filled_env, process_specs
+from penstock_runtimes.process import SIDE_CHANNEL_PORT
 
 STARTUP_S = 900
 """A loaded machine of two cores needs minutes to import and start a vLLM."""

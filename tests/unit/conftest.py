@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from penstock_graph.models import GraphDeployment
+from penstock_api import GraphDeployment
 
 
 def _merge(target, changes):

@@ -31,7 +31,7 @@ spec:
     prefill: {{role: prefill, replicas: {prefill}, scaling: {{minReplicas: {floor}, maxReplicas: 6}}}}
     decode: {{role: decode, replicas: {decode}, scaling: {{minReplicas: {floor}, maxReplicas: 6}}}}
   engine: {{profile: {profile}, streamIntervalTokens: {stream_interval}}}
-  planner: {{adjustmentIntervalSeconds: {interval}, maxGpuBudget: {budget}}}
+  planner: {{mode: load, adjustmentIntervalSeconds: {interval}, maxGpuBudget: {budget}}}
 """
 DEFAULTS = {
     "name": "world",
@@ -47,7 +47,15 @@ PENSTOCK = (sys.executable, "-m", "penstock_cli")
 GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
-def eventually(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test of this folder slow: its processes and its time are real."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.slow)
+
+
+def eventually(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "the condition") -> Any:
     """Return the first true value of ``condition``; fail after ``timeout_s`` real seconds."""
     deadline_s = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -176,10 +184,10 @@ class World:
         records = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [record for record in records if record["type"] == "decision"]
 
-    def marked(self) -> dict[int, tuple[int, ...]]:
+    def marked(self, statefile: Path | None = None) -> dict[int, tuple[int, ...]]:
         """Return the running processes of this world's graph with the GPU ids in their environment."""
         found = {}
-        mark = f"PENSTOCK_STATEFILE={self.statefile}".encode()
+        mark = f"PENSTOCK_STATEFILE={statefile or self.statefile}".encode()
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
                 try:
@@ -198,10 +206,14 @@ class World:
         )
 
     def clean(self) -> None:
-        """Kill everything, arbiter first so that it starts nothing again."""
+        """Kill everything, arbiters first so that they start nothing again; a watchdog keeps its pid as an arbiter."""
         pids = [process.pid for process in self._started if process.poll() is None]
-        arbiter = self.state().get("arbiter", {}).get("pid")
-        for pid in [*([arbiter] if arbiter else []), *pids, *self.marked()]:
+        for statefile in self.statefile.parent.glob("*.json"):
+            arbiter = None
+            with contextlib.suppress(ValueError):  # a test may have broken the file
+                arbiter = json.loads(statefile.read_text()).get("arbiter", {}).get("pid")
+            pids = [*([arbiter] if arbiter else []), *pids, *self.marked(statefile)]
+        for pid in [*pids, *self.marked()]:
             with contextlib.suppress(ProcessLookupError):
                 if pid != os.getpid():  # a test may stand in for the arbiter
                     os.kill(pid, signal.SIGKILL)

@@ -56,8 +56,9 @@ def find(path):
 
 
 def options(command):
-    """Return the options but --help."""
-    return [each for each in command.params if isinstance(each, click.Option) and each.name != "help"]
+    """Return the options that the help shows, but --help."""
+    found = [each for each in command.params if isinstance(each, click.Option)]
+    return [each for each in found if each.name != "help" and not each.hidden]
 
 
 def every_command():

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from penstock_api import RouterConfig
 from penstock_core.simulated_tokens import token_ids
 from penstock_engine.serve.server import EngineServer
 from penstock_engine.serve.settings import ServeFlags, resolve
-from penstock_graph.models import RouterConfig
 from penstock_router.policy.keys import Prefix, token_keys
 from penstock_router.server import RouterServer
 from penstock_router.settings import RouterSettings
@@ -98,8 +98,8 @@ class Scene:
 
     def believed(self, engine, text):
         """Return how many blocks of a prompt the router believes a worker to hold."""
-        index = self.router.gate.index_of(engine.name)
-        prefix = Prefix(token_keys(token_ids(text.encode()), unit_tokens=16))
+        index = self.router.core.entry_queue.index_of(engine.name)
+        prefix = Prefix(token_keys(token_ids(text.encode()), engine_block_tokens=16))
         return 0 if index is None else index.held(prefix)
 
     async def until(self, condition, what, within_s=10.0):
@@ -151,7 +151,7 @@ def scene(tmp_path):
         await router.start()
         made = Scene(router, engines, pool)
         try:
-            await made.until(lambda: not router.gate.problems(), "the router serves")
+            await made.until(lambda: not router.admission.problems(), "the router serves")
             await made.joined()
             yield made
         finally:

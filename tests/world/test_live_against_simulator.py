@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock_engine.core.prefix_keys import prefix_keys
-from penstock_router.policy.keys import HEAD_PARTS, prompt_keys
+from penstock_router.policy.keys import SUB_BLOCK_KEYS, prompt_keys
 from penstock_simulator.jobs import Job, PrefixChains
 from penstock_simulator.workload import WorkloadSpec, prepare
 from penstock_workload.prompts import PromptMaker
@@ -41,7 +41,7 @@ def test_texts_share_what_the_traces_ids_share():
     for (one, other), (text, another) in zip(pairwise(jobs), pairwise(texts), strict=True):
         by_ids = shared(chains.block_keys(one, BLOCK), chains.block_keys(other, BLOCK))
         assert shared(prefix_keys(text, BLOCK), prefix_keys(another, BLOCK)) == by_ids
-        by_text = shared(prompt_keys(text), prompt_keys(another)) - HEAD_PARTS + 1
+        by_text = shared(prompt_keys(text), prompt_keys(another)) - SUB_BLOCK_KEYS + 1
         assert max(0, by_text) == shared(one.chain, other.chain)
         found += by_ids
     assert found > 1000

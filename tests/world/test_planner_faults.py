@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from penstock_local.liveness import identify
-from penstock_local.statefile import ArbiterInfo, Entry, EntryState, StateFile
+from penstock_local.statefile import ArbiterInfo, EntryState, ProcessEntry, StateFile
 from penstock_local.store import StateStore
 
 REPLICAS = 3
@@ -79,11 +79,11 @@ def fake_graph(world, metrics):
     """Write the statefile of a graph with three workers of each role, all of them the metrics server."""
     me = identify(os.getpid())
     arbiter = ArbiterInfo(
-        pid=me.pid, create_time=me.create_time, endpoint="", pubsub_endpoint="", namespace="world", graph="",
+        pid=me.pid, started=me.started, endpoint="", pubsub_endpoint="", namespace="world", graph="",
         model="m", speed=20.0, log_dir=str(world.log_dir), gpus=8, budget=8, router_url=metrics.url,
     )  # fmt: skip
     state = StateFile(arbiter, {})
-    base = Entry(
+    base = ProcessEntry(
         service="", role="", cmd=("true",), state=EntryState.READY, url=metrics.url, gpus_per_replica=1
     )
     for offset, role in ((0, "prefill"), (REPLICAS, "decode")):
@@ -110,6 +110,8 @@ def test_metrics_that_mean_nothing_hold_and_are_named_and_good_ones_scale_again(
         "20",
         "--adjustment-interval",
         "10",
+        "--mode",
+        "load",
     )
     process = world.start("planner", "run", *flags, name="planner")
     for kind, text in BAD.items():

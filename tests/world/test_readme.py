@@ -34,7 +34,7 @@ def test_the_readmes_commands_and_client_run_and_the_budget_holds_at_every_insta
     world.statefile = world.statefile.with_name("llama.json")
     world.ledger_dir = world.folder / "state" / "log" / "llama" / "planner"
     commands = [words for words in use_it() if words[0] not in NOT_RUN]
-    assert [words[1] for words in commands] == ["up", "load", "status", "planner", "down"]
+    assert [words[1] for words in commands] == ["samples", "up", "load", "status", "planner", "down"]
     with watch(BUDGET) as seen:
         for words in commands:
             match words[1]:
@@ -54,7 +54,7 @@ def test_the_readmes_commands_and_client_run_and_the_budget_holds_at_every_insta
                 eventually(lambda: len(world.decisions()) >= 5, 30, "five decisions to explain")
     assert seen.problems == []
     assert seen.looks > 100
-    assert seen.most_gpus > 3, "pools grew"
+    assert seen.most_gpus > 2, "pools grew from one worker each"
     assert world.marked() == {}
     assert not world.statefile.exists()
     assert "0 differences" in world.replay_ledger()

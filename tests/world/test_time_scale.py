@@ -22,7 +22,7 @@ def replay(world, speed):
 
 
 def test_the_same_replay_at_speed_5_and_10_has_the_same_tpot(world):
-    """TPOT p50 in modelled seconds differs by less than a tenth, unless the run itself says that it is distorted."""
+    """TPOT p50 in simulated seconds differs by less than a tenth, unless the run itself says that it is distorted."""
     slow, fast = replay(world, 5), replay(world, 10)
     for summary in (slow, fast):
         assert summary["requests"]["ok"] == 30

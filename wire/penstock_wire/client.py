@@ -8,6 +8,7 @@ mapped to ``penstock_core.errors`` here or in ``client_connection``.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,12 +16,13 @@ from urllib.parse import urlsplit
 
 from penstock_core.errors import (
     ConfigError,
+    PenstockError,
     SaturatedError,
     StreamBroken,
     UpstreamConnectError,
-    UpstreamError,
     UpstreamTimeout,
 )
+from penstock_core.logs import get_logger
 from penstock_wire.client_connection import ClientConnection, StaleConnection
 from penstock_wire.limits import PoolLimits, Timeouts
 from penstock_wire.messages import Headers, encode_headers
@@ -28,11 +30,19 @@ from penstock_wire.streaming import StreamingResponse
 
 __all__ = ["ConnectionPool", "PoolLimits", "Response", "StreamingResponse", "Timeouts"]
 
+log = get_logger(__name__)
+
 # RFC 9110 9.2.2.
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 _BODYLESS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "DELETE"})
 _SWEEP_MAX_S = 1.0
 _SWEEP_MIN_S = 0.02
+# What this host lacks is no fault of the peer.
+_EXHAUSTED = {
+    errno.EMFILE: "raise the process's limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the host's limit of open files (fs.file-max)",
+}
+_CLOSED = "the connection pool is closed: no request can be sent"
 
 Origin = tuple[str, int]
 
@@ -60,7 +70,6 @@ class ConnectionPool:
         self._limits = limits
         self._idle: dict[Origin, list[ClientConnection]] = {}
         self._open: set[ClientConnection] = set()
-        self._connecting = 0
         self._timer: asyncio.TimerHandle | None = None
         self._next_sweep_s = float("inf")
         self._sweep_period_s = _SWEEP_MAX_S
@@ -69,7 +78,7 @@ class ConnectionPool:
 
     @property
     def connections(self) -> int:
-        """Open connections, idle ones included."""
+        """Open connections, idle ones and attempts under way included."""
         return len(self._open)
 
     @property
@@ -92,7 +101,7 @@ class ConnectionPool:
             UpstreamConnectError: no connection; the request was not sent.
             UpstreamTimeout: with its phase.
             StreamBroken: the connection ended early, carried garbage, or the body exceeds the bound.
-            SaturatedError: ``max_connections`` are open.
+            SaturatedError: ``max_connections`` are open, or this host has no file left for one.
             ConfigError: the URL is not a plain http URL.
         """
         stream = await self.stream(method, url, body=body, headers=headers, timeouts=timeouts)
@@ -127,22 +136,26 @@ class ConnectionPool:
             raise _stale_error(connection) from exc
 
     async def close(self) -> None:
-        """Close idle connections and break those in use."""
+        """Close idle connections and break those in use; return within ``PoolLimits.close_s``."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for connection in tuple(self._open):
             connection.cut("the connection pool was closed")
-        if self._open:
-            self._all_gone.clear()
-            await self._all_gone.wait()
+        if not self._open:
+            return
+        self._all_gone.clear()
+        try:
+            await asyncio.wait_for(self._all_gone.wait(), self._limits.close_s)
+        except TimeoutError:
+            log.warning(
+                "connections given up at close", connections=len(self._open), after_s=self._limits.close_s
+            )
+            self._open.clear()
+            self._idle.clear()
 
     # ------------------------------------------------------------------ called by connections
-
-    def connection_open(self, connection: ClientConnection) -> None:
-        """Count a connection."""
-        self._open.add(connection)
 
     def connection_free(self, connection: ClientConnection) -> None:
         """Keep a connection for the next request."""
@@ -178,22 +191,27 @@ class ConnectionPool:
     async def _connect(
         self, origin: Origin, timeouts: Timeouts, loop: asyncio.AbstractEventLoop
     ) -> ClientConnection:
+        """Open a connection; however the attempt ends, the pool counts it no longer than it lives."""
         if self._closed:
-            raise UpstreamConnectError("the connection pool is closed: no request can be sent")
+            raise UpstreamConnectError(_CLOSED)
         bound = self._limits.max_connections
-        if len(self._open) + self._connecting >= bound:
+        if len(self._open) >= bound:
             raise SaturatedError(f"max_connections={bound} upstream connections are open: retry later")
-        self._connecting += 1
         connect_s = min((t for t in (timeouts.connect_s, timeouts.total_s) if t is not None), default=None)
+        connection = ClientConnection(self, origin, loop)
+        self._open.add(connection)
         try:
             async with asyncio.timeout(connect_s):
-                _, connection = await loop.create_connection(
-                    lambda: ClientConnection(self, origin, loop), origin[0], origin[1]
-                )
-        except (OSError, TimeoutError) as exc:
-            raise _connect_error(exc, origin, connect_s) from exc
-        finally:
-            self._connecting -= 1
+                await loop.create_connection(lambda: connection, origin[0], origin[1])
+        except BaseException as exc:
+            # An attempt that is cut short behind `connection_made` gets no `connection_lost` from uvloop.
+            connection.discard()
+            if isinstance(exc, OSError):
+                raise _connect_error(exc, origin, connect_s) from exc
+            raise
+        if self._closed:
+            connection.discard()
+            raise UpstreamConnectError(_CLOSED)
         return connection
 
     # ------------------------------------------------------------------ one timer for all limits
@@ -258,9 +276,11 @@ def _stale_error(connection: ClientConnection) -> StreamBroken:
     return StreamBroken(f"{connection.name} closed the kept-alive connection before it answered")
 
 
-def _connect_error(exc: OSError | TimeoutError, origin: Origin, connect_s: float | None) -> UpstreamError:
+def _connect_error(exc: OSError, origin: Origin, connect_s: float | None) -> PenstockError:
     """Map what connecting raises: the one place that knows sockets' errors."""
     name = f"{origin[0]}:{origin[1]}"
+    if exc.errno in _EXHAUSTED:
+        return SaturatedError(f"cannot open a connection to {name}: {exc}; {_EXHAUSTED[exc.errno]}")
     if isinstance(exc, TimeoutError) and exc.errno is None:
         return UpstreamTimeout(f"{name} did not accept within connect limit {connect_s} s", phase="connect")
     if isinstance(exc, socket.gaierror):

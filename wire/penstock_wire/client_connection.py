@@ -18,6 +18,13 @@ from penstock_wire.streaming import StreamingResponse
 
 # Chosen: a worker's whole response head is a few hundred bytes; a peer that sends more is not a worker.
 _MAX_HEAD_BYTES = 64 * 1024
+# Chosen: Envoy allows 100; it keeps joining repeated ones cheap.
+_MAX_FIELDS = 256
+# Chosen: a chunk of one byte has 5 bytes of framing, or 12 with leading zeros. What exceeds this multiple of the
+# body (chunk sizes, extensions, trailers) is bounded as a head is.
+_FRAMING_PER_BODY = 12
+# RFC 9110 15. No request of this client asks to switch protocols.
+_MIN_STATUS, _FIRST_FINAL_STATUS, _MAX_STATUS, _SWITCHING = 100, 200, 599, 101
 _END_OF_HEAD = b"\r\n\r\n"
 
 
@@ -35,9 +42,6 @@ class StaleConnection(Exception):  # noqa: N818 - never leaves the client
 
 class PoolSide(Protocol):
     """What a connection needs from its pool."""
-
-    def connection_open(self, connection: ClientConnection) -> None:
-        """Count a connection."""
 
     def connection_free(self, connection: ClientConnection) -> None:
         """Keep the connection for the next request."""
@@ -63,8 +67,12 @@ class ClientConnection(asyncio.Protocol):
     """Protocol of one upstream socket; carries one exchange at a time."""
 
     __slots__ = (
+        "_body_bytes",
         "_chunked",
         "_complete",
+        "_discarded",
+        "_fields",
+        "_framing_bytes",
         "_head_bytes",
         "_head_done",
         "_headers",
@@ -104,6 +112,7 @@ class ClientConnection(asyncio.Protocol):
         self._touched_s = 0.0
         self._reading_paused = False
         self._method = ""
+        self._discarded = False
         self._reset()
         self.origin = origin
         self.reused = False
@@ -111,7 +120,10 @@ class ClientConnection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._headers: dict[bytes, bytes] = {}
+        self._fields = 0
         self._head_bytes = 0
+        self._body_bytes = 0
+        self._framing_bytes = 0
         self._head_done = False
         self._informational = False
         self._until_close = False
@@ -158,7 +170,7 @@ class ClientConnection(asyncio.Protocol):
         self._reset()
         self._method = method
         self._timeouts, self._total_deadline_s = timeouts, total_deadline_s
-        self._response = StreamingResponse(self)
+        response = self._response = StreamingResponse(self)
         started: asyncio.Future[StreamingResponse] = self._loop.create_future()
         self._started = started
         self._sent_s = self._touched_s = self._loop.time()
@@ -166,7 +178,8 @@ class ClientConnection(asyncio.Protocol):
         try:
             return await started
         except asyncio.CancelledError:
-            self.abort()
+            # A whole response may have come meanwhile; the connection belongs to the next request then.
+            response.abort()
             raise
 
     def pause_reading(self) -> None:
@@ -189,6 +202,13 @@ class ClientConnection(asyncio.Protocol):
         self._started = None
         if self._transport is not None:
             self._transport.abort()
+
+    def discard(self) -> None:
+        """Give up an attempt to connect, whether or not the transport ever calls back."""
+        self._discarded = True
+        if self._transport is not None:
+            self._transport.abort()
+        self._pool.connection_gone(self)
 
     def cut(self, reason: str) -> None:
         """Break the exchange under way, if any, and close the socket."""
@@ -222,7 +242,8 @@ class ClientConnection(asyncio.Protocol):
         """Take the transport; asyncio and uvloop set TCP_NODELAY on it."""
         # uvloop's transport is one by its methods, not by inheritance.
         self._transport = cast("asyncio.Transport", transport)
-        self._pool.connection_open(self)
+        if self._discarded:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parse, and deliver all body bytes of this read at once."""
@@ -256,9 +277,11 @@ class ClientConnection(asyncio.Protocol):
         elif self._next_chunk_at != UNKNOWN:
             self._next_chunk_at = next_chunk_at(data, self._next_chunk_at)
         parts = self._parts
-        if parts:
-            body = parts[0] if len(parts) == 1 else b"".join(parts)
-            parts.clear()
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        if self._chunked and not in_head and not self._account_framing(len(data), len(body)):
+            return
+        if body:
             response.deliver(body)
         if self._complete and self._response is response:
             self._finish(response)
@@ -273,6 +296,15 @@ class ClientConnection(asyncio.Protocol):
         elif self._chunked and is_whole:
             # With an informational response before it this is not the end of the head, but no size line either.
             self._next_chunk_at = next_chunk_at(data, data.index(_END_OF_HEAD) + len(_END_OF_HEAD))
+
+    def _account_framing(self, read_bytes: int, body_bytes: int) -> bool:
+        """Bound what a chunked response carries besides its body; return whether it may go on."""
+        self._body_bytes += body_bytes
+        self._framing_bytes += read_bytes - body_bytes
+        if self._framing_bytes <= _MAX_HEAD_BYTES + _FRAMING_PER_BODY * self._body_bytes:
+            return True
+        self._break(f"{self.name} sent chunk extensions or trailers of over {_MAX_HEAD_BYTES} bytes", None)
+        return False
 
     def eof_received(self) -> bool:
         """Let the transport close; ``connection_lost`` decides what it means."""
@@ -307,6 +339,9 @@ class ClientConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collect one header; trailers are ignored."""
         if not self._head_done:
+            self._fields += 1
+            if self._fields > _MAX_FIELDS:
+                raise StreamBroken(f"over {_MAX_FIELDS} header fields")
             name = name.lower()
             headers = self._headers
             headers[name] = headers[name] + b", " + value if name in headers else value
@@ -314,7 +349,9 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Hand the response over to whoever waits for it."""
         status = self._parser.get_status_code()
-        self._informational = 100 <= status < 200
+        if not _MIN_STATUS <= status <= _MAX_STATUS or status == _SWITCHING:
+            raise StreamBroken(f"status {status} cannot answer this request")
+        self._informational = status < _FIRST_FINAL_STATUS
         if self._informational:
             return
         response, headers = self._response, self._headers

@@ -14,9 +14,16 @@ class ServerLimits:
         max_body_bytes: Body without framing; beyond it 413.
         header_timeout_s: From the first byte of a request to the end of its headers; beyond it 408.
         body_timeout_s: Longest silence inside a body; beyond it 408.
+        receive_timeout_s: From the first byte of a request to the end of its body; beyond it 408.
         keep_alive_s: Longest wait for the next request; beyond it the connection is closed.
         write_stall_s: Longest time that a client may leave its buffer full; beyond it it is cut off.
-        max_connections: Open connections; further ones are answered 503 and closed.
+        closing_s: Once the server closes: longest time for a request to arrive whole, beyond it 503, and for a client
+            to take not one of its unsent bytes, beyond it it is cut off. Responses that clients read go on. Chosen:
+            clients on slow lines take some bytes each second, and a restart must not wait for those that do not.
+        max_connections: Open connections; further ones are answered 503 and closed. Fewer are served where the
+            process's limit of open files leaves no room for as many.
+        reserve_connections: Connections on top, for one vital request each (see ``HttpServer``).
+        files_per_connection: Open files that one connection takes, with what its handler opens for it.
         write_high_bytes: Unsent bytes at which the response is paused; it resumes at a quarter of it.
     """
 
@@ -24,14 +31,25 @@ class ServerLimits:
     max_body_bytes: int = 32 * 1024 * 1024
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
+    receive_timeout_s: float = 60.0
     keep_alive_s: float = 75.0
     write_stall_s: float = 120.0
+    closing_s: float = 2.0
     max_connections: int = 8192
+    reserve_connections: int = 64
+    files_per_connection: int = 1
     write_high_bytes: int = 64 * 1024
 
     def sweep_period_s(self) -> float:
         """Return how often connections are looked over: a quarter of the shortest limit, 20 ms to 1 s."""
-        shortest = min(self.header_timeout_s, self.body_timeout_s, self.keep_alive_s, self.write_stall_s)
+        shortest = min(
+            self.header_timeout_s,
+            self.body_timeout_s,
+            self.receive_timeout_s,
+            self.keep_alive_s,
+            self.write_stall_s,
+            self.closing_s,
+        )
         return min(1.0, max(0.02, shortest / 4))
 
 
@@ -45,12 +63,15 @@ class PoolLimits:
         keep_alive_s: Longest rest of a kept connection, real seconds; below the servers' own limit, so
             that this side closes first and no request meets a closing socket.
         max_body_bytes: Longest body that ``request`` returns.
+        close_s: Longest wait of ``close`` for its connections' ends, real seconds. An aborted socket takes
+            one turn of the event loop; an attempt under way finds the pool closed and ends by itself.
     """
 
     max_connections: int = 16384
     max_idle_per_origin: int = 1024
     keep_alive_s: float = 30.0
     max_body_bytes: int = 64 * 1024 * 1024
+    close_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)

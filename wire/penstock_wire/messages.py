@@ -32,6 +32,8 @@ class Request:
     Attributes:
         method: Upper-case method.
         target: Request target as sent, for example ``b"/v1/models?a=b"``.
+        path: Decoded path without the query.
+        query: Decoded query parameters; of a repeated one, the last.
         headers: Lower-case names; repeated headers are joined by ``", "``.
         body: Whole body, framing removed; at most ``ServerLimits.max_body_bytes``.
         peer: ``host:port`` of the client.
@@ -39,9 +41,14 @@ class Request:
         http_1_0: Whether the client speaks HTTP/1.0 and knows no chunks.
     """
 
-    __slots__ = ("_path", "_query", "body", "headers", "http_1_0", "keep_alive", "method", "peer", "target")
+    __slots__ = ("body", "headers", "http_1_0", "keep_alive", "method", "path", "peer", "query", "target")
 
     def __init__(self, method: str, target: bytes, headers: dict[bytes, bytes], *, peer: str) -> None:
+        """Take the head of a request.
+
+        Raises:
+            ValueError: the target is neither a path, a URL, nor ``*``.
+        """
         self.method = method
         self.target = target
         self.headers = headers
@@ -49,32 +56,21 @@ class Request:
         self.body = b""
         self.keep_alive = True
         self.http_1_0 = False
-        self._path: str | None = None
-        self._query: dict[str, str] | None = None
+        self.path, self.query = _split(target)
 
-    @property
-    def path(self) -> str:
-        """Decoded path without the query."""
-        if self._path is None:
-            self._split()
-        return self._path or "/"
 
-    @property
-    def query(self) -> dict[str, str]:
-        """Decoded query parameters; of a repeated one, the last."""
-        if self._query is None:
-            self._split()
-        return self._query or {}
-
-    def _split(self) -> None:
-        target = self.target
-        if target[:1] == b"/" and b"?" not in target and b"%" not in target and b"#" not in target:
-            self._path, self._query = target.decode("latin-1"), {}
-            return
+def _split(target: bytes) -> tuple[str, dict[str, str]]:
+    if target == b"*" or (
+        target[:1] == b"/" and b"?" not in target and b"%" not in target and b"#" not in target
+    ):
+        return target.decode("latin-1"), {}
+    try:
         url = httptools.parse_url(target)
-        self._path = unquote((url.path or b"/").decode("latin-1"))
-        query = (url.query or b"").decode("latin-1")
-        self._query = dict(parse_qsl(query, keep_blank_values=True)) if query else {}
+    except httptools.HttpParserError as exc:
+        raise ValueError(str(exc)) from exc
+    query = (url.query or b"").decode("latin-1")
+    path = unquote((url.path or b"/").decode("latin-1"))
+    return path, dict(parse_qsl(query, keep_blank_values=True)) if query else {}
 
 
 class ResponseOwner(Protocol):

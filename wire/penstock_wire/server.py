@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from email.utils import formatdate
 
 from penstock_core.errors import ConfigError, PortInUseError
 from penstock_core.logs import get_logger
+from penstock_wire.capacity import connections_within_files
 from penstock_wire.limits import ServerLimits
 from penstock_wire.messages import Request, Responder
 from penstock_wire.server_connection import Handler, ServerConnection, Shared
@@ -29,10 +31,28 @@ _CANCEL_S = 5.0
 _NOTICE_S = 0.05
 
 
+def _none(_request: Request) -> bool:
+    return False
+
+
 class HttpServer:
     """Serves one handler on one TCP address."""
 
-    def __init__(self, handler: Handler, *, limits: ServerLimits = ServerLimits()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        limits: ServerLimits = ServerLimits(),  # noqa: B008 - frozen
+        is_vital: Callable[[Request], bool] = _none,
+    ) -> None:
+        """Prepare; nothing listens yet.
+
+        Args:
+            handler: Answers each request.
+            limits: Of connections and requests.
+            is_vital: Whether a request, such as a probe's, is served even when all connections are in use.
+        """
+        self._is_vital = is_vital
         self._handler = handler
         self._limits = limits
         self._shared: Shared | None = None
@@ -48,7 +68,13 @@ class HttpServer:
             ConfigError: the address cannot be bound.
         """
         loop = asyncio.get_running_loop()
-        shared = Shared(self._handler, self._limits, loop)
+        shared = Shared(
+            self._handler,
+            self._limits,
+            loop,
+            bound=connections_within_files(self._limits),
+            is_vital=self._is_vital,
+        )
         try:
             self._server = await loop.create_server(
                 lambda: ServerConnection(shared), host, port, backlog=_BACKLOG
@@ -75,12 +101,15 @@ class HttpServer:
         return len(self._shared.tasks) if self._shared else 0
 
     async def close(self, *, grace_s: float) -> None:
-        """Stop accepting, let requests under way finish for up to ``grace_s`` real seconds, then cut off."""
+        """Stop accepting, let requests under way finish for up to ``grace_s`` real seconds, then cut off.
+
+        Clients that neither send their request nor read their response get ``closing_s`` of it.
+        """
         shared, server = self._shared, self._server
         if shared is None or server is None:
             return
-        shared.closing = True
-        deadline_s = shared.loop.time() + grace_s
+        shared.closing_since_s = shared.loop.time()
+        deadline_s = shared.closing_since_s + grace_s
         server.close()
         for connection in tuple(shared.connections):
             connection.close_when_idle()
@@ -103,18 +132,21 @@ class HttpServer:
                 await asyncio.wait(shared.tasks, timeout=_CANCEL_S)
         if self._timer is not None:
             self._timer.cancel()
-        await server.wait_closed()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(server.wait_closed(), _CANCEL_S)
         self._server = None
 
     def _sweep(self) -> None:
         shared = self._shared
         if shared is None:
             return
+        # First, so that the limits outlive a sweep that fails.
+        self._timer = shared.loop.call_later(self._limits.sweep_period_s(), self._sweep)
         now_s = shared.loop.time()
         shared.date_line = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
+        shared.exhaustion.look(now_s, bound=shared.bound)
         for connection in tuple(shared.connections):
             connection.sweep(now_s)
-        self._timer = shared.loop.call_later(self._limits.sweep_period_s(), self._sweep)
 
 
 def _bind_error(exc: OSError, host: str, port: int) -> ConfigError:

@@ -1,15 +1,12 @@
 """Server-sent events: encode them, and find them in bytes that arrive in any pieces.
 
-Pure; called by the worker (encode), by the router's relay (``EventScanner``) and by clients that read
-streams (``EventSplitter``, ``payload``). Lines may end in LF or CRLF.
+Pure; called by the worker (encode), and by the router and clients that read streams (``EventSplitter``,
+``payload``). Lines may end in LF or CRLF.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
-
-import orjson
 
 from penstock_core.errors import StreamBroken
 
@@ -20,10 +17,6 @@ MAX_EVENT_BYTES = 4 * 1024 * 1024
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 # Enough of the end of a piece to recognise a blank line that is split over pieces: CR LF CR of CR LF CR LF.
 _OVERLAP = 3
-_USAGE = b'"usage":'
-_NULL_USAGE_END = b'"usage":null}\n\n'
-_DATA_LINE = re.compile(rb"^data:", re.MULTILINE)
-_DONE_LINE = re.compile(rb"^data: ?\[DONE\]\r?$", re.MULTILINE)
 
 
 def encode_event(data: bytes) -> bytes:
@@ -78,71 +71,3 @@ class EventSplitter:
             raise StreamBroken(f"event stream: an event exceeds {self.max_event_bytes} bytes")
         self._searched = max(0, len(tail) - _OVERLAP)
         return events
-
-
-class EventScanner:
-    """Counts events in bytes that are relayed as they are, and remembers the last ``usage``.
-
-    Attributes:
-        events: Events with data so far, ``[DONE]`` not counted.
-        done: ``[DONE]`` has been seen.
-        usage_event: The last event that carries a ``usage`` object, or None.
-    """
-
-    __slots__ = ("_splitter", "_tail", "done", "events", "usage_event")
-
-    def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
-        self._splitter = EventSplitter(max_event_bytes=max_event_bytes)
-        self._tail = self._splitter.tail
-        self.events = 0
-        self.done = False
-        self.usage_event: bytes | None = None
-
-    def feed(self, data: bytes) -> int:
-        """Return how many events with data end in ``data``; ``[DONE]`` and comments are not counted.
-
-        Raises:
-            StreamBroken: an event is longer than the bound.
-        """
-        # The usual case first, at the price of five C calls: one whole event of one line, without usage counts.
-        if (
-            data.startswith(b"data: {")
-            and data.endswith(b"\n\n")
-            and data.count(b"\n") == 2
-            and not self._tail
-            and (_USAGE not in data or data.endswith(_NULL_USAGE_END))
-        ):
-            self.events += 1
-            return 1
-        count = 0
-        for event in self._splitter.feed(data):
-            if event.startswith(b"data: {") or self._is_data(event):
-                count += 1
-                if _USAGE in event:
-                    self._note_usage(event)
-        self.events += count
-        return count
-
-    def usage(self) -> dict[str, Any] | None:
-        """Return the last ``usage`` object, or None when there is none that parses."""
-        if self.usage_event is None:
-            return None
-        try:
-            usage = orjson.loads(payload(self.usage_event) or b"null")["usage"]
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            return None
-        return usage if isinstance(usage, dict) else None
-
-    def _is_data(self, event: bytes) -> bool:
-        if _DATA_LINE.search(event) is None:
-            return False
-        if _DONE_LINE.search(event) is not None:
-            self.done = True
-            return False
-        return True
-
-    def _note_usage(self, event: bytes) -> None:
-        # A quote inside a JSON string is escaped, so the word cannot come from generated text.
-        behind = event[event.rindex(_USAGE) + len(_USAGE) :].lstrip()
-        if not behind.startswith(b"null"):
-            self.usage_event = event

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock_core.clock import ModelClock
+from penstock_core.clock import SimulatedClock
 from penstock_core.errors import (
     SaturatedError,
     StreamBroken,
@@ -23,16 +23,16 @@ from penstock_core.errors import (
     UpstreamTimeout,
 )
 from penstock_wire.client import ConnectionPool, StreamingResponse, Timeouts
-from penstock_workload.meter import StreamError, StreamMeter
-from penstock_workload.record import RequestResult, Status
+from penstock_workload.meter import ClientStreamMeter, StreamError
+from penstock_workload.record import RequestResult, RequestStatus
 from penstock_workload.traces import TraceRequest
 
 _MAX_ERROR_BYTES = 64 * 1024
 _REJECTED_STATUSES: Final = frozenset({429, 503})
 
 
-class Endpoint(StrEnum):
-    """Which OpenAI endpoint is asked."""
+class TargetEndpoint(StrEnum):
+    """Which OpenAI endpoint gets the requests."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"
@@ -40,7 +40,7 @@ class Endpoint(StrEnum):
     @property
     def path(self) -> str:
         """Path below the server's address."""
-        return "/v1/completions" if self is Endpoint.COMPLETIONS else "/v1/chat/completions"
+        return "/v1/completions" if self is TargetEndpoint.COMPLETIONS else "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,18 @@ class SendSettings:
     Attributes:
         url: Server's address without a path.
         model: Name to ask for.
-        endpoint: See `Endpoint`.
-        timeout_s: Longest request, modelled seconds from sending to its last byte, > 0.
+        endpoint: See `TargetEndpoint`.
+        timeout_s: Longest request, simulated seconds from sending to its last byte, > 0.
         api_key: Sent as a bearer token; None sends none.
+        admin_key: Sent with the request for a router's workers; None sends none.
     """
 
     url: str
     model: str
-    endpoint: Endpoint = Endpoint.COMPLETIONS
+    endpoint: TargetEndpoint = TargetEndpoint.COMPLETIONS
     timeout_s: float = 600.0
     api_key: str | None = None
+    admin_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,13 @@ class _Ending:
     error: str | None = None
 
 
-class Sender:
+class RequestSender:
     """Sends requests of one replay; holds what they share."""
 
     def __init__(
         self,
         pool: ConnectionPool,
-        clock: ModelClock,
+        clock: SimulatedClock,
         settings: SendSettings,
         *,
         on_first: Callable[[float], None],
@@ -88,13 +90,13 @@ class Sender:
             pool: Kept by the caller, who closes it.
             clock: Its speed is the servers' speed.
             settings: See `SendSettings`.
-            on_first: Called with each TTFT in modelled seconds as it is measured.
+            on_first: Called with each TTFT in simulated seconds as it is measured.
         """
         self._pool = pool
         self._clock = clock
         self._on_first = on_first
         self._url = settings.url.rstrip("/") + settings.endpoint.path
-        self._is_chat = settings.endpoint is Endpoint.CHAT
+        self._is_chat = settings.endpoint is TargetEndpoint.CHAT
         self._timeouts = Timeouts(first_byte_s=None, idle_s=None, total_s=clock.to_real_s(settings.timeout_s))
         self._headers = [(b"content-type", b"application/json"), (b"accept", b"text/event-stream")]
         if settings.api_key is not None:
@@ -126,7 +128,7 @@ class Sender:
             request_id: Sent as ``X-Request-Id``.
             zero_s: Clock time of the replay's zero.
         """
-        meter = StreamMeter()
+        meter = ClientStreamMeter()
         sent_s = self._clock.now_s()
         headers = [*self._headers, (b"x-request-id", request_id.encode())]
         ending = await self._exchange(body, headers, meter, sent_s)
@@ -153,7 +155,7 @@ class Sender:
         )
 
     async def _exchange(
-        self, body: bytes, headers: list[tuple[bytes, bytes]], meter: StreamMeter, sent_s: float
+        self, body: bytes, headers: list[tuple[bytes, bytes]], meter: ClientStreamMeter, sent_s: float
     ) -> _Ending:
         status: int | None = None
         try:
@@ -183,8 +185,8 @@ class _Reading:
     def __init__(
         self,
         response: StreamingResponse,
-        meter: StreamMeter,
-        clock: ModelClock,
+        meter: ClientStreamMeter,
+        clock: SimulatedClock,
         on_first: Callable[[float], None],
         sent_s: float,
     ) -> None:
@@ -225,10 +227,10 @@ class _Reading:
             self._done.set_exception(error)
 
 
-def _status(ending: _Ending) -> Status:
+def _status(ending: _Ending) -> RequestStatus:
     if ending.error_class is None:
-        return Status.OK
-    return Status.REJECTED if ending.http_status in _REJECTED_STATUSES else Status.FAILED
+        return RequestStatus.OK
+    return RequestStatus.REJECTED if ending.http_status in _REJECTED_STATUSES else RequestStatus.FAILED
 
 
 def _error_class(exc: UpstreamError | SaturatedError) -> str:

@@ -1,6 +1,6 @@
 """Measures one streamed completion: when its tokens came, what it says it used, whether it is whole.
 
-Pure: the time of each read is an argument. The replayer keeps one `StreamMeter` per request in flight.
+Pure: the time of each read is an argument. The replayer keeps one `ClientStreamMeter` per request in flight.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class StreamError(StreamBroken):
     """The server reported an error inside the stream, after its headers had said 200."""
 
 
-class StreamMeter:
+class ClientStreamMeter:
     """Token times and usage of one stream.
 
     A token event is one whose choice carries text; a server with a stream interval puts several tokens

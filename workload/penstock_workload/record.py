@@ -1,4 +1,4 @@
-"""The result of one replayed request: what the client saw, in modelled seconds."""
+"""The result of one replayed request: what the client saw, in simulated seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Status(StrEnum):
+class RequestStatus(StrEnum):
     """How a request ended.
 
     OK: the whole answer came. REJECTED: the server was busy and said so (429 or 503).
@@ -25,7 +25,7 @@ def _no_gaps() -> array[float]:
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """One request. Times are modelled seconds from the replay's zero; durations count from sending.
+    """One request. Times are simulated seconds from the replay's zero; durations count from sending.
 
     Attributes:
         id: Sent as ``X-Request-Id``.
@@ -33,13 +33,13 @@ class RequestResult:
         arrival_s: When it was to be sent.
         sent_s: When it was sent; the difference is the client's lag, or its wait for the concurrency cap.
         ended_s: When its last byte, or its failure, was seen.
-        status: See `Status`.
+        status: See `RequestStatus`.
         http_status: None when no answer came.
         error: Class and message, or None.
         error_class: ``connect``, ``timeout_<phase>``, ``broken``, ``stream_error``, ``truncated``,
             ``http_<code>``; None when ok. Bounded, for counting.
-        trace_input_tokens: Prompt length asked for by the trace.
-        trace_output_tokens: Output length asked for by the trace.
+        trace_input_tokens: Prompt length in the trace.
+        trace_output_tokens: Output length in the trace.
         is_prompt_exact: Whether ``prompt_tokens`` must equal the trace's: on /v1/completions, not on chat,
             where the server's template adds its own.
         prompt_tokens: As the server's usage says; None when it does not.
@@ -56,7 +56,7 @@ class RequestResult:
     arrival_s: float
     sent_s: float
     ended_s: float
-    status: Status
+    status: RequestStatus
     http_status: int | None
     error: str | None
     error_class: str | None

@@ -1,4 +1,4 @@
-"""Replays requests against a live server at their modelled times: an open loop, unless capped.
+"""Replays requests against a live server at their simulated times: an open loop, unless capped.
 
 One dispatcher builds each body before its time and starts one task per request. Lateness is measured
 twice: of sending against the schedule, and of a timer in this event loop, which is what every measured
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock_core.clock import ModelClock
+from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError, PenstockError
 from penstock_core.lag import LagTracker
 from penstock_wire.client import ConnectionPool
-from penstock_workload.exchange import Sender, SendSettings
+from penstock_workload.exchange import RequestSender, SendSettings
 from penstock_workload.prompts import PromptMaker
-from penstock_workload.record import RequestResult, Status
+from penstock_workload.record import RequestResult, RequestStatus
 from penstock_workload.server_lag import LagWatch
 from penstock_workload.statistics import Punctuality
 from penstock_workload.traces import TraceRequest
@@ -34,7 +34,7 @@ _HEAD_START_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """How far a replay is; times are modelled seconds.
+    """How far a replay is; times are simulated seconds.
 
     Attributes:
         planned: Requests to send.
@@ -65,7 +65,7 @@ class Replayer:
     def __init__(
         self,
         pool: ConnectionPool,
-        clock: ModelClock,
+        clock: SimulatedClock,
         settings: SendSettings,
         prompts: PromptMaker,
         *,
@@ -97,15 +97,15 @@ class Replayer:
         self._slots = asyncio.Semaphore(concurrency) if concurrency is not None else None
         self._on_result = on_result
         self._ttfts_s: list[float] = []
-        self._sender = Sender(pool, clock, settings, on_first=self._ttfts_s.append)
+        self._sender = RequestSender(pool, clock, settings, on_first=self._ttfts_s.append)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._counts = dict.fromkeys(Status, 0)
+        self._counts = dict.fromkeys(RequestStatus, 0)
         self._planned = self._sent = self._cut_off = 0
         self._zero_s = self._end_s = clock.now_s()
         self._zero_unix_s = time.time()
         self._send_lag = LagTracker()
         self._loop_lag = LagTracker()
-        self._lag_watch = LagWatch(pool, settings.url)
+        self._lag_watch = LagWatch(pool, settings.url, admin_key=settings.admin_key)
         self._cpu_share: float | None = None
 
     @property
@@ -120,7 +120,7 @@ class Replayer:
 
     @property
     def duration_s(self) -> float:
-        """Modelled seconds from zero to the end of the last request."""
+        """Simulated seconds from zero to the end of the last request."""
         return max(0.0, self._end_s - self._zero_s)
 
     @property
@@ -142,9 +142,9 @@ class Replayer:
             planned=self._planned,
             sent=self._sent,
             in_flight=self._sent - ended - self._cut_off,
-            ok=self._counts[Status.OK],
-            failed=self._counts[Status.FAILED],
-            rejected=self._counts[Status.REJECTED],
+            ok=self._counts[RequestStatus.OK],
+            failed=self._counts[RequestStatus.FAILED],
+            rejected=self._counts[RequestStatus.REJECTED],
             elapsed_s=max(0.0, self._clock.now_s() - self._zero_s),
             ttft_p50_s=float(np.median(self._ttfts_s)) if self._ttfts_s else None,
             send_lag_p99_s=self._send_lag.p99_s(),
@@ -172,7 +172,7 @@ class Replayer:
             raise _cause(group) from group
         self._end_s = self._clock.now_s()
         self._cpu_share = (time.process_time() - cpu_s) / (time.monotonic() - real_s)
-        await self._lag_watch.ask()
+        await self._lag_watch.poll()
 
     async def _run_all(self, requests: Sequence[TraceRequest], stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as aside:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from penstock_core.errors import ConfigError, PenstockError
-from penstock_workload.record import RequestResult, Status
+from penstock_workload.record import RequestResult, RequestStatus
 
 RESULTS_FILE: Final = "results.jsonl"
 SUMMARY_FILE: Final = "summary.json"
@@ -100,7 +100,7 @@ class ResultWriter:
             raise _lost(self.directory, exc) from exc
 
     def close(self, *, is_failing: bool) -> None:
-        """Close the results file; a failing flush is told only when nothing else failed before.
+        """Close the results file; a failing flush is raised only when nothing else failed before.
 
         Raises:
             PenstockError: the disk is full or gone, and ``is_failing`` is false.
@@ -154,7 +154,7 @@ def from_line(line: dict[str, Any]) -> RequestResult:
     """
     fields = dict(line)
     return RequestResult(
-        status=Status(fields.pop("status")), itl_s=array("f", fields.pop("itl_s", ())), **fields
+        status=RequestStatus(fields.pop("status")), itl_s=array("f", fields.pop("itl_s", ())), **fields
     )
 
 

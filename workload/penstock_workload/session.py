@@ -15,11 +15,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from penstock_core.clock import ModelClock
+from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError
 from penstock_wire.client import ConnectionPool
 from penstock_workload.arrivals import Spread, mean_rate, rescale, spread
-from penstock_workload.exchange import Endpoint, SendSettings
+from penstock_workload.exchange import SendSettings, TargetEndpoint
 from penstock_workload.probe import check_speed, find_model
 from penstock_workload.prompts import PromptMaker
 from penstock_workload.record import RequestResult
@@ -37,7 +37,7 @@ class LoadConfig:
     Attributes:
         trace: Built-in name or file.
         url: Server's address without a path.
-        speed: Modelled seconds per real second, > 0; the servers' own.
+        speed: Time scale: simulated seconds per real second, > 0; the servers' own.
         on_bad_row: See `OnBadRow`.
         spread: None takes the format's default: even for Mooncake's batches, none for Azure.
         selection: Window, sample, length limit, count.
@@ -45,10 +45,11 @@ class LoadConfig:
         rate_scale: Factor on the rate.
         seed: Of sampling, Poisson spreading and prompt texts.
         model: None asks the server.
-        endpoint: See `Endpoint`.
-        timeout_s: Longest request in modelled seconds, > 0.
+        endpoint: See `TargetEndpoint`.
+        timeout_s: Longest request in simulated seconds, > 0.
         concurrency: Most requests in flight; None leaves the loop open.
         api_key: Bearer token; never written to a file.
+        admin_key: The router's, to learn where its workers are; never written to a file.
         output_dir: Where the files go; None writes none.
         with_gaps: Whether results.jsonl holds the inter-token gaps.
     """
@@ -63,10 +64,11 @@ class LoadConfig:
     rate_scale: float | None = None
     seed: int = 0
     model: str | None = None
-    endpoint: Endpoint = Endpoint.COMPLETIONS
+    endpoint: TargetEndpoint = TargetEndpoint.COMPLETIONS
     timeout_s: float = 600.0
     concurrency: int | None = None
     api_key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
     output_dir: Path | None = None
     with_gaps: bool = True
 
@@ -77,7 +79,7 @@ class LoadConfig:
             ConfigError: the time-out is not above 0.
         """
         if not self.timeout_s > 0:
-            raise ConfigError(f"--timeout-s: {self.timeout_s!r} must be above 0 modelled seconds")
+            raise ConfigError(f"--timeout-s: {self.timeout_s!r} must be above 0 simulated seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +136,15 @@ async def run_load(
         ConfigError: the model is not served, the server's speed is another, or the output directory cannot be written to.
     """
     config = plan.config
-    clock = ModelClock(config.speed)
+    clock = SimulatedClock(config.speed)
     pool = ConnectionPool()
     results: list[RequestResult] = []
     try:
-        model = await find_model(pool, config.url, wanted=config.model, api_key=config.api_key)
-        await check_speed(pool, config.url, speed=config.speed)
-        sending = SendSettings(config.url, model, config.endpoint, config.timeout_s, config.api_key)
+        model = await find_model(pool, config.url, model=config.model, api_key=config.api_key)
+        await check_speed(pool, config.url, speed=config.speed, admin_key=config.admin_key)
+        sending = SendSettings(
+            config.url, model, config.endpoint, config.timeout_s, config.api_key, config.admin_key
+        )
         with _Sink(config, results) as sink:
             replayer = Replayer(
                 pool,
@@ -162,7 +166,7 @@ async def run_load(
 
 
 class _Sink:
-    """Keeps results for the summary and, where wanted, writes them as they come."""
+    """Keeps results for the summary and, where configured, writes them as they come."""
 
     def __init__(self, config: LoadConfig, results: list[RequestResult]) -> None:
         self._results = results

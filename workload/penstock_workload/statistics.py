@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_workload.record import RequestResult, Status
+from penstock_workload.record import RequestResult, RequestStatus
 from penstock_workload.server_lag import ServerLag
 
 PERCENTILE_METHOD: Final = "nearest rank over the ok requests"
@@ -23,7 +23,7 @@ LAG_FLOOR_S: Final = 0.05
 """Chosen: a lateness of 50 ms moves no planner reading (pulled each second) and no queue worth scaling."""
 
 LAG_SHARE_OF_TTFT: Final = 0.05
-"""Chosen: the accuracy asked of the engine's own TTFT; a client less exact than it would hide it."""
+"""Chosen: the accuracy required of the engine's own TTFT; a client less exact than it would hide it."""
 
 ITL_LAG_FLOOR_S: Final = 0.002
 """Chosen: what the simulated engine's own inter-token accuracy allows beside its share."""
@@ -44,8 +44,8 @@ class Punctuality:
     """How well each process kept to its own schedule.
 
     Attributes:
-        send_lag_p99_s: Lateness of sending against the schedule, modelled seconds; None without samples.
-        loop_lag_p99_s: Lateness of a timer in the client's event loop, modelled seconds: what every
+        send_lag_p99_s: Lateness of sending against the schedule, simulated seconds; None without samples.
+        loop_lag_p99_s: Lateness of a timer in the client's event loop, simulated seconds: what every
             measured time may be too long by.
         cpu_share: CPU seconds of the client per real second, 1 is one core.
         servers: What the servers said of their own lateness; empty when they say nothing.
@@ -69,7 +69,9 @@ def describe(values: Floats | Sequence[float]) -> dict[str, float | int | None]:
 
 def pooled_gaps(results: Iterable[RequestResult]) -> NDArray[np.float32]:
     """Return the inter-token gaps of all ok requests, in seconds, in no order that means anything."""
-    parts = [np.frombuffer(r.itl_s, dtype=np.float32) for r in results if r.status is Status.OK and r.itl_s]
+    parts = [
+        np.frombuffer(r.itl_s, dtype=np.float32) for r in results if r.status is RequestStatus.OK and r.itl_s
+    ]
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
 
 
@@ -80,11 +82,11 @@ def summarise(
 
     Args:
         results: Finished requests, in any order.
-        duration_s: From the replay's zero to its last answer, modelled seconds, >= 0.
-        speed: Modelled seconds per real second.
+        duration_s: From the replay's zero to its last answer, simulated seconds, >= 0.
+        speed: Time scale: simulated seconds per real second.
         punctuality: How late each process ran.
     """
-    ok = [result for result in results if result.status is Status.OK]
+    ok = [result for result in results if result.status is RequestStatus.OK]
     ttft = describe([r.ttft_s for r in ok if r.ttft_s is not None])
     itl = describe(pooled_gaps(ok))
     tpot = describe([r.tpot_s for r in ok if r.tpot_s is not None])
@@ -100,7 +102,7 @@ def summarise(
     return {
         "requests": {
             status.value: sum(result.status is status for result in results)
-            for status in (Status.OK, Status.FAILED, Status.REJECTED)
+            for status in (RequestStatus.OK, RequestStatus.FAILED, RequestStatus.REJECTED)
         },
         "errors": dict(Counter(result.error_class for result in results if result.error_class).most_common()),
         "latency": latency,
@@ -139,11 +141,11 @@ def judge_lag(
             for server in punctuality.servers
         ],
         "bound_s": round(bound_s, 6),
-        "bound_rule": "max(50 ms, 5% of TTFT p50), modelled",
+        "bound_rule": "max(50 ms, 5% of TTFT p50), simulated",
         "late": late,
         "is_distorted": bool(late),
         "itl_bound_s": round(itl_bound_s, 6),
-        "itl_bound_rule": "max(2 ms, 20% of ITL p99), modelled",
+        "itl_bound_rule": "max(2 ms, 20% of ITL p99), simulated",
         "late_for_itl": late_for_itl,
         "is_itl_distorted": itl_p99_s is not None and bool(late_for_itl),
         "client_cpu_share": _rounded(punctuality.cpu_share),
@@ -164,14 +166,14 @@ def _resolution(speed: float, *, tpot_p50_s: float | None) -> dict[str, Any]:
 
 def _tokens(ok: Sequence[RequestResult]) -> dict[str, Any]:
     prompt = sum(r.prompt_tokens or 0 for r in ok)
-    told = [r for r in ok if r.cached_tokens is not None and r.prompt_tokens]
-    cached = sum(r.cached_tokens or 0 for r in told)
-    asked = sum(r.prompt_tokens or 0 for r in told)
+    reported = [r for r in ok if r.cached_tokens is not None and r.prompt_tokens]
+    cached = sum(r.cached_tokens or 0 for r in reported)
+    prompt_tokens = sum(r.prompt_tokens or 0 for r in reported)
     return {
         "prompt": prompt,
         "output": sum(r.output_tokens or 0 for r in ok),
-        "cached": cached if told else None,
-        "prefix_cache_hit_rate": round(cached / asked, 6) if asked else None,
+        "cached": cached if reported else None,
+        "prefix_cache_hit_rate": round(cached / prompt_tokens, 6) if prompt_tokens else None,
     }
 
 
@@ -188,14 +190,14 @@ def _throughput(ok: int, tokens: dict[str, Any], duration_s: float) -> dict[str,
 
 
 def _mismatches(ok: Sequence[RequestResult]) -> dict[str, Any]:
-    told = [r for r in ok if r.prompt_tokens is not None and r.output_tokens is not None]
-    prompt = [r for r in told if r.is_prompt_exact and r.prompt_tokens != r.trace_input_tokens]
-    output = [r for r in told if r.output_tokens != r.trace_output_tokens]
+    reported = [r for r in ok if r.prompt_tokens is not None and r.output_tokens is not None]
+    prompt = [r for r in reported if r.is_prompt_exact and r.prompt_tokens != r.trace_input_tokens]
+    output = [r for r in reported if r.output_tokens != r.trace_output_tokens]
     examples = list({r.id: r for r in (*prompt, *output)}.values())[:_EXAMPLES]
     return {
-        "checked_prompt": sum(r.is_prompt_exact for r in told),
-        "checked_output": len(told),
-        "without_usage": len(ok) - len(told),
+        "checked_prompt": sum(r.is_prompt_exact for r in reported),
+        "checked_output": len(reported),
+        "without_usage": len(ok) - len(reported),
         "prompt_tokens": len(prompt),
         "output_tokens": len(output),
         "examples": [

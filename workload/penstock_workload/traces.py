@@ -30,7 +30,7 @@ _SHOWN_BAD_ROWS = 5
 
 
 class TraceFormat(StrEnum):
-    """Layouts that are told apart by their first line."""
+    """Layouts that are distinguished by their first line."""
 
     MOONCAKE = "mooncake"
     AZURE = "azure"
@@ -75,7 +75,7 @@ class Trace:
     """A trace as read, in the file's order.
 
     Attributes:
-        name: What the user asked for: a built-in name or a path.
+        name: As the user gave it: a built-in name or a path.
         format: Layout found.
         sha256: Of the file's bytes.
         requests: At least one; arrivals never decrease.
@@ -198,7 +198,7 @@ class _MooncakeRows:
         except orjson.JSONDecodeError as exc:
             raise _RowError(f"not JSON: {exc}") from exc
         if not isinstance(row, dict):
-            raise _RowError(f"a JSON object is wanted, this is a {type(row).__name__}")
+            raise _RowError(f"must be a JSON object, is a {type(row).__name__}")
         timestamp = row.get("timestamp")
         if isinstance(timestamp, bool) or not isinstance(timestamp, int | float) or timestamp < 0:
             raise _RowError(f"timestamp: {timestamp!r} must be milliseconds >= 0")
@@ -256,10 +256,10 @@ def _whole(key: str, value: Any) -> int:
 def _block_ids(ids: Any, tokens: int) -> tuple[int, ...]:
     if not isinstance(ids, list) or any(type(item) is not int or item < 0 for item in ids):
         raise _RowError("hash_ids: must be a list of whole numbers >= 0")
-    wanted = -(-tokens // BLOCK_TOKENS)
-    if len(ids) != wanted:
+    needed = -(-tokens // BLOCK_TOKENS)
+    if len(ids) != needed:
         raise _RowError(
-            f"hash_ids: {len(ids)} ids for {tokens} tokens, {wanted} of {BLOCK_TOKENS} tokens are wanted"
+            f"hash_ids: {len(ids)} ids for {tokens} tokens, must be {needed} of {BLOCK_TOKENS} tokens"
         )
     return tuple(ids)
 

@@ -9,7 +9,7 @@ alphabetical; tests compare them with what the code says it calls.
   verbs: [create, delete, get, list, patch, watch]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, patch, watch]
+  verbs: [delete, list, patch, watch]
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [create, delete, get, list, patch, watch]

@@ -59,8 +59,8 @@ class EngineCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A step under way: it computes ``batch`` from start_s to end_s (modelled seconds)."""
+class EngineStep:
+    """A step under way: it computes ``batch`` from start_s to end_s (simulated seconds)."""
 
     batch: Batch
     start_s: float
@@ -68,7 +68,7 @@ class Step:
 
     @property
     def duration_s(self) -> float:
-        """Modelled seconds."""
+        """Simulated seconds."""
         return self.end_s - self.start_s
 
 
@@ -77,7 +77,7 @@ class StepOutcome:
     """What a step brought.
 
     Attributes:
-        end_s: When, modelled seconds.
+        end_s: When, simulated seconds.
         gap_s: Time since the last output of every request counted in ``steady_tokens``.
         steady_tokens: Outputs that followed the previous step's, one request each.
         late_gaps_s: Time since the last output of requests that resumed after a preemption.
@@ -137,7 +137,7 @@ class Engine:
         self._orphans = 0
         self._requests: dict[str, RequestState] = {}
         self._events = Events()
-        self._step: Step | None = None
+        self._step: EngineStep | None = None
         self._next_index = 0
         self._last_end_s = 0.0
 
@@ -208,7 +208,7 @@ class Engine:
         return unknown
 
     def lease_expiry_s(self, request_id: str) -> float | None:
-        """Return when a pinned prompt is reclaimed, modelled seconds, or None if it is not pinned."""
+        """Return when a pinned prompt is reclaimed, simulated seconds, or None if it is not pinned."""
         return self._leases.expiry_s(request_id)
 
     def cached_blocks(self, keys: Sequence[int]) -> int:
@@ -254,7 +254,7 @@ class Engine:
         events, self._events = self._events, Events()
         return events
 
-    def begin_step(self, now_s: float) -> Step | None:
+    def begin_step(self, now_s: float) -> EngineStep | None:
         """Plan the next step and start it, or return None when nothing can run.
 
         Raises:
@@ -268,10 +268,10 @@ class Engine:
             return None
         chunks = [(span.start, span.end, span.begins) for span in batch.spans]
         duration_s = self._latency.step_s(chunks, batch.decode_batch, batch.decode_kv_tokens)
-        self._step = Step(batch, now_s, now_s + duration_s)
+        self._step = EngineStep(batch, now_s, now_s + duration_s)
         return self._step
 
-    def finish_step(self, step: Step) -> StepOutcome:
+    def finish_step(self, step: EngineStep) -> StepOutcome:
         """End ``step`` at its end_s and return its outputs.
 
         Raises:
@@ -304,7 +304,7 @@ class Engine:
             if not batch.preempted:
                 return None
 
-    def foresee(self, step: Step) -> list[float]:
+    def foresee(self, step: EngineStep) -> list[float]:
         """Return when the running step ends, and those after it for as long as requests only decode.
 
         Void once a request is added or aborted, or leases are touched. The list ends where a request may end
@@ -325,7 +325,7 @@ class Engine:
             ends.append(end_s)
         return ends
 
-    def skip(self, step: Step, ends: Sequence[float], steps: int) -> Step:
+    def skip(self, step: EngineStep, ends: Sequence[float], steps: int) -> EngineStep:
         """Finish ``steps`` foreseen steps at once and return the one then running.
 
         Same state, bit for bit, as finishing and beginning one after the other; for simulators, which need
@@ -347,7 +347,7 @@ class Engine:
         self.counters.steps += steps
         self._last_end_s = ends[steps - 1]
         rest = Batch(decode_batch=batch, decode_kv_tokens=self._batcher.kv_tokens)
-        self._step = Step(rest, ends[steps - 1], ends[steps])
+        self._step = EngineStep(rest, ends[steps - 1], ends[steps])
         return self._step
 
     def _note_plan(self, batch: Batch, now_s: float) -> None:
@@ -370,7 +370,7 @@ class Engine:
                 state.last_token_s = self._last_end_s
 
     def _note_first_outputs(
-        self, step: Step, prefilled: list[RequestState]
+        self, step: EngineStep, prefilled: list[RequestState]
     ) -> tuple[list[RequestState], list[float]]:
         """Return requests whose first output this step brought, and the gaps of resumed ones."""
         started, late_gaps = [], []

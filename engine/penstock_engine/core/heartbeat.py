@@ -10,7 +10,7 @@ import math
 
 
 class HeartbeatSchedule:
-    """Batches heartbeats per remote engine; times in modelled seconds."""
+    """Batches heartbeats per remote engine; times in simulated seconds."""
 
     __slots__ = ("_interval_s", "_sent_s", "_tracked")
 

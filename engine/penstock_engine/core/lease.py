@@ -17,7 +17,7 @@ class LeaseTerms:
     """Durations that follow from one setting.
 
     Attributes:
-        duration_s: Initial lease, modelled seconds, > 0 (vLLM's ``kv_lease_duration``, default 30).
+        duration_s: Initial lease, simulated seconds, > 0 (vLLM's ``kv_lease_duration``, default 30).
     """
 
     duration_s: float = 30.0
@@ -34,7 +34,7 @@ class LeaseTerms:
 
 
 class LeaseTable:
-    """Expiry times by request id, all in modelled seconds."""
+    """Expiry times by request id, all in simulated seconds."""
 
     __slots__ = ("_expiry", "_heap", "_terms")
 

@@ -50,7 +50,7 @@ class EngineRequest:
         request_id: Unique among requests in flight.
         prompt_tokens: >= 1.
         output_tokens: Tokens that it generates, >= 1; ``ends_by`` says what stops it there.
-        arrival_s: Modelled seconds.
+        arrival_s: Simulated seconds.
         block_keys: Prefix keys of the prompt's full blocks; empty disables reuse.
         prompt: Its token ids, packed into 4 bytes each; only a journal of the cache reads it.
         priority: Lower runs first; read under the priority policy only.
@@ -83,7 +83,7 @@ class RequestState:
         prefill_target: Tokens to compute before the next output; the prompt, plus the outputs after a preemption.
         cached_tokens: Prompt tokens found in the local prefix cache at first admission.
         external_tokens: Prompt tokens fetched from another worker.
-        first_scheduled_s, first_token_s, last_token_s, finished_s: Modelled seconds, None until they happen.
+        first_scheduled_s, first_token_s, last_token_s, finished_s: Simulated seconds, None until they happen.
             ``last_token_s`` is kept only across preemptions.
     """
 

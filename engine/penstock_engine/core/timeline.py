@@ -1,4 +1,4 @@
-"""Runs an engine along modelled time; the real-time server and virtual-time simulators share it.
+"""Runs an engine along simulated time; the real-time server and virtual-time simulators share it.
 
 The start of a step is the end of the one before while there is work, so lateness of the caller never
 accumulates: a caller that comes late gets several steps at once, each with its own scheduled time.
@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 
-from penstock_engine.core.engine import Engine, Step, StepOutcome
+from penstock_engine.core.engine import Engine, EngineStep, StepOutcome
 from penstock_engine.core.requests import EngineRequest
 
 
 class Timeline:
-    """An engine, its running step and the requests that arrived after the modelled time reached so far."""
+    """An engine, its running step and the requests that arrived after the simulated time reached so far."""
 
     __slots__ = ("_inbox", "_now_s", "_step", "engine")
 
     def __init__(self, engine: Engine, start_s: float = 0.0) -> None:
         self.engine = engine
         self._now_s = start_s
-        self._step: Step | None = None
+        self._step: EngineStep | None = None
         self._inbox: deque[EngineRequest] = deque()
 
     @property
@@ -51,7 +51,7 @@ class Timeline:
         """Do everything due at or before ``now_s``; return the outcomes of the steps that ended.
 
         Args:
-            now_s: Modelled seconds.
+            now_s: Simulated seconds.
             max_steps: Stop after as many steps, >= 1, so that a late server can flush in between; more may
                 then be due, as `next_due_s` says.
         """

@@ -18,7 +18,7 @@ class LinkTerms:
     """The modelled link.
 
     Attributes:
-        latency_s: Fixed part of each transfer (handshake, posting, notification), modelled seconds, >= 0.
+        latency_s: Fixed part of each transfer (handshake, posting, notification), simulated seconds, >= 0.
         bytes_per_s: > 0.
     """
 
@@ -34,7 +34,7 @@ class Transfer:
         state: The request whose KV it carried.
         epoch: The request's epoch when it began; another one now means that the request ended meanwhile.
         bytes: Size.
-        started_s, done_s: Modelled seconds.
+        started_s, done_s: Simulated seconds.
     """
 
     state: RequestState

@@ -1,4 +1,4 @@
-"""The worker's /metrics page: vLLM's names, labels and buckets, every time in modelled seconds.
+"""The worker's /metrics page: vLLM's names, labels and buckets, every time in simulated seconds.
 
 The page is written by hand rather than through prometheus_client because it is scraped up to ten times per
 real second and worker while it costs the same CPU that serves tokens.
@@ -132,6 +132,8 @@ class EngineMetrics:
                 f'{info}{{engine="0",block_size="{engine.limits.block_size}",num_gpu_blocks="{engine.num_blocks}",'
                 f'enable_prefix_caching="{settings.flags.enable_prefix_caching}"}} 1'
             ),
+            f"# HELP {names.TIME_SCALE} {_HELP[names.TIME_SCALE]}\n# TYPE {names.TIME_SCALE} gauge",
+            f"{names.TIME_SCALE} {settings.flags.speed!r}",
             f"# HELP {rejections} {_HELP[names.VLLM_ADMISSION_REJECTIONS]}\n# TYPE {rejections} counter",
             *(f'{rejections}{{model_name="{model}",reason="{reason}"}} 0' for reason in _REJECTION_REASONS),
         ]
@@ -237,6 +239,7 @@ _HELP = {
     names.VLLM_ITERATION_TOKENS: "Tokens computed by step.",
     names.VLLM_NIXL_XFER_TIME: "Duration of KV hand-overs, seconds.",
     names.VLLM_NIXL_BYTES: "Bytes of KV hand-overs.",
-    names.SCHEDULE_LAG_P99: "How late steps were processed against their schedule, modelled seconds.",
+    names.SCHEDULE_LAG_P99: "How late steps were processed against their schedule, simulated seconds.",
     names.SCHEDULE_LAG_SAMPLES: "Steps whose lateness was sampled.",
+    names.TIME_SCALE: "Simulated seconds per real second.",
 }

@@ -1,4 +1,4 @@
-"""Reads completion and chat requests as vLLM accepts them; the server calls `parse` once per request.
+"""Reads completion, chat and Responses requests as vLLM accepts them; the server calls `parse` once per request.
 
 Refusals are `RequestError`s with vLLM's wording where a client may rely on it.
 """
@@ -6,44 +6,42 @@ Refusals are `RequestError`s with vLLM's wording where a client may rely on it.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import orjson
 import xxhash
 
-from penstock_core.errors import PenstockError
+from penstock_core.simulated_tokens import BYTES_PER_TOKEN
 from penstock_engine.core.prefix_keys import count_tokens
 from penstock_engine.core.requests import EngineRole
+from penstock_engine.serve.fields import RequestError, flag, integer, mapping, too_small
+from penstock_engine.serve.prompts import MAX_PROMPTS, chat_prompt, completion_prompts
+from penstock_engine.serve.response_fields import read_response_fields
+from penstock_engine.serve.sampling import Sampling, read_sampling, read_tools
 from penstock_engine.serve.settings import ServeSettings
+from penstock_engine.serve.vocabulary import find_stop, words
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of /v1/completions."""
 
 
-class RequestError(PenstockError):
-    """A request that is refused.
+class Api(StrEnum):
+    """OpenAI's APIs that a worker speaks."""
 
-    Attributes:
-        status: HTTP status.
-        kind: vLLM's error type, ``BadRequestError`` and so on.
-        param: Field at fault, or None.
-    """
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+    RESPONSES = "responses"
 
-    def __init__(
-        self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None
-    ) -> None:
-        self.status = status
-        self.kind = kind
-        self.param = param
-        super().__init__(message)
 
-    def body(self) -> bytes:
-        """Return the JSON error object."""
-        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
-        return orjson.dumps({"error": error})
+class Usage(StrEnum):
+    """Which events of a stream carry ``usage``, by ``stream_options``."""
+
+    NONE = "none"
+    LAST_EVENT = "last-event"
+    EVERY_EVENT = "every-event"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,77 +65,185 @@ class RemoteKv:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One parsed request.
+class Choice:
+    """One of a request's answers; each is a request to the engine.
 
     Attributes:
-        is_chat: Chat or plain completion.
-        model: Name to answer with.
+        index: Its place among them: prompt by prompt, ``n`` to each.
         prompt: Bytes whose 4-byte pieces are the tokens.
         prompt_tokens: Their number.
         output_tokens: Tokens that will be generated.
         ends_by_stop: Whether the simulated model ends by itself there, or runs into its limit.
         salt: Chooses the words; the same for the same prompt and seed.
-        pin: Keep the KV for a decode worker.
-        remote: KV to fetch, or None.
+        text_bytes: Bytes of the words that are shown; a stop may cut the last ones.
+        stop_reason: What stopped it: a string, a token id, or None.
     """
 
-    is_chat: bool
-    model: str
+    index: int
     prompt: bytes
     prompt_tokens: int
     output_tokens: int
     ends_by_stop: bool
     salt: int
+    text_bytes: int
+    stop_reason: str | int | None = None
+
+    def texts(self, start: int, stop: int) -> list[bytes]:
+        """Return what is shown of the output tokens [start, stop), one text each."""
+        texts = words(self.salt, start, stop)
+        room = self.text_bytes - start * BYTES_PER_TOKEN
+        if room < len(texts) * BYTES_PER_TOKEN:
+            texts = [text[: max(0, room - at * BYTES_PER_TOKEN)] for at, text in enumerate(texts)]
+        return texts
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCall:
+    """One parsed request.
+
+    Attributes:
+        api: Which API it came by.
+        model: Name to answer with.
+        choices: What is generated, at least one.
+        n: Answers to each prompt.
+        prompt_tokens: Of all prompts, each counted once.
+        usage: Which events of a stream carry the counts.
+        logprobs: Alternatives per token to show; None: no log probabilities.
+        echo: The prompt comes before the text.
+        fields: The body, for answers that repeat what was asked.
+        pin: Keep the KV for a decode worker.
+        remote: KV to fetch, or None.
+    """
+
+    api: Api
+    model: str
+    choices: tuple[Choice, ...]
+    n: int
+    prompt_tokens: int
     stream: bool
-    include_usage: bool
+    usage: Usage
+    logprobs: int | None
+    echo: bool
     priority: int
     pin: bool
     remote: RemoteKv | None
+    fields: Mapping[str, Any]
+
+    @property
+    def events_differ(self) -> bool:
+        """Whether each token needs an event of its own, because more than its word is in it."""
+        return self.logprobs is not None or self.usage is Usage.EVERY_EVENT
 
 
-def parse(body: bytes, settings: ServeSettings, *, is_chat: bool) -> Call:
+def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
     """Return the call in ``body``.
 
     Raises:
         RequestError: malformed, unsupported, too long, or for another model.
     """
-    fields = _read_object(body)
-    _check_model(fields, settings)
-    _refuse_unsupported(fields)
-    prompt = _chat_prompt(fields) if is_chat else _completion_prompt(fields)
-    prompt_tokens = count_tokens(prompt)
-    if not prompt_tokens:
-        raise RequestError(
-            "The prompt must hold at least one token.", param="messages" if is_chat else "prompt"
-        )
-    params = _mapping(fields, "kv_transfer_params")
+    asked = _read_object(body)
+    _check_model(asked, settings)
+    fields = read_response_fields(asked) if api is Api.RESPONSES else asked
+    is_chat = api is not Api.COMPLETIONS
+    sampling = read_sampling(fields, is_chat=is_chat)
+    prompts = [_chat(fields)] if is_chat else completion_prompts(fields)
+    params = mapping(fields, "kv_transfer_params")
     role = settings.engine.role
     pin = role is EngineRole.PREFILL and params.get("do_remote_decode") is True
     fetch = role is EngineRole.DECODE and params.get("do_remote_prefill") is True
-    limit = _output_limit(fields, settings, prompt_tokens, is_chat=is_chat)
-    salt = xxhash.xxh3_64_intdigest(prompt, settings.flags.seed)
-    natural = limit if pin or _flag(fields, "ignore_eos") else _natural_length(salt, settings)
-    least = _integer(fields, "min_tokens", lowest=0) or 0
-    if least > limit:
-        raise RequestError(
-            f"min_tokens must be less than or equal to max_tokens={limit}, got {least}.", param="min_tokens"
+    _check_answers(len(prompts), sampling.n, is_handed_over=pin or fetch)
+    counts = [_count(prompt, is_chat=is_chat) for prompt in prompts]
+    terms = _Terms(fields, settings, sampling, is_chat=is_chat, pin=pin)
+    choices = [
+        _choice(index, prompt, tokens, terms)
+        for index, (prompt, tokens) in enumerate(
+            (prompt, tokens)
+            for prompt, tokens in zip(prompts, counts, strict=True)
+            for _ in range(sampling.n)
         )
-    natural = max(natural, least)
-    return Call(
-        is_chat=is_chat,
+    ]
+    return EngineCall(
+        api=api,
         model=fields.get("model") or settings.served_names[0],
-        prompt=prompt,
-        prompt_tokens=prompt_tokens,
-        output_tokens=min(natural, limit),
-        ends_by_stop=natural < limit,
-        salt=salt,
-        stream=_flag(fields, "stream"),
-        include_usage=_include_usage(fields),
+        choices=tuple(choices),
+        n=sampling.n,
+        prompt_tokens=sum(counts),
+        stream=flag(fields, "stream"),
+        usage=_usage(fields),
+        logprobs=sampling.logprobs,
+        echo=sampling.echo,
         priority=_priority(fields, settings),
         pin=pin,
         remote=_remote(params) if fetch else None,
+        fields=asked,
     )
+
+
+def _check_answers(prompts: int, n: int, *, is_handed_over: bool) -> None:
+    if is_handed_over and prompts * n > 1:
+        raise RequestError(
+            "kv_transfer_params: blocks of one prompt are kept for one answer; send one prompt and n=1.",
+            param="kv_transfer_params",
+        )
+    if prompts * n > MAX_PROMPTS:
+        raise RequestError(f"n: {prompts} prompts and n={n} make more than {MAX_PROMPTS} answers.", param="n")
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What all choices of a request have in common."""
+
+    fields: Mapping[str, Any]
+    settings: ServeSettings
+    sampling: Sampling
+    is_chat: bool
+    pin: bool
+
+
+def _choice(index: int, prompt: bytes, prompt_tokens: int, terms: _Terms) -> Choice:
+    settings, sampling = terms.settings, terms.sampling
+    limit = _output_limit(terms.fields, settings, prompt_tokens, is_chat=terms.is_chat)
+    if sampling.min_tokens > limit:
+        raise RequestError(
+            f"min_tokens must be less than or equal to max_tokens={limit}, got {sampling.min_tokens}.",
+            param="min_tokens",
+        )
+    salt = _salt(prompt, settings.flags.seed, sampling.seed, index % sampling.n)
+    natural = limit if terms.pin or sampling.ignore_eos else _natural_length(salt, settings)
+    natural = max(natural, sampling.min_tokens)
+    tokens, ends_by_stop = min(natural, limit), natural < limit
+    stop = find_stop(
+        salt,
+        sampling.stop,
+        sampling.stop_ids,
+        min_tokens=sampling.min_tokens,
+        is_shown=sampling.shows_stop,
+    )
+    if stop is not None and stop.tokens <= tokens:
+        return Choice(index, prompt, prompt_tokens, stop.tokens, True, salt, stop.text_bytes, stop.reason)
+    return Choice(index, prompt, prompt_tokens, tokens, ends_by_stop, salt, tokens * BYTES_PER_TOKEN)
+
+
+def _salt(prompt: bytes, worker_seed: int, seed: int, number: int) -> int:
+    """Return what chooses the words; another seed, or another answer to the same prompt, has others."""
+    salt = xxhash.xxh3_64_intdigest(prompt, worker_seed)
+    if not seed and not number:
+        return salt
+    return xxhash.xxh3_64_intdigest(f"{salt} {seed} {number}".encode())
+
+
+def _chat(fields: Mapping[str, Any]) -> bytes:
+    asks = fields.get("add_generation_prompt")
+    return chat_prompt(fields.get("messages"), read_tools(fields), asks_for_answer=asks is not False)
+
+
+def _count(prompt: bytes, *, is_chat: bool) -> int:
+    tokens = count_tokens(prompt)
+    if not tokens:
+        raise RequestError(
+            "The prompt must hold at least one token.", param="messages" if is_chat else "prompt"
+        )
+    return tokens
 
 
 def _read_object(body: bytes) -> dict[str, Any]:
@@ -152,74 +258,15 @@ def _read_object(body: bytes) -> dict[str, Any]:
 
 def _check_model(fields: Mapping[str, Any], settings: ServeSettings) -> None:
     model = fields.get("model")
+    if model is not None and not isinstance(model, str):
+        raise RequestError("model must be a string.", param="model")
     if model is not None and model not in settings.served_names:
         raise RequestError(
-            f"The model `{model}` does not exist. Valid aliases: {', '.join(settings.served_names)}.",
+            f"The model `{model[:256]}` does not exist. Valid aliases: {', '.join(settings.served_names)}.",
             status=404,
             kind="NotFoundError",
             param="model",
         )
-
-
-def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
-    if fields.get("n", 1) not in {1, None}:
-        raise RequestError(f"n={fields['n']!r} is not supported: a simulated worker answers n=1.", param="n")
-    if fields.get("best_of") not in {1, None}:
-        raise RequestError("best_of is not supported: leave it out.", param="best_of")
-    for name in ("echo", "logprobs", "prompt_logprobs", "tools", "use_beam_search"):
-        value = fields.get(name)
-        if value is not None and value is not False and value != []:
-            raise RequestError(f"{name} is not supported by a simulated worker: leave it out.", param=name)
-
-
-def _completion_prompt(fields: Mapping[str, Any]) -> bytes:
-    prompt = fields.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return prompt.encode()
-    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-        try:
-            return array("I", prompt).tobytes()
-        except OverflowError as exc:
-            raise RequestError("prompt: token ids must be in [0, 2**32).", param="prompt") from exc
-    if isinstance(prompt, list) and len(prompt) > 1:
-        raise RequestError(
-            "prompt: several prompts in one request are not supported; send one request each.", param="prompt"
-        )
-    raise RequestError("prompt must be a string or a list of token ids.", param="prompt")
-
-
-def _chat_prompt(fields: Mapping[str, Any]) -> bytes:
-    """Render messages in Llama 3's layout, so that equal beginnings stay equal bytes."""
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise RequestError("messages must be a list of at least one message.", param="messages")
-    parts = []
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise RequestError("messages: each needs a role and content.", param="messages")
-        parts.append(
-            f"<|start_header_id|>{message['role']}<|end_header_id|>\n\n{_content(message)}<|eot_id|>"
-        )
-    parts.append("<|start_header_id|>assistant<|end_header_id|>\n\n")
-    return "".join(parts).encode()
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    texts = (
-        [part.get("text") for part in content if isinstance(part, dict)]
-        if isinstance(content, list)
-        else [None]
-    )
-    if any(not isinstance(text, str) for text in texts):
-        raise RequestError("messages: content must be text or a list of text parts.", param="messages")
-    return "".join(map(str, texts))
 
 
 def _output_limit(
@@ -235,10 +282,10 @@ def _output_limit(
             param="input_tokens",
         )
     if room == 0:
-        raise _too_small("max_tokens", 0)
-    asked = _integer(fields, "max_completion_tokens", lowest=1) if is_chat else None
+        raise too_small("max_tokens", 0)
+    asked = integer(fields, "max_completion_tokens", lowest=1) if is_chat else None
     if asked is None:
-        asked = _integer(fields, "max_tokens", lowest=1)
+        asked = integer(fields, "max_tokens", lowest=1)
     if asked is None:
         return room if is_chat else min(room, DEFAULT_COMPLETION_TOKENS)
     if asked > longest:
@@ -257,7 +304,7 @@ def _natural_length(salt: int, settings: ServeSettings) -> int:
 
 
 def _priority(fields: Mapping[str, Any], settings: ServeSettings) -> int:
-    priority = _integer(fields, "priority") or 0
+    priority = integer(fields, "priority") or 0
     if priority and not settings.by_priority:
         raise RequestError(
             f"Got priority {priority} but Priority scheduling is not enabled.", param="priority"
@@ -265,23 +312,23 @@ def _priority(fields: Mapping[str, Any], settings: ServeSettings) -> int:
     return priority
 
 
-def _include_usage(fields: Mapping[str, Any]) -> bool:
-    options = _mapping(fields, "stream_options")
-    if options and not _flag(fields, "stream"):
+def _usage(fields: Mapping[str, Any]) -> Usage:
+    options = mapping(fields, "stream_options")
+    if options and not flag(fields, "stream"):
         raise RequestError(
             "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
             param="stream_options",
         )
-    return options.get("include_usage") is True
+    if not flag(options, "include_usage"):
+        return Usage.NONE
+    return Usage.EVERY_EVENT if flag(options, "continuous_usage_stats") else Usage.LAST_EVENT
 
 
 def _remote(params: Mapping[str, Any]) -> RemoteKv:
     engine_id, request_id = params.get("remote_engine_id"), params.get("remote_request_id")
     host, port = params.get("remote_host"), params.get("remote_port")
-    try:
-        number = int(port) if port is not None else 0
-    except (TypeError, ValueError):
-        number = 0
+    is_number = type(port) is int or (isinstance(port, str) and port.isdecimal() and len(port) <= 5)
+    number = int(port) if is_number and port is not None else 0
     texts = (engine_id, request_id, host)
     if not all(isinstance(text, str) and text for text in texts) or not 0 < number < 65536:
         raise RequestError(
@@ -293,35 +340,3 @@ def _remote(params: Mapping[str, Any]) -> RemoteKv:
     return RemoteKv(
         str(engine_id), str(request_id), str(host), number, cached if type(cached) is int else None
     )
-
-
-def _mapping(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = fields.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise RequestError(f"{name} must be an object.", param=name)
-    return value
-
-
-def _flag(fields: Mapping[str, Any], name: str) -> bool:
-    value = fields.get(name)
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    raise RequestError(f"{name} must be true or false.", param=name)
-
-
-def _integer(fields: Mapping[str, Any], name: str, *, lowest: int | None = None) -> int | None:
-    value = fields.get(name)
-    if value is None:
-        return None
-    if type(value) is not int:
-        raise RequestError(f"{name} must be an integer.", param=name)
-    if lowest is not None and value < lowest:
-        raise _too_small(name, value, lowest)
-    return value
-
-
-def _too_small(name: str, value: int, lowest: int = 1) -> RequestError:
-    message = f"{name} must be at least {lowest}, got {value}. (parameter={name}, value={value})"
-    return RequestError(message, param=name)

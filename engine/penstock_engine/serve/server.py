@@ -6,18 +6,20 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
 
-from penstock_core.clock import ModelClock
+from penstock_core.clock import SimulatedClock
 from penstock_core.errors import PenstockError
 from penstock_core.logs import get_logger
 from penstock_engine.serve import answers, metrics, protocol
+from penstock_engine.serve.fields import RequestError
+from penstock_engine.serve.protocol import Api
 from penstock_engine.serve.settings import ServeSettings
-from penstock_engine.serve.streams import Stream
-from penstock_engine.serve.worker import Worker
+from penstock_engine.serve.streams import Names, Reply
+from penstock_engine.serve.worker import ServedWorker
 from penstock_wire.server import HttpServer, Request, Responder, ServerLimits
 
 log = get_logger(__name__)
@@ -27,6 +29,7 @@ _LIMITS = ServerLimits(max_body_bytes=64 * 1024 * 1024)
 _DRAIN_POLL_S = 0.02
 _CLOSE_GRACE_S = 5.0
 _REQUEST_ID = b"x-request-id"
+_ID_PREFIXES = {Api.COMPLETIONS: "cmpl-", Api.CHAT: "chatcmpl-", Api.RESPONSES: "resp_"}
 
 Route = Callable[[Request, Responder], Awaitable[None]]
 
@@ -41,13 +44,16 @@ class EngineServer:
     def __init__(self, settings: ServeSettings, group: asyncio.TaskGroup) -> None:
         self.settings = settings
         self.state = "starting"
-        self.worker = Worker(settings, ModelClock(settings.flags.speed), group)
-        self._http = HttpServer(self._handle, limits=_LIMITS)
+        self.worker = ServedWorker(settings, SimulatedClock(settings.flags.speed), group)
+        self._http = HttpServer(
+            self._handle, limits=_LIMITS, is_vital=lambda request: not request.path.startswith("/v1/")
+        )
         self._serial = itertools.count()
         self._created_s = int(time.time())
         self._routes: dict[tuple[str, str], Route] = {
             ("POST", "/v1/completions"): self._completions,
             ("POST", "/v1/chat/completions"): self._chat,
+            ("POST", "/v1/responses"): self._responses,
             ("GET", "/v1/models"): self._models,
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
@@ -66,7 +72,7 @@ class EngineServer:
         return f"http://{self.settings.flags.host}:{self.port}"
 
     async def start(self) -> None:
-        """Listen, then become ready after the modelled start-up time.
+        """Listen, then become ready after the simulated start-up time.
 
         Raises:
             PortInUseError: the port is taken.
@@ -105,12 +111,15 @@ class EngineServer:
         await route(request, responder)
 
     async def _completions(self, request: Request, responder: Responder) -> None:
-        await self._generate(request, responder, is_chat=False)
+        await self._generate(request, responder, Api.COMPLETIONS)
 
     async def _chat(self, request: Request, responder: Responder) -> None:
-        await self._generate(request, responder, is_chat=True)
+        await self._generate(request, responder, Api.CHAT)
 
-    async def _generate(self, request: Request, responder: Responder, *, is_chat: bool) -> None:
+    async def _responses(self, request: Request, responder: Responder) -> None:
+        await self._generate(request, responder, Api.RESPONSES)
+
+    async def _generate(self, request: Request, responder: Responder, api: Api) -> None:
         given_id = request.headers.get(_REQUEST_ID)
         headers = () if given_id is None else ((_REQUEST_ID, given_id),)
         if self.state != "ready":
@@ -118,33 +127,26 @@ class EngineServer:
             responder.send(503, body, headers=headers)
             return
         try:
-            call = protocol.parse(request.body, self.settings, is_chat=is_chat)
-        except protocol.RequestError as exc:
+            call = protocol.parse(request.body, self.settings, api=api)
+        except RequestError as exc:
             responder.send(exc.status, exc.body(), headers=headers)
             return
-        stream = self._open_stream(call, responder, given_id, headers)
-        responder.on_disconnect(lambda: self.worker.abort(stream))
-        self.worker.submit(stream)
-        await stream.done
-
-    def _open_stream(
-        self,
-        call: protocol.Call,
-        responder: Responder,
-        given_id: bytes | None,
-        headers: Sequence[tuple[bytes, bytes]],
-    ) -> Stream:
         name = uuid.uuid4().hex if given_id is None else given_id.decode("latin-1")
-        response_id = f"{'chatcmpl' if call.is_chat else 'cmpl'}-{name}"
-        return Stream(
+        reply = Reply(
             call,
             responder,
-            request_id=f"{response_id}-{next(self._serial):08x}",
-            response_id=response_id,
+            names=Names(f"{_ID_PREFIXES[api]}{name}", next(self._serial)),
             headers=headers,
             interval=self.settings.flags.stream_interval,
-            kv_params=self.worker.pinned_params,
+            worker=self.worker,
         )
+        responder.on_disconnect(lambda: self._abort(reply))
+        self.worker.submit(reply)
+        await reply.done
+
+    def _abort(self, reply: Reply) -> None:
+        for stream in reply.streams:
+            self.worker.abort(stream)
 
     async def _models(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
         cards = [

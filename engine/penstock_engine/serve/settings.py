@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from penstock_core.clock import ModelClock
+from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError
 from penstock_core.logs import get_logger
 from penstock_engine import profiles
@@ -43,14 +43,14 @@ class ServeFlags:
         host, port: Address to listen on; port 0 takes a free one.
         kv_host: Address told to decode workers; None means ``host``.
         profile: Name or path of a latency profile.
-        speed: Modelled seconds per real second.
+        speed: Simulated seconds per real second.
         num_gpu_blocks_override: KV blocks; None takes the profile's capacity.
         max_model_len: Longest prompt plus output, tokens; None is the smaller of capacity and 131,072.
         max_num_batched_tokens: Tokens per step; None is vLLM's 8,192, or max_num_seqs if that is more.
         kv_transfer_config, kv_events_config: vLLM's JSON, or None.
-        link_gigabytes_per_s, link_latency_ms: The incoming KV link, modelled.
+        link_gigabytes_per_s, link_latency_ms: The incoming KV link, simulated.
         mean_output_tokens: Mean output of requests without ``ignore_eos``, tokens.
-        startup_s: Modelled seconds until the worker is ready.
+        startup_s: Simulated seconds until the worker is ready.
         seed: Chooses output lengths and words.
     """
 
@@ -132,7 +132,7 @@ def resolve(flags: ServeFlags) -> ServeSettings:
     Raises:
         ConfigError: a value is out of its bounds or contradicts another; flag, value and remedy are named.
     """
-    ModelClock(flags.speed)  # refuses a bad --speed
+    SimulatedClock(flags.speed)  # refuses a bad --speed
     _check_numbers(flags)
     profile = profiles.load(flags.profile)
     transfer = _parse_transfer_config(flags)

@@ -1,6 +1,6 @@
 """Drives the core in real time: one timer, the streams it feeds, leases and the lag it runs at.
 
-Every step is processed at its modelled time or as soon after it as this process wakes up; the schedule
+Every step is processed at its simulated time or as soon after it as this process wakes up; the schedule
 itself never moves, so lateness shows in `lag` and is not added to the model.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock_core.clock import ModelClock
+from penstock_core.clock import SimulatedClock
 from penstock_core.lag import LagTracker
 from penstock_core.logs import get_logger
 from penstock_engine.core.engine import Engine, StepOutcome
@@ -22,9 +22,9 @@ from penstock_engine.core.timeline import Timeline
 from penstock_engine.serve.kv_publisher import KvPublisher
 from penstock_engine.serve.metrics import EngineMetrics
 from penstock_engine.serve.notifier import Notifier, NotifyResult
-from penstock_engine.serve.protocol import Call
+from penstock_engine.serve.protocol import EngineCall
 from penstock_engine.serve.settings import LoadFailurePolicy, ServeSettings
-from penstock_engine.serve.streams import Stream
+from penstock_engine.serve.streams import Reply, Stream
 
 log = get_logger(__name__)
 
@@ -34,10 +34,10 @@ _TIMER_S = 0.001
 """uvloop's timers have whole milliseconds."""
 
 
-class Worker:
+class ServedWorker:
     """One simulated engine and its clients."""
 
-    def __init__(self, settings: ServeSettings, clock: ModelClock, group: asyncio.TaskGroup) -> None:
+    def __init__(self, settings: ServeSettings, clock: SimulatedClock, group: asyncio.TaskGroup) -> None:
         self.settings = settings
         self.clock = clock
         self.lag = LagTracker()
@@ -91,17 +91,22 @@ class Worker:
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def submit(self, stream: Stream) -> None:
-        """Hand a request to the engine; ``stream.done`` tells when it is over."""
-        self._streams[stream.request_id] = stream
-        stream.resume_with(self.engine.outputs_of)
-        remote = stream.call.remote
-        if remote is not None:
-            self._by_remote_id[remote.request_id] = stream
-            self._notify_urls[remote.engine_id] = remote.notify_url
-            self._heartbeats.track(remote.engine_id, remote.request_id)
-        self.timeline.submit(self._request(stream.request_id, stream.call, self.clock.now_s()))
+    def submit(self, reply: Reply) -> None:
+        """Hand a request's choices to the engine; ``reply.done`` tells when it is over."""
+        now_s, keys = self.clock.now_s(), self._prefix_keys(reply.call)
+        for stream in reply.streams:
+            self._streams[stream.request_id] = stream
+            remote = stream.call.remote
+            if remote is not None:
+                self._by_remote_id[remote.request_id] = stream
+                self._notify_urls[remote.engine_id] = remote.notify_url
+                self._heartbeats.track(remote.engine_id, remote.request_id)
+            self.timeline.submit(_request(stream, keys[stream.choice.prompt], now_s))
         self._arm()
+
+    def outputs_of(self, state: RequestState) -> int:
+        """Return how many tokens a request has."""
+        return self.engine.outputs_of(state)
 
     def abort(self, stream: Stream, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request whose client is gone, or whose KV could not be fetched."""
@@ -132,22 +137,13 @@ class Worker:
         self._publish()
         return is_cleared
 
-    def _request(
-        self, request_id: str, call: Call, arrival_s: float, *, is_local: bool = False
-    ) -> EngineRequest:
-        caching = self.settings.flags.enable_prefix_caching
-        return EngineRequest(
-            request_id,
-            call.prompt_tokens,
-            call.output_tokens,
-            arrival_s,
-            prefix_keys(call.prompt, self.settings.engine.limits.block_size) if caching else (),
-            call.priority,
-            FinishReason.STOP if call.ends_by_stop else FinishReason.LENGTH,
-            load_remote=call.remote is not None and not is_local,
-            pin_blocks=call.pin,
-            prompt=call.prompt,
-        )
+    def _prefix_keys(self, call: EngineCall) -> dict[bytes, Sequence[int]]:
+        """Return the keys of each prompt; several answers to one share them."""
+        prompts = {choice.prompt for choice in call.choices}
+        if not self.settings.flags.enable_prefix_caching:
+            return dict.fromkeys(prompts, ())
+        block_size = self.settings.engine.limits.block_size
+        return {prompt: prefix_keys(prompt, block_size) for prompt in prompts}
 
     # -- time -----------------------------------------------------------------------------------------
 
@@ -306,7 +302,8 @@ class Worker:
         stream.request_id += "-local"
         stream.restart()
         self._streams[stream.request_id] = stream
-        self.timeline.submit(self._request(stream.request_id, stream.call, now_s, is_local=True))
+        keys = self._prefix_keys(stream.call)[stream.choice.prompt]
+        self.timeline.submit(_request(stream, keys, now_s, is_local=True))
         self._arm()
 
     def _stop_tracking(self, stream: Stream, *, is_read_pending: bool) -> None:
@@ -323,3 +320,21 @@ class Worker:
         if remote is not None:
             self._by_remote_id.pop(remote.request_id, None)
             self._heartbeats.untrack(remote.engine_id, remote.request_id)
+
+
+def _request(
+    stream: Stream, keys: Sequence[int], arrival_s: float, *, is_local: bool = False
+) -> EngineRequest:
+    call, choice = stream.call, stream.choice
+    return EngineRequest(
+        stream.request_id,
+        choice.prompt_tokens,
+        choice.output_tokens,
+        arrival_s,
+        keys,
+        call.priority,
+        FinishReason.STOP if choice.ends_by_stop else FinishReason.LENGTH,
+        load_remote=call.remote is not None and not is_local,
+        pin_blocks=call.pin,
+        prompt=choice.prompt,
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock_graph.models import GraphDeployment, Runtime
-from penstock_graph.runtimes import ProcessSpec
+from penstock_api import GraphDeployment, Runtime
 from penstock_operator.build.config_map import config_map
 from penstock_operator.build.context import BuildContext
 from penstock_operator.build.deployment import deployment
@@ -20,6 +19,7 @@ from penstock_operator.build.role_binding import role_binding
 from penstock_operator.build.scaling_adapter import scaling_adapter
 from penstock_operator.build.service import service
 from penstock_operator.build.service_account import service_account
+from penstock_runtimes import ProcessSpec
 
 __all__ = ["BuildContext", "adapter", "children"]
 
@@ -29,7 +29,7 @@ def children(
     context: BuildContext,
     *,
     replicas: Mapping[str, int],
-    surge: Mapping[str, bool],
+    unavailable: Mapping[str, int],
 ) -> list[dict[str, Any]]:
     """Return a graph's objects except its ScalingAdapters: accounts first, routers' pods last.
 
@@ -40,7 +40,7 @@ def children(
         graph: A valid graph.
         context: Of the build.
         replicas: Number to write for a service; the graph's own where it is missing.
-        surge: Whether a service's rollout may go beyond its replicas; it may where it is missing.
+        unavailable: Replicas of a service that its rollout may take away at once; 0 where it is missing.
 
     Raises:
         InvalidSpecError: a podTemplate cannot be laid over its pod template.
@@ -60,7 +60,7 @@ def children(
         found += [service(graph, name, context), pod_disruption_budget(graph, name, context)]
     for name in workers_first:
         number = replicas.get(name, graph.spec.services[name].replicas)
-        found += _workload(graph, specs[name], context, replicas=number, surge=surge.get(name, True))
+        found += _workload(graph, specs[name], context, replicas=number, unavailable=unavailable.get(name, 0))
     return found
 
 
@@ -72,10 +72,10 @@ def adapter(
 
 
 def _workload(
-    graph: GraphDeployment, spec: ProcessSpec, context: BuildContext, *, replicas: int, surge: bool
+    graph: GraphDeployment, spec: ProcessSpec, context: BuildContext, *, replicas: int, unavailable: int
 ) -> list[dict[str, Any]]:
     if spec.nodes == 1:
-        return [deployment(graph, spec, context, replicas=replicas, surge=surge)]
+        return [deployment(graph, spec, context, replicas=replicas, unavailable=unavailable)]
     if context.has_leader_worker_set:
-        return [leader_worker_set(graph, spec, context, replicas=replicas, surge=surge)]
+        return [leader_worker_set(graph, spec, context, replicas=replicas, unavailable=unavailable)]
     return []

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import yaml
 
-from penstock_graph.cluster_names import GRAPH_FILE
-from penstock_graph.models import GraphDeployment
+from penstock_api import GraphDeployment
+from penstock_objects.names import GRAPH_FILE
 from penstock_operator.build.context import BuildContext
 from penstock_operator.build.labels import graph_labels
 from penstock_operator.build.metadata import ROUTER_SUFFIX, metadata

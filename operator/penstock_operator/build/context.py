@@ -15,6 +15,7 @@ class BuildContext:
         operator_namespace: Namespace of operator and planner, which may scrape workers; None: the graph's own.
         penstock_image: Image of routers and simulated workers whose graph names none; None: the release's.
         image_pull_policy: Always, IfNotPresent or Never.
+        allows_privileges: Whether a podTemplate may add privileges, see `build.privileges`.
         has_leader_worker_set: Whether the cluster knows the kind LeaderWorkerSet.
     """
 
@@ -23,4 +24,5 @@ class BuildContext:
     operator_namespace: str | None = None
     penstock_image: str | None = None
     image_pull_policy: str = "IfNotPresent"
+    allows_privileges: bool = False
     has_leader_worker_set: bool = False

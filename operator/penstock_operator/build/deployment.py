@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from penstock_graph.models import GraphDeployment
-from penstock_graph.runtimes import ProcessSpec
+from penstock_api import GraphDeployment
 from penstock_operator.build.context import BuildContext
 from penstock_operator.build.labels import selector, service_labels
 from penstock_operator.build.metadata import metadata
 from penstock_operator.build.pod import pod_template
+from penstock_runtimes import ProcessSpec
 
 _SLACK_S = 60
 """Beyond leaving and loading, for the scheduler and the image; chosen."""
 
 
 def deployment(
-    graph: GraphDeployment, spec: ProcessSpec, context: BuildContext, *, replicas: int, surge: bool
+    graph: GraphDeployment, spec: ProcessSpec, context: BuildContext, *, replicas: int, unavailable: int
 ) -> dict[str, Any]:
     """Return a service's Deployment.
 
@@ -26,7 +26,8 @@ def deployment(
         spec: The service's process.
         context: Of the build.
         replicas: Number to write.
-        surge: Whether a rollout may start a new pod before it ends an old one; needs room in the budget.
+        unavailable: Replicas that a rollout may take away at once; 0: it starts a new pod before it ends an old
+            one, which needs room in the budget.
     """
     return {
         "apiVersion": "apps/v1",
@@ -37,12 +38,12 @@ def deployment(
             "revisionHistoryLimit": 3,
             "progressDeadlineSeconds": math.ceil(spec.grace_s + spec.startup_s) + _SLACK_S,
             "selector": {"matchLabels": selector(graph, spec.service)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": rollout(surge=surge)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": rollout(unavailable)},
             "template": pod_template(graph, spec, context),
         },
     }
 
 
-def rollout(*, surge: bool) -> dict[str, int]:
+def rollout(unavailable: int) -> dict[str, int]:
     """Return how many replicas a rollout may add and take; one at a time keeps the pools' proportions."""
-    return {"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1}
+    return {"maxSurge": 0 if unavailable else 1, "maxUnavailable": unavailable}

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock_graph.cluster_names import SIDE_CHANNEL_PORT, WORKER_PORT
-from penstock_graph.models import GraphDeployment, Role, Runtime
-from penstock_graph.runtimes import PORT, ProcessSpec, filled_env
-from penstock_graph.runtimes.process import SIDE_CHANNEL_PORT as SIDE_CHANNEL_PLACEHOLDER
+from penstock_api import GraphDeployment, Role, Runtime
+from penstock_objects.names import SIDE_CHANNEL_PORT, WORKER_PORT
 from penstock_operator.build.volumes import cache_of, home_of
+from penstock_runtimes import PORT, ProcessSpec, filled_env
+from penstock_runtimes.process import SIDE_CHANNEL_PORT as SIDE_CHANNEL_PLACEHOLDER
 
 PORTS: Mapping[str, int] = {PORT: WORKER_PORT, SIDE_CHANNEL_PLACEHOLDER: SIDE_CHANNEL_PORT}
 """Values of the placeholders in commands and variables."""

@@ -6,7 +6,8 @@ during a pod's life (`SERVING_LABEL`) is selected by Services alone.
 
 from __future__ import annotations
 
-from penstock_graph.cluster_names import (
+from penstock_api import GraphDeployment, Role, Runtime
+from penstock_objects.names import (
     GRAPH_LABEL,
     MANAGED_BY,
     MANAGED_BY_LABEL,
@@ -15,7 +16,6 @@ from penstock_graph.cluster_names import (
     SERVING,
     SERVING_LABEL,
 )
-from penstock_graph.models import GraphDeployment, Role, Runtime
 
 DYNAMO_DISCOVERY = {
     "nvidia.com/dynamo-discovery-backend": "kubernetes",

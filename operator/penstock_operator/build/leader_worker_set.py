@@ -13,20 +13,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock_graph.models import GraphDeployment, Runtime
-from penstock_graph.runtimes import ProcessSpec
+from penstock_api import GraphDeployment, Runtime
 from penstock_operator.build.context import BuildContext
 from penstock_operator.build.deployment import rollout
 from penstock_operator.build.labels import service_labels
 from penstock_operator.build.metadata import metadata
 from penstock_operator.build.pod import pod_template
+from penstock_runtimes import ProcessSpec
 
 _RENDEZVOUS_PORT = "29501"
 """vLLM's default of --master-port."""
 
 
 def leader_worker_set(
-    graph: GraphDeployment, spec: ProcessSpec, context: BuildContext, *, replicas: int, surge: bool
+    graph: GraphDeployment, spec: ProcessSpec, context: BuildContext, *, replicas: int, unavailable: int
 ) -> dict[str, Any]:
     """Return a service's LeaderWorkerSet; the arguments are `deployment`'s."""
     follower = _node_args(graph, spec, "$(LWS_WORKER_INDEX)")
@@ -38,7 +38,7 @@ def leader_worker_set(
         "metadata": metadata(graph, context, spec.service, service_labels(graph, spec.service)),
         "spec": {
             "replicas": replicas,
-            "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": rollout(surge=surge)},
+            "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": rollout(unavailable)},
             # Shared would need a Service of the set's own name, which is the one that routers use: it leaves out
             # pods that are not ready, and followers must find their leader before that.
             "networkConfig": {"subdomainPolicy": "UniquePerReplica"},

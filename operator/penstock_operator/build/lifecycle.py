@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock_graph.cluster_names import WORKER_PORT
+from penstock_objects.names import WORKER_PORT
 
 SETTLE_S = 5
 """Time for every router to see that the pod is leaving; chosen, several times a watch's delay."""

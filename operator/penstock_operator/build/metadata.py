@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock_graph.cluster_names import child_name
-from penstock_graph.models import API_VERSION, GraphDeployment
+from penstock_api import API_VERSION, GraphDeployment
+from penstock_objects.names import child_name
 from penstock_operator.build.context import BuildContext
 
 ROUTER_SUFFIX = "router"

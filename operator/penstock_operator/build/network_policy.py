@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock_graph.cluster_names import (
+from penstock_api import WORKER_ROLES, GraphDeployment, Role, Runtime
+from penstock_objects.names import (
     GRAPH_LABEL,
     HTTP_PORT,
     METRICS_ACCESS,
@@ -16,7 +17,6 @@ from penstock_graph.cluster_names import (
     ROLE_LABEL,
     SCOPE_LABEL,
 )
-from penstock_graph.models import WORKER_ROLES, GraphDeployment, Role, Runtime
 from penstock_operator.build.context import BuildContext
 from penstock_operator.build.labels import graph_labels
 from penstock_operator.build.metadata import ROUTER_SUFFIX, WORKER_SUFFIX, metadata

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock_graph.cluster_names import GRAPH_LABEL, ROLE_LABEL
-from penstock_graph.models import GraphDeployment, NodePool, Role, Runtime
+from penstock_api import GraphDeployment, NodePool, Role, Runtime
+from penstock_objects.names import GRAPH_LABEL, ROLE_LABEL
 from penstock_operator.build.labels import selector
 
 _ZONE = "topology.kubernetes.io/zone"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from penstock_api import Environment, GraphDeployment, Role, Runtime
 from penstock_core.errors import InvalidSpecError, Problem
-from penstock_graph.cluster_names import (
+from penstock_objects.names import (
     API_KEYS_FOLDER,
     BUDGET_GATE,
     CONFIG_ANNOTATION,
@@ -16,8 +17,6 @@ from penstock_graph.cluster_names import (
     WORKER_PORT,
     child_name,
 )
-from penstock_graph.models import Environment, GraphDeployment, Role, Runtime
-from penstock_graph.runtimes import ProcessSpec, RuntimeContext, filled_argv, process_specs
 from penstock_operator.build.config_map import config_digest
 from penstock_operator.build.context import BuildContext
 from penstock_operator.build.environment import PORTS, environment, environment_from
@@ -26,9 +25,11 @@ from penstock_operator.build.lifecycle import lifecycle
 from penstock_operator.build.metadata import ROUTER_SUFFIX, WORKER_SUFFIX
 from penstock_operator.build.overlay import overlay
 from penstock_operator.build.placement import gpu_request, gpus_per_pod, placement
+from penstock_operator.build.privileges import added_privileges
 from penstock_operator.build.probes import probes
 from penstock_operator.build.security import container_security, pod_security
 from penstock_operator.build.volumes import is_penstock_image, volumes
+from penstock_runtimes import ProcessSpec, RuntimeContext, filled_argv, process_specs
 
 MAIN: Final = "main"
 """Name of the container that runs the service; an overlay refers to it."""
@@ -41,6 +42,13 @@ def gpu_ceiling(graph: GraphDeployment) -> int | None:
     """Return the most GPUs that the graph's workers may hold together; None: no ceiling."""
     planner = graph.spec.planner
     return planner.max_gpu_budget if planner.enabled else None
+
+
+def stated_gpu_ceiling(raw: Mapping[str, Any]) -> int | None:
+    """Return the ceiling that a graph states, one whose specification is invalid too; None: no ceiling is stated."""
+    planner = raw["spec"].get("planner") or {}
+    ceiling = planner.get("maxGpuBudget")
+    return ceiling if isinstance(ceiling, int) and planner.get("enabled", True) else None
 
 
 def processes(graph: GraphDeployment, context: BuildContext) -> dict[str, ProcessSpec]:
@@ -77,7 +85,8 @@ def pod_template(
         more_args: Arguments before the user's own.
 
     Raises:
-        InvalidSpecError: the service's podTemplate cannot be laid over the template.
+        InvalidSpecError: the service's podTemplate cannot be laid over the template, or adds a privilege that the
+            operator does not allow.
     """
     service = graph.spec.services[spec.service]
     path = f"spec.services.{spec.service}.podTemplate"
@@ -99,6 +108,8 @@ def pod_template(
         },
     }
     template = overlay(built, service.pod_template, path)
+    if not context.allows_privileges and (added := added_privileges(built, template, path)):
+        raise InvalidSpecError(added)
     _refuse_broken(graph, spec.service, template, path)
     return _with_own_marks(graph, spec.service, template, built["metadata"]["labels"])
 
@@ -129,7 +140,7 @@ def _container(
         "volumeMounts": [mount for _, mount in volumes(graph, spec.service)],
     }
     if not follows:
-        container |= probes(service.role, spec.health_path or "/health", spec.startup_s)
+        container |= probes(service.role, spec.health_path or "/health", spec.startup_s, spec.liveness_s)
         grace_s = service.termination_grace_period_seconds
         container["lifecycle"] = lifecycle(
             finishes_requests=is_own or not service.role.is_worker, grace_s=grace_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock_graph.models import GraphDeployment
+from penstock_api import GraphDeployment
 from penstock_operator.build.context import BuildContext
 from penstock_operator.build.labels import selector, service_labels
 from penstock_operator.build.metadata import metadata

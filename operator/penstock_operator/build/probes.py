@@ -9,23 +9,27 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from penstock_graph.cluster_names import HTTP_PORT
-from penstock_graph.models import Role
+from penstock_api import Role
+from penstock_objects.names import HTTP_PORT
+from penstock_runtimes import LIVENESS_S
 
 _STARTUP_PERIOD_S = 2
 """Chosen: a worker takes requests at most this long after it could."""
+
+_LIVENESS_PERIOD_S = 10
 
 _KILL_GRACE_S = 30
 """A process that liveness gave up has nothing to finish; the pod's own grace may be many minutes."""
 
 
-def probes(role: Role, path: str, startup_s: float) -> dict[str, Any]:
+def probes(role: Role, path: str, startup_s: float, liveness_s: float | None) -> dict[str, Any]:
     """Return startup, readiness and liveness probe.
 
     Args:
         role: Whose container it is.
         path: Answers 200 while the process can serve.
         startup_s: Longest time to the first 200, in seconds.
+        liveness_s: How long a container that served may give no 200, in seconds; None: 60.
     """
     return {
         "startupProbe": {
@@ -43,9 +47,9 @@ def probes(role: Role, path: str, startup_s: float) -> dict[str, Any]:
         # A worker in a long step answers late: six silences of 10 s in a row are no step any more.
         "livenessProbe": {
             "httpGet": _get(path),
-            "periodSeconds": 10,
-            "timeoutSeconds": 10,
-            "failureThreshold": 6,
+            "periodSeconds": _LIVENESS_PERIOD_S,
+            "timeoutSeconds": _LIVENESS_PERIOD_S,
+            "failureThreshold": math.ceil((liveness_s or LIVENESS_S) / _LIVENESS_PERIOD_S),
             "terminationGracePeriodSeconds": _KILL_GRACE_S,
         },
     }

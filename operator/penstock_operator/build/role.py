@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock_graph.models import GraphDeployment, Runtime
+from penstock_api import GraphDeployment, Runtime
 from penstock_operator.build.context import BuildContext
 from penstock_operator.build.labels import graph_labels
 from penstock_operator.build.metadata import ROUTER_SUFFIX, metadata

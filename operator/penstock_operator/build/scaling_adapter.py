@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock_graph.models import API_VERSION, GraphDeployment
+from penstock_api import API_VERSION, GraphDeployment
 from penstock_operator.build.context import BuildContext
 from penstock_operator.build.labels import service_labels
 from penstock_operator.build.metadata import metadata

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock_graph.cluster_names import HTTP_PORT, WORKER_PORT
-from penstock_graph.models import GraphDeployment
+from penstock_api import GraphDeployment
+from penstock_objects.names import HTTP_PORT, WORKER_PORT
 from penstock_operator.build.context import BuildContext
 from penstock_operator.build.labels import endpoint_selector, slice_labels
 from penstock_operator.build.metadata import metadata

@@ -11,8 +11,8 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from penstock_graph.cluster_names import API_KEYS_FOLDER, GRAPH_FILE, child_name
-from penstock_graph.models import GraphDeployment, NodePool, Role, Runtime
+from penstock_api import GraphDeployment, NodePool, Role, Runtime
+from penstock_objects.names import API_KEYS_FOLDER, GRAPH_FILE, child_name
 from penstock_operator.build.metadata import ROUTER_SUFFIX
 
 TEMPORARY = "/tmp"  # noqa: S108 - a volume of the pod's own

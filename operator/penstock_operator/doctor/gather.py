@@ -17,9 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from penstock_core import metric_names as names
 from penstock_core.errors import ClusterError, ForbiddenError, NotFoundError
-from penstock_graph.cluster_names import GRAPH_LABEL, HTTP_PORT, OPERATOR, PLANNER, WORKER_PORT, lease_name
-from penstock_graph.crd import definitions
-from penstock_graph.pod_words import FINISHED_PHASES
+from penstock_crd import definitions
 from penstock_kube.client import KubeClient
 from penstock_kube.kinds import (
     ACCESS_REVIEW,
@@ -31,6 +29,16 @@ from penstock_kube.kinds import (
     POD,
     SUBJECT_REVIEW,
 )
+from penstock_objects.names import (
+    GRAPH_LABEL,
+    HTTP_PORT,
+    OPERATOR,
+    PLANNER,
+    WORKER_PORT,
+    child_name,
+    lease_name,
+)
+from penstock_objects.pods import FINISHED_PHASES
 from penstock_operator.doctor.facts import (
     Facts,
     GraphFacts,
@@ -321,14 +329,19 @@ class _Gatherer:
         inside = _IN_CLUSTER.match(parts.hostname or "")
         if inside is None:
             return Unseen("is outside the cluster, so it is not asked from here", is_forbidden=True)
-        namespace, name = graph["metadata"]["namespace"], graph["metadata"]["name"]
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        labels = f'namespace="{namespace}",pod=~"{name}-.+"'
-        query = quote(f"count(count by (pod) ({names.VLLM_RUNNING}{{{labels}}}))")
+        query = quote(f"count(count by (pod) ({names.VLLM_RUNNING}{{{pod_selector(graph)}}}))")
         service = f"{parts.scheme}:{inside['name']}:{port}"
         path = f"/api/v1/namespaces/{inside['namespace']}/services/{service}/proxy{parts.path.rstrip('/')}"
         answer = await self._seen(self._client.raw_text(f"{path}/api/v1/query?query={query}"))
         return answer if isinstance(answer, Unseen) else _count_of(answer)
+
+
+def pod_selector(graph: Object) -> str:
+    """Return the PromQL matchers of the graph's own pods: those of graph ``chat-2`` are not ``chat``'s."""
+    name, namespace = graph["metadata"]["name"], graph["metadata"]["namespace"]
+    services = "|".join(child_name(name, service) for service in sorted(graph["spec"]["services"]))
+    return f'namespace="{namespace}",pod=~"({services})-[a-z0-9]+(-[a-z0-9]+)?"'
 
 
 def _words(error: ClusterError) -> str:

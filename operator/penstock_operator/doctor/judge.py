@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Final
 
-from penstock_graph.cluster_names import SCOPE_LABEL
-from penstock_graph.crd import definitions
+from penstock_crd import definitions
+from penstock_objects.names import SCOPE_LABEL
 from penstock_operator.doctor.facts import Facts, LeaseFact, Object, RightsFact, ServerFacts, Unseen
 from penstock_operator.doctor.findings import Finding, ok, problem, unknown, warning
 from penstock_operator.doctor.judge_graph import graph_findings
@@ -135,9 +135,7 @@ def _overlaps(component: str, found: list[Object]) -> Iterator[Finding]:
         message = f"{' and '.join(wide)} all watch every namespace; the one with the oldest Lease works"
         yield warning(f"{component}s", message, "uninstall all but one, or give each namespaces of its own")
     if wide and own:
-        yield ok(
-            f"{component}s", f"{wide[0]} leaves {', '.join(own)} to the {component}s of those namespaces"
-        )
+        yield ok(f"{component}s", f"{wide[0]} cedes {', '.join(own)} to the {component}s of those namespaces")
 
 
 def _name(obj: Object) -> str:

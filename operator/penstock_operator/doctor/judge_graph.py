@@ -10,7 +10,7 @@ from typing import Any, Final
 from penstock_core import metric_names as names
 from penstock_core.errors import ObservationError
 from penstock_core.exposition import Sample, parse_samples
-from penstock_graph.cluster_names import SERVING
+from penstock_objects.names import SERVING
 from penstock_operator.doctor.facts import GraphFacts, Object, Page, Unseen
 from penstock_operator.doctor.findings import Finding, ok, problem, unknown, warning
 from penstock_operator.plan.diagnose import diagnose

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from penstock_graph.models import GraphDeployment, NodePool, ServiceSpec, Toleration
+from penstock_api import GraphDeployment, NodePool, ServiceSpec, Toleration
 from penstock_operator.build.placement import gpu_request
 from penstock_operator.doctor.facts import GraphFacts, NodeFacts, Object, Unseen
 from penstock_operator.doctor.findings import Finding, ok, problem, unknown, warning

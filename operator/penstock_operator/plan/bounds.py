@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock_graph.models import ServiceSpec
+from penstock_api import ServiceSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_operator.plan.budget import Waiting
-from penstock_operator.plan.diagnose import Category, Diagnosis, worst
+from penstock_operator.plan.diagnose import Diagnosis, worst
 from penstock_operator.plan.replicas import Replicas
 
 READY = "Ready"
@@ -48,6 +48,7 @@ class ServiceFacts:
         rolling: Whether a rollout is under way.
         held: Why a step that is due waits, for example for another rollout; empty: none does. A wish beyond
             its bounds is no such step: it is settled, and its ScalingAdapter says so.
+        refused: Why the API server refuses its pods; None: it refuses none.
     """
 
     role: Role
@@ -58,6 +59,7 @@ class ServiceFacts:
     selector: str
     rolling: bool = False
     held: str = ""
+    refused: Diagnosis | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphFacts:
+class ConditionFacts:
     """What is known of a graph.
 
     Attributes:
@@ -101,7 +103,7 @@ class GraphFacts:
         return sum(each.replicas.gpus for each in self.services.values() if each.role.is_worker)
 
 
-def judgements(facts: GraphFacts) -> tuple[Judgement, ...]:
+def judgements(facts: ConditionFacts) -> tuple[Judgement, ...]:
     """Return the operator's conditions of a graph, sorted by type."""
     found = (_ready(facts), _progressing(facts), _degraded(facts), _budget(facts), _schedulable(facts))
     return tuple(sorted(found, key=lambda each: each.type))
@@ -137,7 +139,7 @@ def conditions(
     return rows
 
 
-def _ready(facts: GraphFacts) -> Judgement:
+def _ready(facts: ConditionFacts) -> Judgement:
     """Ready: a request would be served now."""
     if facts.deleting:
         return Judgement(READY, status=False, reason="Deleting", message="the graph is being deleted")
@@ -145,15 +147,19 @@ def _ready(facts: GraphFacts) -> Judgement:
         return Judgement(READY, status=False, reason=facts.failure.reason, message=facts.failure.message)
     serving = {role: _serving(facts, role) for role in _roles(facts)}
     absent = [role for role, count in serving.items() if not count]
+    if not serving:
+        return Judgement(READY, status=False, reason="NoReadyWorker", message="no service is known")
     if absent:
         worker = next((role for role in absent if role.is_worker), None)
         reason = "NoReadyRouter" if worker is None else "NoReadyWorker"
         return Judgement(READY, status=False, reason=reason, message=f"no ready replica of {_listed(absent)}")
-    parts = [f"{role.value} {count}" for role, count in serving.items()]
-    return Judgement(READY, status=True, reason="Serving", message=f"ready replicas: {', '.join(parts)}")
+    told = ", ".join(f"{role.value} {count}" for role, count in serving.items())
+    if Role.ROUTER not in serving:
+        told = f"{told}; the graph declares no router, so requests have to come through one of your own"
+    return Judgement(READY, status=True, reason="Serving", message=f"ready replicas: {told}")
 
 
-def _progressing(facts: GraphFacts) -> Judgement:
+def _progressing(facts: ConditionFacts) -> Judgement:
     steps = [f"{name}: {step}" for name, each in sorted(facts.services.items()) if (step := _step(each))]
     if facts.deleting:
         return Judgement(PROGRESSING, status=True, reason="Deleting", message=facts.deleting)
@@ -180,7 +186,7 @@ def _step(service: ServiceFacts) -> str:
     return ", ".join(parts)
 
 
-def _reason(facts: GraphFacts) -> str:
+def _reason(facts: ConditionFacts) -> str:
     services = facts.services.values()
     if any(each.rolling for each in services):
         return "RollingOut"
@@ -189,7 +195,7 @@ def _reason(facts: GraphFacts) -> str:
     return "Scaling"
 
 
-def _degraded(facts: GraphFacts) -> Judgement:
+def _degraded(facts: ConditionFacts) -> Judgement:
     if facts.failure is not None:
         return Judgement(DEGRADED, status=True, reason=facts.failure.reason, message=facts.failure.message)
     faults = [each for each in facts.diagnoses if each.category.is_fault]
@@ -200,7 +206,7 @@ def _degraded(facts: GraphFacts) -> Judgement:
     return Judgement(DEGRADED, status=True, reason=first.category.value, message=f"{first}{more}")
 
 
-def _budget(facts: GraphFacts) -> Judgement:
+def _budget(facts: ConditionFacts) -> Judgement:
     used = f"{facts.gpus} GPUs are in use"
     if facts.budget is None:
         return Judgement(
@@ -214,25 +220,25 @@ def _budget(facts: GraphFacts) -> Judgement:
     )
 
 
-def _schedulable(facts: GraphFacts) -> Judgement:
-    unplaced = [each for each in facts.diagnoses if each.category is Category.UNSCHEDULABLE]
+def _schedulable(facts: ConditionFacts) -> Judgement:
+    unplaced = [each for each in facts.diagnoses if each.category.is_unplaced]
     first = worst(unplaced)
     if first is not None:
         more = f" (and {len(unplaced) - 1} more)" if len(unplaced) > 1 else ""
-        return Judgement(SCHEDULABLE, status=False, reason="Unschedulable", message=f"{first}{more}")
+        return Judgement(SCHEDULABLE, status=False, reason=first.category.value, message=f"{first}{more}")
     if facts.waiting:
         told = sorted({f"{each.service}: {each.reason}" for each in facts.waiting})
         return Judgement(SCHEDULABLE, status=False, reason="WaitingForBudget", message="; ".join(told))
     return Judgement(SCHEDULABLE, status=True, reason="Scheduled", message="every pod has a node")
 
 
-def _roles(facts: GraphFacts) -> list[Role]:
-    """Return the roles that a request passes; a graph without a router service is served by nobody."""
-    present = {Role.ROUTER, *(each.role for each in facts.services.values())}
+def _roles(facts: ConditionFacts) -> list[Role]:
+    """Return the declared roles; a graph without a router service is behind a router of its user's own."""
+    present = {each.role for each in facts.services.values()}
     return [role for role in Role if role in present]
 
 
-def _serving(facts: GraphFacts, role: Role) -> int:
+def _serving(facts: ConditionFacts, role: Role) -> int:
     return sum(each.replicas.serving for each in facts.services.values() if each.role is role)
 
 

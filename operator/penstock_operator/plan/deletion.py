@@ -18,11 +18,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_operator.plan.pods import PodView
 
 
-class Stage(StrEnum):
+class DeletionStage(StrEnum):
     """How far a deletion is; names appear in the status."""
 
     ROUTERS = "DrainingRouters"
@@ -67,7 +67,7 @@ class DeletionStep:
         message: What is being waited for; one sentence, the same for the same state.
     """
 
-    stage: Stage
+    stage: DeletionStage
     delete: tuple[Child, ...] = ()
     drain: tuple[str, ...] = ()
     release: bool = False
@@ -86,20 +86,22 @@ def next_step(children: Iterable[Child], pods: Sequence[PodView]) -> DeletionSte
     routers = [child for child in workloads if child.role == Role.ROUTER]
     router_pods = [pod for pod in pods if pod.role == Role.ROUTER and not pod.finished]
     if routers or router_pods:
-        return DeletionStep(Stage.ROUTERS, _undeleted(routers), message=_told("router", router_pods))
+        return DeletionStep(DeletionStage.ROUTERS, _undeleted(routers), message=_told("router", router_pods))
     worker_pods = [pod for pod in pods if not pod.finished]
     if workloads or worker_pods:
         busy = {pod.service for pod in worker_pods if pod.alive}
         return DeletionStep(
-            Stage.WORKERS,
+            DeletionStage.WORKERS,
             _undeleted([child for child in workloads if child.service not in busy]),
             tuple(sorted({child.service for child in workloads if child.service in busy})),
             message=_told("worker", worker_pods),
         )
     if present:
         names = ", ".join(f"{child.kind} {child.name}" for child in present)
-        return DeletionStep(Stage.REST, _undeleted(present), message=f"waits until these are gone: {names}")
-    return DeletionStep(Stage.FINISHED, release=True, message="everything is gone")
+        return DeletionStep(
+            DeletionStage.REST, _undeleted(present), message=f"waits until these are gone: {names}"
+        )
+    return DeletionStep(DeletionStage.FINISHED, release=True, message="everything is gone")
 
 
 def _undeleted(children: Iterable[Child]) -> tuple[Child, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from penstock_graph.pod_words import CONFIG_REASONS, CRASH_LOOP, PULL_REASONS
+from penstock_objects.pods import CONFIG_REASONS, CRASH_LOOP, PULL_REASONS
 from penstock_operator.plan.pods import ContainerView, PodView, pod_view
 
 SLOW_START_S: Final = 300.0
@@ -28,6 +28,7 @@ STUCK_S: Final = 60.0
 class Category(StrEnum):
     """What is wrong, worst first; names are a contract (condition reasons, metrics, alerts)."""
 
+    REFUSED = "FailedCreate"
     IMAGE_PULL = "ImagePull"
     CONFIG = "CreateContainerConfigError"
     OUT_OF_MEMORY = "OutOfMemory"
@@ -46,6 +47,11 @@ class Category(StrEnum):
         """Whether something is broken; a pod that waits for GPUs of the budget is not."""
         return self is not Category.WAITING_FOR_BUDGET
 
+    @property
+    def is_unplaced(self) -> bool:
+        """Whether a replica has no node for want of one, or because its pod may not even exist."""
+        return self in {Category.UNSCHEDULABLE, Category.REFUSED}
+
 
 _SEVERITY: Final = {category: rank for rank, category in enumerate(Category)}
 
@@ -56,11 +62,11 @@ _NODES: Final = re.compile(r"^\d+/\d+ nodes are available: ")
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One pod's trouble.
+    """One pod's trouble, or that of a workload whose pods cannot be created.
 
     Attributes:
         category: What kind of trouble.
-        pod: Pod's name.
+        pod: Pod's name; the workload's for `Category.REFUSED`.
         service: Its service.
         message: What is wrong; one sentence without the pod's name.
         remedy: What a person can do.
@@ -116,6 +122,9 @@ def _of_the_whole(pod: PodView, now_s: float) -> _Found:
     if pod.reason == "NodeLost" or pod.phase == "Unknown" or (taken and not pod.finished):
         message = f"node {pod.node} does not answer"
         return Category.NODE_LOST, message, "check the node; delete it if it is gone for good"
+    if pod.alive and _is_cut_off(pod):
+        message = f"node {pod.node} is not ready"
+        return Category.NODE_LOST, message, "check the node; its pods are replaced after five minutes"
     if pod.phase == "Failed":
         return _of_failure(pod)
     if pod.terminating and pod.deleted_s is not None and now_s > pod.deleted_s + STUCK_S:
@@ -127,6 +136,23 @@ def _of_the_whole(pod: PodView, now_s: float) -> _Found:
             "check the node and the pod's finalizers, then kubectl delete --force",
         )
     return None
+
+
+def _is_cut_off(pod: PodView) -> bool:
+    """Return whether the pod is unready by the node controller's word alone.
+
+    That changes Ready and nothing else, as soon as the node stops reporting; the kubelet, which cannot be heard,
+    had all containers ready, and a kubelet writes both conditions at once. Five minutes later the pod is deleted.
+    Source: kubernetes/pkg/controller/util/node/controller_utils.go, MarkPodsNotReady.
+    """
+    ready, containers = pod.condition("Ready"), pod.condition("ContainersReady")
+    return (
+        ready is not None
+        and ready.status == "False"
+        and ready.reason != "ReadinessGatesNotReady"
+        and containers is not None
+        and containers.status == "True"
+    )
 
 
 def _of_failure(pod: PodView) -> _Words:

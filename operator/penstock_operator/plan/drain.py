@@ -31,7 +31,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
-from penstock_graph.cluster_names import DRAINING
+from penstock_objects.names import DRAINING
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.scale import DRAINING_COST, LEAVING_COST, Load, ScalePlan
 

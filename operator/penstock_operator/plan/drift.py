@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock_graph.cluster_names import APPLIED_ANNOTATION
+from penstock_objects.names import APPLIED_ANNOTATION
 from penstock_operator.plan.quantity import quantity
 
 MERGE_KEYS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
@@ -102,7 +102,7 @@ LEFT_OUT_OF_LISTS: Final = frozenset({"apiVersion", "kind"})
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FieldDifference:
     """One wanted value that the live object does not hold.
 
     Attributes:
@@ -146,12 +146,14 @@ def drifted(
     return None if found is None else str(found)
 
 
-def differences(desired: Mapping[str, Any], live: Mapping[str, Any]) -> Iterator[Difference]:
+def differences(desired: Mapping[str, Any], live: Mapping[str, Any]) -> Iterator[FieldDifference]:
     """Yield where ``live`` falls short of ``desired``, in the order of the sorted paths' keys."""
     yield from _map_differences("", desired, live)
 
 
-def _map_differences(path: str, want: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Difference]:
+def _map_differences(
+    path: str, want: Mapping[str, Any], found: Mapping[str, Any]
+) -> Iterator[FieldDifference]:
     quantities = path.rpartition(".")[2] in QUANTITY_MAPS
     for key in sorted(want):
         below = f"{path}.{_escaped(key)}" if path else key
@@ -164,24 +166,24 @@ def _map_differences(path: str, want: Mapping[str, Any], found: Mapping[str, Any
             yield from _differences(below, key, value, other)
 
 
-def _differences(path: str, key: str, want: Any, found: Any) -> Iterator[Difference]:
+def _differences(path: str, key: str, want: Any, found: Any) -> Iterator[FieldDifference]:
     if found is None:
         if not _absence_is_fine(key, want):
-            yield Difference(path, want, None)
+            yield FieldDifference(path, want, None)
     elif want == found and not isinstance(want, bool | int):
         return  # most of an object, at the speed of C; the API's types let no true below become a 1
     elif isinstance(want, Mapping):
         if not isinstance(found, Mapping) or (key in ATOMIC_MAPS and found.keys() - want.keys()):
-            yield Difference(path, want, found)
+            yield FieldDifference(path, want, found)
         else:
             yield from _map_differences(path, want, found)
     elif _is_list(want):
         if not _is_list(found):
-            yield Difference(path, want, found)
+            yield FieldDifference(path, want, found)
         elif want or key not in MERGE_KEYS:  # elements of others in a list map are theirs
             yield from _list_differences(path, key, want, found)
     elif not _same_scalar(want, found) and not (key in DEFAULTED_WHEN_ZERO and want == 0):
-        yield Difference(path, want, found)
+        yield FieldDifference(path, want, found)
 
 
 def _absence_is_fine(key: str, want: Any) -> bool:
@@ -192,7 +194,9 @@ def _absence_is_fine(key: str, want: Any) -> bool:
     return not want and key in ABSENT_WHEN_ZERO | DEFAULTED_WHEN_ZERO
 
 
-def _list_differences(path: str, key: str, want: Sequence[Any], found: Sequence[Any]) -> Iterator[Difference]:
+def _list_differences(
+    path: str, key: str, want: Sequence[Any], found: Sequence[Any]
+) -> Iterator[FieldDifference]:
     names = None if path.startswith(ATOMIC_PATHS) else _merge_key(key, want)
     if names is not None:
         held = {_identity(names, each): each for each in found if isinstance(each, Mapping)}
@@ -201,15 +205,15 @@ def _list_differences(path: str, key: str, want: Sequence[Any], found: Sequence[
             below = f"{path}[{','.join(f'{n}={v}' for n, v in zip(names, identity, strict=True))}]"
             other = held.get(identity)
             if other is None:
-                yield Difference(below, element, None)
+                yield FieldDifference(below, element, None)
             else:
                 yield from _map_differences(below, element, other)
     elif key in SETS:
         missing = sorted({str(each) for each in want} - {str(each) for each in found})
         if missing:
-            yield Difference(path, missing, list(found))
+            yield FieldDifference(path, missing, list(found))
     elif len(want) != len(found):
-        yield Difference(path, want, found)
+        yield FieldDifference(path, want, found)
     else:
         for index, (element, other) in enumerate(zip(want, found, strict=True)):
             yield from _differences(f"{path}[{index}]", "", element, other)
@@ -226,12 +230,12 @@ def _identity(names: tuple[str, ...], element: Mapping[str, Any]) -> tuple[str, 
     return tuple(str(element.get(name) or DEFAULTS.get(name, "")) for name in names)
 
 
-def _quantity_differences(path: str, want: Any, found: Any) -> Iterator[Difference]:
+def _quantity_differences(path: str, want: Any, found: Any) -> Iterator[FieldDifference]:
     exact = quantity(want)
     if exact is None:
         yield from _differences(path, "", want, found)
     elif exact != quantity(found):
-        yield Difference(path, want, found)
+        yield FieldDifference(path, want, found)
 
 
 def _same_scalar(want: Any, found: Any) -> bool:

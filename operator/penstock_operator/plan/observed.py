@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from penstock_graph.cluster_names import GRAPH_LABEL, SERVICE_LABEL
-from penstock_graph.models import Role
+from penstock_api import Role
+from penstock_objects.names import GRAPH_LABEL, SERVICE_LABEL
 from penstock_operator.plan.conditions import ServiceFacts
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import count

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from penstock_api import Role
 from penstock_core.stamps import seconds
-from penstock_graph.cluster_names import (
+from penstock_objects.names import (
     BUDGET_GATE,
     DELETION_COST_ANNOTATION,
     DRAIN_ANNOTATION,
@@ -22,8 +23,7 @@ from penstock_graph.cluster_names import (
     SERVING,
     SERVING_LABEL,
 )
-from penstock_graph.models import Role
-from penstock_graph.pod_words import FINISHED_PHASES, GROUP_KEY_LABEL, WORKER_INDEX_LABEL
+from penstock_objects.pods import FINISHED_PHASES, GROUP_KEY_LABEL, WORKER_INDEX_LABEL
 
 HASH_LABEL: Final = "pod-template-hash"
 """Kubernetes' own: revision of a Deployment's pod."""

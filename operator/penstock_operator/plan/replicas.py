@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock_graph.cluster_names import DRAINING
+from penstock_objects.names import DRAINING
 from penstock_operator.plan.pods import PodView
 
 

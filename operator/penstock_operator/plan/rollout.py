@@ -3,7 +3,8 @@
 Pure. Two rules keep the ratio of prefill to decode while a graph changes:
 
 - a rollout surges (one replica more, none missing) where the budget has room for that replica even when
-  every wanted replica exists, and otherwise replaces one at a time (none more, one missing);
+  every wanted replica exists, and otherwise replaces one at a time (none more, one missing beside those for
+  which the budget has no room);
 - at most one worker service rolls at a time, so at most one replica is away.
 
 Room is judged by *wanted* replicas, not by existing ones: a rollout's own surge pod must not take away the
@@ -12,25 +13,18 @@ room that it was allowed to use, or the strategy would flip in the middle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock_graph.models import Role
+from penstock_api import Role
 
 _ORDER: Final = (Role.DECODE, Role.PREFILL, Role.AGGREGATED)
 """Which role rolls first when several changed: decode, as the planner's precedence has it."""
 
 _DEADLINE: Final = "ProgressDeadlineExceeded"
 """Reason that the Deployment controller gives a rollout without progress for progressDeadlineSeconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """A Deployment's rolling update: replicas above and below the wanted number."""
-
-    max_surge: int
-    max_unavailable: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +65,23 @@ class Rollouts:
     held: Mapping[str, str]
 
 
-def may_surge(*, role: Role, gpus_per_replica: int, wanted_gpus: int, budget: int | None) -> bool:
-    """Return whether a rollout may run one replica more than wanted.
+def unavailable(
+    *, role: Role, gpus_per_replica: int, wanted_gpus: int, budget: int | None, blocked: int
+) -> int:
+    """Return how many replicas a rollout may take away at once; 0: it starts one more than wanted first.
 
     Args:
         role: Service's role; routers hold no GPUs.
         gpus_per_replica: GPUs of one replica.
         wanted_gpus: GPUs of all wanted replicas of the graph's worker services.
         budget: Most GPUs; None: no ceiling.
+        blocked: Replicas of the service that the budget keeps from running. They are away for good, and a
+            rollout that may have one away would wait for them for ever.
     """
-    return not role.is_worker or budget is None or wanted_gpus + gpus_per_replica <= budget
-
-
-def strategy(*, role: Role, gpus_per_replica: int, wanted_gpus: int, budget: int | None) -> Strategy:
-    """Return the rolling update of a service; arguments as in `may_surge`."""
-    surge = may_surge(role=role, gpus_per_replica=gpus_per_replica, wanted_gpus=wanted_gpus, budget=budget)
-    return Strategy(1, 0) if surge else Strategy(0, 1)
+    if not role.is_worker or budget is None or wanted_gpus + gpus_per_replica <= budget:
+        return 0
+    beyond = math.ceil(max(0, wanted_gpus - budget) / gpus_per_replica) if gpus_per_replica else 0
+    return 1 + min(beyond, blocked)
 
 
 def rollout_view(service: str, role: Role, workload: Mapping[str, Any]) -> RolloutView:

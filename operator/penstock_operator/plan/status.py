@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock_graph.models import Role
-from penstock_graph.models.enums import Phase
+from penstock_api import Role
+from penstock_api.enums import GraphPhase
+from penstock_objects.pods import REPLICA_FAILURE
 from penstock_operator.plan.bounds import Bounded
 from penstock_operator.plan.conditions import (
     DEGRADED,
     PROGRESSING,
     READY,
-    GraphFacts,
+    ConditionFacts,
     Judgement,
     ServiceFacts,
     conditions,
@@ -27,7 +28,7 @@ SCALING_LIMITED: Final = "ScalingLimited"
 """Condition of a ScalingAdapter: the wish lies outside the graph's bounds."""
 
 
-def graph_status(facts: GraphFacts, *, old: Mapping[str, Any] | None, now: str) -> dict[str, Any]:
+def graph_status(facts: ConditionFacts, *, old: Mapping[str, Any] | None, now: str) -> dict[str, Any]:
     """Return the operator's part of a graph's status, for server-side apply.
 
     Args:
@@ -47,20 +48,20 @@ def graph_status(facts: GraphFacts, *, old: Mapping[str, Any] | None, now: str) 
     }
 
 
-def phase(facts: GraphFacts, held: Mapping[str, bool]) -> Phase:
+def phase(facts: ConditionFacts, held: Mapping[str, bool]) -> GraphPhase:
     """Return the one word for a graph whose conditions ``held`` (by type) are known.
 
     Failed: it cannot be brought about and serves nothing. Degraded: something is broken. Pending: nothing
     of it runs and nothing is under way.
     """
     if facts.failure is not None and not held[READY]:
-        return Phase.FAILED
+        return GraphPhase.FAILED
     if held[DEGRADED]:
-        return Phase.DEGRADED
+        return GraphPhase.DEGRADED
     if held[READY] and not held[PROGRESSING]:
-        return Phase.READY
+        return GraphPhase.READY
     started = any(each.replicas.existing for each in facts.services.values())
-    return Phase.PROGRESSING if facts.deleting or (started and held[PROGRESSING]) else Phase.PENDING
+    return GraphPhase.PROGRESSING if facts.deleting or (started and held[PROGRESSING]) else GraphPhase.PENDING
 
 
 def adapter_status(
@@ -87,13 +88,21 @@ def adapter_status(
         reason=bounded.reason or "WithinBounds",
         message=bounded.message or "the number asked for is within the bounds",
     )
+    refused = Judgement(
+        REPLICA_FAILURE,
+        status=service.refused is not None,
+        reason="PodsCreated" if service.refused is None else service.refused.category.value,
+        message="no pod is refused" if service.refused is None else service.refused.message,
+    )
     scaled = "replicas" in was and was["replicas"] != service.replicas.existing
     since = now if scaled else was.get("lastScaleTime")
     found = {
         "replicas": service.replicas.existing,
         "ready": service.replicas.ready,
         "selector": service.selector,
-        "conditions": conditions([limited], old=was.get("conditions") or (), generation=generation, now=now),
+        "conditions": conditions(
+            [limited, refused], old=was.get("conditions") or (), generation=generation, now=now
+        ),
     }
     return {**found, "lastScaleTime": since} if since else found
 
@@ -123,13 +132,13 @@ def _service(service: ServiceFacts) -> dict[str, Any]:
     }
 
 
-def _summary(facts: GraphFacts) -> dict[str, str]:
+def _summary(facts: ConditionFacts) -> dict[str, str]:
     decode = _ready_of(facts, Role.DECODE) or _ready_of(facts, Role.AGGREGATED)
     gpus = str(facts.gpus) if facts.budget is None else f"{facts.gpus}/{facts.budget}"
     return {"prefill": _ready_of(facts, Role.PREFILL), "decode": decode, "gpus": gpus}
 
 
-def _ready_of(facts: GraphFacts, role: Role) -> str:
+def _ready_of(facts: ConditionFacts, role: Role) -> str:
     services = [each for each in facts.services.values() if each.role is role]
     if not services:
         return ""

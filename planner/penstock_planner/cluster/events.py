@@ -14,10 +14,10 @@ from typing import Any, Final, Protocol
 
 from penstock_core.errors import PenstockError
 from penstock_core.logs import get_logger
-from penstock_graph.cluster_names import PLANNER
 from penstock_kube.events import MAX_NOTE, Note, Sender, cut
+from penstock_objects.names import PLANNER
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
-from penstock_planner.view import View
+from penstock_planner.observers import View
 
 MAX_WAITING: Final = 1000
 """Chosen: several decisions of every graph of a large cluster; more are dropped."""
@@ -36,7 +36,7 @@ class Creator(Protocol):
         ...
 
 
-class EventWriter:
+class DecisionEventWriter:
     """The one writer of a process's Events.
 
     Attributes:

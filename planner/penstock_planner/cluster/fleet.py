@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from penstock_api import GraphDeployment
 from penstock_core.errors import ConfigError, PenstockError
 from penstock_core.logs import bind_task, get_logger
-from penstock_graph.models import GraphDeployment
-from penstock_planner.cluster.plan import Plan, parse, plan_of
-from penstock_planner.cluster.status import Report, Standing
+from penstock_planner.cluster.plan import GraphPlan, parse, plan_of
+from penstock_planner.cluster.status import PlannerReason, Report
 from penstock_planner.cluster.watch import Key, Object
 
 FIRST_PAUSE_S: Final = 1.0
@@ -38,7 +38,7 @@ class Graphs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PlannerJob:
     """One run of one graph's planner.
 
     Attributes:
@@ -50,11 +50,11 @@ class Job:
 
     key: Key
     graph: GraphDeployment
-    plan: Plan
+    plan: GraphPlan
     live: Object
 
 
-Work = Callable[[Job, asyncio.Event], Coroutine[Any, Any, None]]
+Work = Callable[[PlannerJob, asyncio.Event], Coroutine[Any, Any, None]]
 """Plans one graph until the event is set."""
 
 
@@ -138,26 +138,26 @@ class Fleet:
             graph = parse(live)
             plan = plan_of(graph, self._overrides)
             if plan.disabled:
-                self._report(key, live, Standing.DISABLED, plan.disabled)
+                self._report(key, live, PlannerReason.DISABLED, plan.disabled)
                 await self._until_other(key, live, None)
                 return True
             log.info("planner of graph begins")
-            await self._run(Job(key, graph, plan, live))
+            await self._run(PlannerJob(key, graph, plan, live))
         except ConfigError as exc:
-            self._report(key, live, Standing.MISCONFIGURED, str(exc))
+            self._report(key, live, PlannerReason.MISCONFIGURED, str(exc))
             log.warning("graph cannot be planned", why=str(exc))
             return False
         except PenstockError as exc:
-            self._report(key, live, Standing.FAILED, str(exc))
+            self._report(key, live, PlannerReason.FAILED, str(exc))
             log.warning("planner of graph failed", why=str(exc))
             return False
         except Exception as exc:  # root of the graph's task: the others must not notice
-            self._report(key, live, Standing.FAILED, f"{type(exc).__name__}: {exc}")
+            self._report(key, live, PlannerReason.FAILED, f"{type(exc).__name__}: {exc}")
             log.exception("planner of graph failed")
             return False
         return True
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: PlannerJob) -> None:
         """Plan until the graph is gone or its plan has changed."""
         stop = asyncio.Event()
         worker = asyncio.create_task(self._work(job, stop))
@@ -171,7 +171,7 @@ class Fleet:
             worker.cancel()
             await asyncio.wait({worker, watcher})
 
-    async def _until_other(self, key: Key, live: Object, plan: Plan | None) -> None:
+    async def _until_other(self, key: Key, live: Object, plan: GraphPlan | None) -> None:
         """Return when the graph is gone or would be planned otherwise; without a plan, when it changes at all."""
         generation = live["metadata"].get("generation")
         uid = live["metadata"].get("uid")
@@ -197,15 +197,15 @@ class Fleet:
         except TimeoutError:
             return
 
-    def _report(self, key: Key, live: Object, standing: Standing, message: str) -> None:
-        self._say(key, last_report(live, standing, " ".join(message.split())))
+    def _report(self, key: Key, live: Object, reason: PlannerReason, message: str) -> None:
+        self._say(key, last_report(live, reason, " ".join(message.split())))
 
 
-def last_report(live: Object, standing: Standing, message: str) -> Report:
+def last_report(live: Object, reason: PlannerReason, message: str) -> Report:
     """Return a report that keeps what the graph's status says about decisions."""
     said = (live.get("status") or {}).get("planner") or {}
     return Report(
-        standing=standing,
+        reason=reason,
         message=message[:1000],
         generation=live["metadata"].get("generation", 0),
         last_decision=said.get("lastDecision", ""),

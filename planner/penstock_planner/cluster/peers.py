@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock_core.logs import get_logger
-from penstock_graph.cluster_names import COMPONENT_LABEL, GRAPH_LABEL, PLANNER, SCOPE_LABEL, lease_name
 from penstock_kube.client import KubeClient
 from penstock_kube.events import Note
 from penstock_kube.lease import Election
 from penstock_kube.peers import Keys
 from penstock_kube.territory import Post, Territory
+from penstock_objects.names import COMPONENT_LABEL, GRAPH_LABEL, PLANNER, SCOPE_LABEL, lease_name
 from penstock_planner.cluster.fleet import Graphs
 from penstock_planner.cluster.watch import Key, Object
 
@@ -73,12 +73,12 @@ class OwnGraphs:
 
     def _changed(self) -> None:
         leases = ", ".join("/".join(each.lease) for each in self.territory.rivals[:5])
-        words = f"leaves graphs to the installations of these Leases: {leases}" if leases else ""
+        words = f"cedes graphs to the installations of these Leases: {leases}" if leases else ""
         if words != self._words:
             self._words = words
             standing = words or "plans every graph that it sees"
             log.info("other installations changed", standing=standing)
             lease = self.territory.lease
             if lease is not None:
-                self._tell(dict(lease), Note("StandsBy" if words else "Works", standing))
+                self._tell(dict(lease), Note("Standby" if words else "LeaderActive", standing))
         self._on_change()

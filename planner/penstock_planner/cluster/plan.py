@@ -8,15 +8,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from penstock_api import Environment, GraphDeployment, Role
 from penstock_core.errors import InvalidSpecError, Problem
-from penstock_graph.models import Environment, GraphDeployment, Role
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.options import PlannerOptions, join
-from penstock_planner.targets.kubernetes import Service, services_of
+from penstock_planner.targets.kubernetes import ScaledService, services_of
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GraphPlan:
     """Everything that a loop depends on: two equal plans need no restart.
 
     Attributes:
@@ -28,7 +28,7 @@ class Plan:
 
     options: PlannerOptions
     config: DecideConfig
-    services: Mapping[Role, Service]
+    services: Mapping[Role, ScaledService]
     disabled: str = ""
 
 
@@ -49,7 +49,7 @@ def parse(obj: Mapping[str, Any]) -> GraphDeployment:
         raise InvalidSpecError(problems) from exc
 
 
-def plan_of(graph: GraphDeployment, overrides: Mapping[str, Any]) -> Plan:
+def plan_of(graph: GraphDeployment, overrides: Mapping[str, Any]) -> GraphPlan:
     """Return a graph's plan.
 
     Args:
@@ -68,4 +68,4 @@ def plan_of(graph: GraphDeployment, overrides: Mapping[str, Any]) -> Plan:
     elif not any(service.scaling for service in graph.spec.workers.values()):
         disabled = "no worker service has spec.services.*.scaling"
     options = join(given={} if disabled else overrides, graph=None if disabled else graph)
-    return Plan(options, options.decide_config(graph), services_of(graph), disabled)
+    return GraphPlan(options, options.decide_config(graph), services_of(graph), disabled)

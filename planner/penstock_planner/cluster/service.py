@@ -10,40 +10,40 @@ import uuid
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from penstock_core.clock import ModelClock
+from penstock_api import MetricsSource
+from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError
 from penstock_core.local_state import state_dir
 from penstock_core.logs import get_logger
-from penstock_graph.cluster_names import DECISION_ANNOTATION
-from penstock_graph.models import MetricsSource
 from penstock_kube.client import KubeClient
 from penstock_kube.events import Note
-from penstock_kube.lease import Election
+from penstock_kube.lease import Election, own_pod
 from penstock_kube.territory import Post
-from penstock_planner.cluster.events import EventListener, EventWriter
-from penstock_planner.cluster.fleet import Fleet, Job, last_report
+from penstock_objects.names import DECISION_ANNOTATION
+from penstock_planner.cluster.events import DecisionEventWriter, EventListener
+from penstock_planner.cluster.fleet import Fleet, PlannerJob, last_report
 from penstock_planner.cluster.peers import OwnGraphs, post_of
-from penstock_planner.cluster.status import Report, Standing, StatusListener, StatusWriter
+from penstock_planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter
 from penstock_planner.cluster.watch import GraphWatch, Key, Watch
-from penstock_planner.dashboard import Dashboard
+from penstock_planner.dashboard import Dashboard, folder_of
 from penstock_planner.ledger import FILE_NAME, Ledger
-from penstock_planner.loop import PlannerLoop
+from penstock_planner.loop import LoopSettings, ModelTime, PlannerLoop
 from penstock_planner.metrics import PlannerMetrics, serve
+from penstock_planner.observers import Observer, Observers
 from penstock_planner.options import PlannerOptions
 from penstock_planner.service import boot_id, made_folder
 from penstock_planner.snapshot import SnapshotWriter
-from penstock_planner.sources.base import Source
+from penstock_planner.sources.base import ReadingSource
 from penstock_planner.sources.chain import SourceChain
-from penstock_planner.sources.prometheus import PrometheusSource, connect
+from penstock_planner.sources.pages import MetricsPages
+from penstock_planner.sources.prometheus import GraphLabels, PrometheusSource, connect
 from penstock_planner.sources.router import RouterSource
 from penstock_planner.sources.scrape import ScrapeSource
-from penstock_planner.standing import LoopSettings
 from penstock_planner.targets.kubernetes import UNSCHEDULABLE_S, KubernetesTarget
-from penstock_planner.timing import ModelTime
-from penstock_planner.view import Audience, Listener
 from penstock_wire.client import ConnectionPool
 
 SPREAD_S: Final = 2.0
@@ -56,8 +56,12 @@ LEDGER_BYTES: Final = 8 << 20
 CLOSE_GRACE_S: Final = 1.0
 """Real seconds for the last scrape of the planner's own metrics."""
 
+STOP_S: Final = 20.0
+"""Longest wait for the work's end at SIGTERM; real seconds, chosen: more than a term of the Lease, behind which
+another planner works anyway."""
+
 SPEED: Final = 1.0
-"""Modelled seconds per real second; pods live in real time."""
+"""Simulated seconds per real second; pods live in real time."""
 
 log = get_logger(__name__)
 
@@ -108,6 +112,7 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
         namespace=namespace,
         identity=identity,
         labels=post.labels,
+        owner=own_pod(os.environ, namespace),
     )
     metrics = PlannerMetrics()
     server = None
@@ -120,7 +125,7 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
     )
     try:
         if service.metrics_port:
-            server = await serve(metrics, service.host, service.metrics_port)
+            server = await serve(metrics, service.host, service.metrics_port, fault=lambda: election.overdue)
         planning = asyncio.create_task(
             election.lead(lambda: Reign(service, client, election, post, metrics=metrics).run())
         )
@@ -132,8 +137,8 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
         finally:
             stopping.cancel()
             planning.cancel()
-            await asyncio.wait({planning, stopping})
-        log.info("planner stopped")
+            _, late = await asyncio.wait({planning, stopping}, timeout=STOP_S)
+        log.info("planner stopped", is_whole=not late)
     finally:
         if server is not None:
             await server.close(grace_s=CLOSE_GRACE_S)
@@ -163,12 +168,13 @@ class Reign:
         self._service = service
         self._metrics = metrics
         self._pool = ConnectionPool()
-        self._scrape = ScrapeSource(self._pool)
-        self._clock = ModelClock(SPEED)
+        self._pages = MetricsPages(self._pool, real_now_s=time.monotonic)
+        self._scrape = ScrapeSource(self._pages)
+        self._clock = SimulatedClock(SPEED)
         namespace = None if service.all_namespaces else service.namespace or client.namespace
         fenced = client.fenced(lambda: election.is_leading)
         self._watch = Watch(fenced, namespace=namespace, graph=service.graph)
-        self._events = EventWriter(fenced, instance=election.identity)
+        self._events = DecisionEventWriter(fenced, instance=election.identity)
         self._own = OwnGraphs(self._watch, fenced, election, post, tell=self._events.post)
         self._client = fenced.within(self._own.territory.may_write_in)
         self.status = StatusWriter(self._client, self._watch.live)
@@ -200,7 +206,7 @@ class Reign:
         for key in self._watch.known():
             self.fleet.mark(key)
 
-    async def _plan(self, job: Job, stop: asyncio.Event) -> None:
+    async def _plan(self, job: PlannerJob, stop: asyncio.Event) -> None:
         """Plan one graph until ``stop`` is set.
 
         Raises:
@@ -209,7 +215,9 @@ class Reign:
         folder = made_folder(self._service.folder(job.key))
         view = self._watch.of(job.key)
         sources = self._sources(job, view)
-        dashboard = Dashboard(folder, job.plan.config) if self._service.log_dir is not None else None
+        is_chosen, now = self._service.log_dir is not None, datetime.now().astimezone()
+        charts = folder_of(folder, job.plan.config, is_chosen=is_chosen, now=now)
+        dashboard = Dashboard(charts, job.plan.config) if charts is not None else None
         ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
         listener = self._metrics.of(*job.key)
         try:
@@ -226,7 +234,7 @@ class Reign:
                 source=SourceChain(sources, now_s=self._clock.now_s, real_now_s=time.monotonic),
                 ledger=ledger,
                 time=ModelTime(self._clock),
-                audience=Audience([listener, *self._listeners(job, folder, dashboard)]),
+                observers=Observers([listener, *self._listeners(job, folder, dashboard)]),
             )
             await loop.run(stop)
         finally:
@@ -238,7 +246,7 @@ class Reign:
             if dashboard is not None:
                 await asyncio.to_thread(dashboard.close)
 
-    def _settings(self, job: Job) -> LoopSettings:
+    def _settings(self, job: PlannerJob) -> LoopSettings:
         options = job.plan.options
         return LoopSettings(
             config=job.plan.config,
@@ -255,9 +263,9 @@ class Reign:
             first_sequence=self._newest_sequence(job),
         )
 
-    def _newest_sequence(self, job: Job) -> int:
+    def _newest_sequence(self, job: PlannerJob) -> int:
         """Return the number of the newest decision that the cluster remembers; the ledger may be lost."""
-        ids = [last_report(job.live, Standing.OBSERVING, "").decision_id]
+        ids = [last_report(job.live, PlannerReason.OBSERVING, "").decision_id]
         for service in job.plan.services.values():
             adapter = self._watch.of(job.key).adapter(service.name)
             ids.append(
@@ -265,33 +273,32 @@ class Reign:
             )
         return max((int(each[1:]) for each in ids if each[:1] == "d" and each[1:].isdigit()), default=0)
 
-    def _listeners(self, job: Job, folder: Path, dashboard: Dashboard | None) -> list[Listener]:
+    def _listeners(self, job: PlannerJob, folder: Path, dashboard: Dashboard | None) -> list[Observer]:
         status = StatusListener(
-            last_report(job.live, Standing.OBSERVING, ""),
-            interval_s=job.plan.config.adjustment_interval_s,
-            no_operation=job.plan.config.no_operation,
+            last_report(job.live, PlannerReason.OBSERVING, ""),
+            job.plan.config,
             say=lambda report: self._say(job, report),
         )
-        found: list[Listener] = [
+        found: list[Observer] = [
             status,
             EventListener(lambda note: self._tell(job.key, note)),
             SnapshotWriter(folder, now_s=time.monotonic),
         ]
         return [*found, dashboard] if dashboard is not None else found
 
-    def _sources(self, job: Job, view: GraphWatch) -> list[Source]:
+    def _sources(self, job: PlannerJob, view: GraphWatch) -> list[ReadingSource]:
         """Return the preferred source first; the others back it up, Prometheus only if its URL is known."""
         options: PlannerOptions = job.plan.options
-        known: dict[MetricsSource, Source] = {
-            MetricsSource.ROUTER: RouterSource(self._pool, view.routers),
+        known: dict[MetricsSource, ReadingSource] = {
+            MetricsSource.ROUTER: RouterSource(self._pages, view.routers, now_s=self._clock.now_s),
             MetricsSource.SCRAPE: self._scrape,
         }
         if options.prometheus_url is not None:
             known[MetricsSource.PROMETHEUS] = PrometheusSource(
                 connect(options.prometheus_url),
-                served_model_name=options.served_model_name,
+                GraphLabels(options.served_model_name, graph=job.key[1], namespace=job.key[0]),
                 clock=self._clock,
-                namespace=job.key[0],
+                routers=view.routers,
             )
         if options.metrics_source not in known:
             raise ConfigError(
@@ -304,7 +311,7 @@ class Reign:
         offset_s = SPREAD_S * zlib.crc32("/".join(key).encode()) / 2**32
         await ModelTime(self._clock).sleep_until(self._clock.now_s() + offset_s, stop)
 
-    def _say(self, job: Job, report: Report) -> None:
+    def _say(self, job: PlannerJob, report: Report) -> None:
         live = self._watch.live(job.key) or job.live
         generation = live["metadata"].get("generation", 0)
         self.status.say(job.key, replace(report, generation=generation))

@@ -13,14 +13,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
+from penstock_api import MetricsSource
 from penstock_core.errors import NotFoundError, PenstockError
 from penstock_core.logs import get_logger
 from penstock_core.stamps import stamp
-from penstock_graph.cluster_names import PLANNER
-from penstock_graph.models import MetricsSource
+from penstock_objects.names import PLANNER
 from penstock_planner.cluster.watch import PLANNER_CONDITION, Key
+from penstock_planner.core.state import PlannerPhase
+from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
-from penstock_planner.view import Phase, View
+from penstock_planner.observers import View
 
 WRITE_TIMEOUT_S: Final = 10.0
 """Real seconds for one write. Chosen: a busy API server answers within; other graphs wait behind it."""
@@ -33,29 +35,29 @@ TRUST_S: Final = 30.0
 lag by milliseconds; after that somebody has overwritten it."""
 
 MISSING_S: Final = 10.0
-"""Modelled seconds without a usable metric before the condition says so; the default of metrics.maxAgeSeconds."""
+"""Simulated seconds without a usable metric before the condition says so; the default of metrics.maxAgeSeconds."""
 
 log = get_logger(__name__)
 
 
-class Standing(StrEnum):
+class PlannerReason(StrEnum):
     """The condition's reason; closed set."""
 
     OBSERVING = "Observing"
     ADJUSTING = "Adjusting"
     NO_OPERATION = "NoOperation"
     METRICS_MISSING = "MetricsMissing"
-    BLIND = "Blind"
+    TARGET_UNAVAILABLE = "TargetUnavailable"
     DISABLED = "Disabled"
     MISCONFIGURED = "Misconfigured"
     FAILED = "Failed"
 
 
 _TRUTH = {
-    Standing.OBSERVING: "True",
-    Standing.ADJUSTING: "True",
-    Standing.NO_OPERATION: "True",
-    Standing.BLIND: "Unknown",
+    PlannerReason.OBSERVING: "True",
+    PlannerReason.ADJUSTING: "True",
+    PlannerReason.NO_OPERATION: "True",
+    PlannerReason.TARGET_UNAVAILABLE: "Unknown",
 }
 """The condition's status by reason; False where nothing is said."""
 
@@ -65,7 +67,7 @@ class Report:
     """What a graph's status says about its planner.
 
     Attributes:
-        standing: Reason of the condition.
+        reason: Reason of the condition.
         message: One sentence; the same text for the same state.
         generation: Of the graph that this judges.
         last_decision: Sentence of the last change; empty before the first.
@@ -74,7 +76,7 @@ class Report:
         budget: GPUs allowed; None: no ceiling.
     """
 
-    standing: Standing
+    reason: PlannerReason
     message: str
     generation: int
     last_decision: str = ""
@@ -87,8 +89,8 @@ class Report:
         """Return the condition without its time."""
         return {
             "type": PLANNER_CONDITION,
-            "status": _TRUTH.get(self.standing, "False"),
-            "reason": self.standing.value,
+            "status": _TRUTH.get(self.reason, "False"),
+            "reason": self.reason.value,
             "message": self.message,
             "observedGeneration": self.generation,
         }
@@ -111,34 +113,35 @@ def is_said(report: Report, status: Mapping[str, Any]) -> bool:
 class StatusListener:
     """Turns one loop's ticks and decisions into reports."""
 
-    def __init__(
-        self, first: Report, *, interval_s: float, no_operation: bool, say: Callable[[Report], None]
-    ) -> None:
+    def __init__(self, first: Report, config: DecideConfig, *, say: Callable[[Report], None]) -> None:
         """Build it.
 
         Args:
             first: What was said last; the last decision is taken over from it.
-            interval_s: Adjustment interval, for the message.
-            no_operation: Nothing is acted on.
+            config: Interval and whether anything is acted on, for the message; which signals its mode needs.
             say: Called with the report at every tick and decision.
         """
         self._report = first
         self._say = say
         self._known_s: float | None = None
-        if no_operation:
-            self._calm = (Standing.NO_OPERATION, "decides and records, changes nothing: planner.noOperation")
+        self._needs_demand = config.mode is Mode.ADAPTIVE
+        if config.no_operation:
+            self._calm = (
+                PlannerReason.NO_OPERATION,
+                "decides and records, changes nothing: planner.noOperation",
+            )
         else:
-            self._calm = (Standing.OBSERVING, f"decides every {interval_s:g} s")
+            self._calm = (PlannerReason.OBSERVING, f"decides every {config.interval_s:g} s")
 
     def tick(self, view: View) -> None:
         """Say what the loop does now."""
-        standing, message = self._standing(view)
-        if view.phase is Phase.BLIND:
-            self._report = replace(self._report, standing=standing, message=message)
+        reason, message = self._reason(view)
+        if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
+            self._report = replace(self._report, reason=reason, message=message)
         else:
             self._report = replace(
                 self._report,
-                standing=standing,
+                reason=reason,
                 message=message,
                 gpus=view.gpus,
                 budget=view.max_gpu_budget,
@@ -152,29 +155,29 @@ class StatusListener:
             self._report = replace(self._report, last_decision=sentence, decision_id=decision.id)
             self._say(self._report)
 
-    def _standing(self, view: View) -> tuple[Standing, str]:
-        if view.phase is Phase.BLIND:
+    def _reason(self, view: View) -> tuple[PlannerReason, str]:
+        if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
             return (
-                Standing.BLIND,
+                PlannerReason.TARGET_UNAVAILABLE,
                 "the cluster cannot be watched: nothing is decided, everything stays as it is",
             )
-        if view.phase is Phase.ADJUSTING:
+        if view.phase is PlannerPhase.ADJUSTING:
             self._known_s = None
-            return Standing.ADJUSTING, "waits until replicas have started or drained"
-        if view.pull is None and self._report.standing is Standing.METRICS_MISSING:
-            return self._report.standing, self._report.message  # an interval begins; nothing new is known yet
-        unknown = _unknown(view)
+            return PlannerReason.ADJUSTING, "waits until replicas have started or drained"
+        if view.pull is None and self._report.reason is PlannerReason.METRICS_MISSING:
+            return self._report.reason, self._report.message  # an interval begins; nothing new is known yet
+        unknown = _unknown(view, needs_demand=self._needs_demand)
         if self._known_s is None or (unknown is None and view.pull is not None):
             self._known_s = view.at_s
         if unknown is not None and view.at_s - self._known_s >= MISSING_S:
             return (
-                Standing.METRICS_MISSING,
+                PlannerReason.METRICS_MISSING,
                 f"{unknown} unknown{_asked(view)}: nothing shrinks, and grows only if what is known suffices",
             )
         return self._calm
 
 
-def _unknown(view: View) -> str | None:
+def _unknown(view: View, *, needs_demand: bool) -> str | None:
     """Return which signals nobody knows; None while at least something of each is known."""
     if view.pull is None:
         return None
@@ -182,6 +185,7 @@ def _unknown(view: View) -> str | None:
     names = [
         *(["KV usage"] if kv.unknown and not kv.fresh else []),
         *(["prefill queue"] if queue is not None and not queue.is_known else []),
+        *(["demand at the routers"] if needs_demand and view.pull.demand is None else []),
     ]
     return " and ".join(names) if names else None
 
@@ -196,7 +200,7 @@ def _asked(view: View) -> str:
     return f" to {', '.join(found)}" if found else ""
 
 
-class Applier(Protocol):
+class StatusApplier(Protocol):
     """What the writer needs of a client."""
 
     async def apply(
@@ -215,7 +219,7 @@ class StatusWriter:
 
     def __init__(
         self,
-        client: Applier,
+        client: StatusApplier,
         live: Callable[[Key], Mapping[str, Any] | None],
         *,
         now_s: Callable[[], float] = time.time,

@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from penstock_graph.cluster_names import GRAPH_LABEL, MANAGED_BY, MANAGED_BY_LABEL, child_name
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_kube.client import KubeClient
 from penstock_kube.informer import Informer
 from penstock_kube.kinds import GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
+from penstock_objects.names import GRAPH_LABEL, MANAGED_BY, MANAGED_BY_LABEL, child_name
+from penstock_objects.pods import REPLICA_FAILURE
 from penstock_planner.targets.pods import PodFacts, pod_facts
 
 PLANNER_CONDITION: Final = "PlannerActive"
@@ -136,7 +137,7 @@ class GraphWatch:
         return self._watch.problem()
 
     def adapter(self, service: str) -> Object | None:
-        """Return a service's ScalingAdapter with ``owner``, the manager of its number of replicas."""
+        """Return a service's ScalingAdapter as `GraphView` describes it."""
         return self._watch.adapter((self._key[0], child_name(self._key[1], service)))
 
     def pods(self) -> Mapping[str, PodFacts]:
@@ -166,9 +167,17 @@ def _trim_graph(obj: Object) -> Object:
 
 
 def _trim_adapter(obj: Object) -> Object:
-    """Keep the number of replicas and who set it."""
+    """Keep the number of replicas, who set it, and why the API server refuses pods of it."""
     metadata = {key: obj["metadata"][key] for key in (*_METADATA, "annotations") if key in obj["metadata"]}
-    return {"metadata": metadata, "spec": obj["spec"], "owner": _owner(obj)}
+    return {"metadata": metadata, "spec": obj["spec"], "owner": _owner(obj), "refused": _refused(obj)}
+
+
+def _refused(obj: Object) -> str:
+    """Return the operator's word on why no further pod can be created; empty if none is refused."""
+    for each in (obj.get("status") or {}).get("conditions") or ():
+        if each.get("type") == REPLICA_FAILURE and each.get("status") == "True":
+            return str(each.get("message") or each.get("reason") or "the API server refuses its pods")
+    return ""
 
 
 def _owner(obj: Object) -> str:

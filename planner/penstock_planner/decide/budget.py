@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, Step
 from penstock_planner.decide.observation import PoolCounts
-from penstock_planner.decide.propose import Draft
+from penstock_planner.decide.proposal import RoleProposal
 
 
 def existing_gpus(pools: Mapping[Role, PoolCounts], config: DecideConfig) -> int:
@@ -17,9 +18,9 @@ def existing_gpus(pools: Mapping[Role, PoolCounts], config: DecideConfig) -> int
 
 
 def within_bounds(
-    drafts: Sequence[Draft], gpus: int, config: DecideConfig, *, owed: Collection[Role] = ()
-) -> list[Draft]:
-    """Return the drafts, in order of precedence, held where a floor or a ceiling forbids them.
+    proposals: Sequence[RoleProposal], gpus: int, config: DecideConfig, *, owed: Collection[Role] = ()
+) -> list[RoleProposal]:
+    """Return the proposals, in order of precedence, held where a floor or a ceiling forbids them.
 
     Precedence when the budget allows fewer scale-ups than are asked for: a role below its floor, then one
     that another gave up GPUs for, then decode (or aggregated), then prefill. Decode goes first because a full decode pool destroys work, while a
@@ -30,53 +31,76 @@ def within_bounds(
     GPUs of a replica scaled down by the same decision are not free yet: it drains first.
 
     Args:
-        drafts: One per role, stabilised.
+        proposals: One per role, stabilised.
         gpus: GPUs that existing workers hold.
         config: Bounds.
         owed: Roles that GPUs were given up for.
     """
     ordered = sorted(
-        drafts, key=lambda d: (d.reason is not Reason.BELOW_FLOOR, d.role not in owed, d.role is Role.PREFILL)
+        proposals,
+        key=lambda d: (d.reason is not Reason.BELOW_FLOOR, d.role not in owed, d.role is Role.PREFILL),
     )
     free = None if config.max_gpu_budget is None else config.max_gpu_budget - gpus
     granted = 0
     bounded = []
-    for draft in ordered:
-        decided = draft
-        if draft.action is Action.DOWN:
-            decided = _keep_floor(draft, config)
-        elif draft.action is Action.UP:
-            decided = _keep_ceiling(draft, free, granted, config)
+    for proposal in ordered:
+        decided = proposal
+        if proposal.action is Action.DOWN:
+            decided = _keep_floor(proposal, config)
+        elif proposal.action is Action.UP:
+            decided = _keep_ceiling(proposal, free, granted, config)
             if decided.action is Action.UP:
-                granted += draft.engine_gpus
+                granted += proposal.engine_gpus * decided.amount
         bounded.append(decided)
     return bounded
 
 
-def _keep_floor(draft: Draft, config: DecideConfig) -> Draft:
-    floor = config.floor(draft.role, draft.engine_gpus)
-    inputs = {"replicas_after": draft.pool.replicas - 1, "gpus_per_engine": draft.engine_gpus}
-    if draft.pool.replicas - 1 < floor:
-        detail = f"{floor} {'is' if floor == draft.pool.replicas else 'would be'} the floor"
-        return draft.held(Reason.AT_FLOOR, detail, Step("floor", inputs, floor, "hold"))
-    return draft.passed(Step("floor", inputs, floor, "pass"))
+def _keep_floor(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
+    floor = config.floor(proposal.role, proposal.engine_gpus)
+    spare = proposal.pool.replicas - floor
+    inputs = {
+        "replicas_after": proposal.pool.replicas - proposal.amount,
+        "gpus_per_engine": proposal.engine_gpus,
+    }
+    if spare < 1:
+        detail = f"{floor} {'is' if floor == proposal.pool.replicas else 'would be'} the floor"
+        return proposal.held(Reason.AT_FLOOR, detail, Step("floor", inputs, floor, "hold"))
+    return _at_most(proposal, spare, Step("floor", inputs, floor, "pass"))
 
 
-def _keep_ceiling(draft: Draft, free: int | None, granted: int, config: DecideConfig) -> Draft:
-    ceiling = config.max_replicas.get(draft.role)
-    if ceiling is not None and draft.pool.replicas + 1 > ceiling:
-        step = Step("max_replicas", {"replicas_after": draft.pool.replicas + 1}, ceiling, "hold")
-        return draft.held(Reason.AT_MAX_REPLICAS, f"{ceiling} is the most replicas allowed", step)
+def _keep_ceiling(
+    proposal: RoleProposal, free: int | None, granted: int, config: DecideConfig
+) -> RoleProposal:
+    ceiling = config.max_replicas.get(proposal.role)
+    if ceiling is not None and proposal.pool.replicas + proposal.amount > ceiling:
+        room = ceiling - proposal.pool.replicas
+        step = Step(
+            "max_replicas",
+            {"replicas_after": proposal.pool.replicas + proposal.amount},
+            ceiling,
+            "hold" if room < 1 else "pass",
+        )
+        if room < 1:
+            return proposal.held(Reason.AT_MAX_REPLICAS, f"{ceiling} is the most replicas allowed", step)
+        proposal = _at_most(proposal, room, step)
+    needed = proposal.engine_gpus * proposal.amount
     if free is None:
-        return draft.passed(Step("gpu_budget", {"gpus_needed": draft.engine_gpus}, None, "pass: no ceiling"))
+        return proposal.passed(Step("gpu_budget", {"gpus_needed": needed}, None, "pass: no ceiling"))
     used = (config.max_gpu_budget or 0) - free
-    inputs = {"gpus_existing": used, "gpus_granted": granted, "gpus_needed": draft.engine_gpus}
-    if draft.engine_gpus <= free - granted:
-        return draft.passed(Step("gpu_budget", inputs, config.max_gpu_budget, "pass"))
+    inputs = {"gpus_existing": used, "gpus_granted": granted, "gpus_needed": needed}
+    if proposal.engine_gpus <= free - granted:
+        fitting = (free - granted) // proposal.engine_gpus if proposal.engine_gpus else proposal.amount
+        return _at_most(proposal, fitting, Step("gpu_budget", inputs, config.max_gpu_budget, "pass"))
     step = Step("gpu_budget", inputs, config.max_gpu_budget, "hold")
-    if draft.engine_gpus <= free:
-        other = Role.DECODE if draft.role is Role.PREFILL else Role.PREFILL
+    if proposal.engine_gpus <= free:
+        other = Role.DECODE if proposal.role is Role.PREFILL else Role.PREFILL
         detail = f"the last free GPUs of {config.max_gpu_budget} go to {other.value} first"
-        return draft.held(Reason.GPU_BUDGET_YIELDED, detail, step)
-    detail = f"{used + granted} + {draft.engine_gpus} GPUs exceed the budget of {config.max_gpu_budget}"
-    return draft.held(Reason.GPU_BUDGET, detail, step)
+        return proposal.held(Reason.GPU_BUDGET_YIELDED, detail, step)
+    detail = f"{used + granted} + {proposal.engine_gpus} GPUs exceed the budget of {config.max_gpu_budget}"
+    return proposal.held(Reason.GPU_BUDGET, detail, step)
+
+
+def _at_most(proposal: RoleProposal, most: int, step: Step) -> RoleProposal:
+    if proposal.amount <= most:
+        return proposal.passed(step)
+    return replace(proposal.passed(replace(step, outcome=f"limited to {most}")), amount=most)

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from penstock_graph.models import Role
-from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.observation import KvSummary, PoolCounts, Pull, Window
+from penstock_api import Role
+from penstock_planner.decide.baselines.settings import BaselineSettings
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock_planner.decide.reading import Quality, Reading
 from penstock_planner.decide.state import PlannerState, RoleState
 
@@ -40,6 +41,10 @@ def config_from(plain: Mapping[str, Any]) -> DecideConfig:
     for name in ("min_replicas", "max_replicas"):
         if name in fields:
             fields[name] = {Role(role): int(count) for role, count in fields[name].items()}
+    fields["baseline"] = BaselineSettings(**fields.get("baseline", {}))
+    # A ledger from before there were modes was decided by the document's rule on the queue per worker.
+    fields.setdefault("queue_per_worker", "mode" not in fields)
+    fields["mode"] = Mode(fields.get("mode", Mode.LOAD))
     return DecideConfig(**fields)
 
 
@@ -50,7 +55,7 @@ def state_from(plain: Mapping[str, Any]) -> PlannerState:
         KeyError, TypeError, ValueError: the data is not a state.
     """
     roles = {Role(role): RoleState(**fields) for role, fields in plain.get("roles", {}).items()}
-    return PlannerState(int(plain.get("sequence", 0)), roles)
+    return PlannerState(int(plain.get("sequence", 0)), roles, dict(plain.get("memory", {})))
 
 
 def reading_from(plain: Mapping[str, Any]) -> Reading:
@@ -75,13 +80,20 @@ def pull_from(plain: Mapping[str, Any]) -> Pull:
     Raises:
         KeyError, TypeError, ValueError: the data is not a pull.
     """
-    queue = plain.get("queue")
+    queue, demand, waiting = plain.get("queue"), plain.get("demand"), plain.get("worker_waiting")
     return Pull(
         at_s=plain["at_s"],
         pools={Role(role): PoolCounts(**counts) for role, counts in plain["pools"].items()},
-        kv=KvSummary(**plain["kv"]),
+        kv=WorkerSummary(**plain["kv"]),
         queue=None if queue is None else reading_from(queue),
+        demand=None if demand is None else _demand_from(demand),
+        worker_waiting=None if waiting is None else WorkerSummary(**waiting),
     )
+
+
+def _demand_from(plain: Mapping[str, Any]) -> Demand:
+    in_flight = {Role(role): count for role, count in plain.get("in_flight", {}).items()}
+    return Demand(**{**plain, "in_flight": in_flight})
 
 
 def window_from(plain: Mapping[str, Any]) -> Window:

@@ -5,11 +5,45 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from penstock_graph.models import Role
+from penstock_api import Role
+from penstock_planner.decide.baselines.settings import BaselineSettings
+
+ADAPTIVE_INTERVAL_S = 5.0
+"""Chosen: Dynamo's load loop has the same; at 30 s a step per decision follows no ramp, at 1 s a ledger grows to
+no use."""
 
 MAX_BACKOFF_INTERVALS = 16
 """Chosen: 8 minutes at the default interval; long enough to stop churn, short enough to notice a repair."""
+
+
+class Mode(StrEnum):
+    """Which policy decides; `registry` has the functions.
+
+    ``adaptive`` and ``load`` are the planner's own. The others are autoscalers that it is measured against, each
+    from its published definition.
+    """
+
+    LOAD = "load"
+    ADAPTIVE = "adaptive"
+    HPA = "hpa"
+    KEDA = "keda"
+    KPA = "kpa"
+    DYNAMO_LOAD = "dynamo-load"
+    DYNAMO_THROUGHPUT = "dynamo-throughput"
+    STATIC = "static"
+    ORACLE = "oracle"
+
+    @property
+    def waits_for_adjustments(self) -> bool:
+        """Whether pulls and decisions stop while replicas start or drain, as the planner's document has it."""
+        return self is Mode.LOAD
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether the policy is the planner's own: recorded, so that a restart forgets nothing."""
+        return self in {Mode.LOAD, Mode.ADAPTIVE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +51,13 @@ class DecideConfig:
     """Thresholds, budgets and intervals. Defaults are the planner document's.
 
     Attributes:
-        adjustment_interval_s: Modelled seconds between decisions, > 0.
-        metric_pulling_interval_s: Modelled seconds between pulls, in (0, adjustment_interval_s].
+        adjustment_interval_s: Simulated seconds between decisions, > 0.
+        metric_pulling_interval_s: Simulated seconds between pulls, in (0, adjustment_interval_s].
         max_gpu_budget: Ceiling of prefill + decode GPUs together, draining workers' included; None: no ceiling.
         min_gpu_budget: Floor of each role's GPUs, >= 0.
         kv_up: Scale decode (or aggregated) up above this mean KV usage fraction, open.
         kv_down: Scale it down below this, open.
-        queue_up: Scale prefill up above this many queued requests per prefill worker, open.
+        queue_up: Scale prefill up above this many queued requests, open.
         queue_down: Scale it down below this, open.
         decode_gpus: GPUs of one decode or aggregated engine, >= 0.
         prefill_gpus: GPUs of one prefill engine, >= 0.
@@ -34,6 +68,12 @@ class DecideConfig:
             decode (or aggregated) worker, >= 0.
         queue_buffer_intervals: NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD, intervals over which a falling prefill
             queue is extrapolated, >= 0; 0 looks no further than the interval's end.
+        mode: Which policy decides.
+        max_step: Most replicas that one decision adds to or removes from a role, >= 1; None: no such bound.
+        queue_per_worker: Divide the queue by the ready prefill workers before it is compared; the document
+            compares its whole length.
+        ttft_slo_s: TTFT that counts as in time, > 0; the graph's ``router.ttftSloSeconds``.
+        baseline: What the other autoscalers are set to; the planner's own modes do not read it.
     """
 
     adjustment_interval_s: float = 30.0
@@ -51,6 +91,22 @@ class DecideConfig:
     max_replicas: Mapping[Role, int] = field(default_factory=dict)
     decode_grace_intervals: int = 3
     queue_buffer_intervals: int = 3
+    mode: Mode = Mode.LOAD
+    max_step: int | None = 1
+    queue_per_worker: bool = False
+    ttft_slo_s: float = 5.0
+    baseline: BaselineSettings = field(default_factory=BaselineSettings)
+
+    @property
+    def interval_s(self) -> float:
+        """Return the simulated seconds between two decisions.
+
+        Mode adaptive counts replicas that start as supply, so that deciding often over-compensates nothing, and one
+        step a decision needs many decisions where start-ups are short.
+        """
+        if self.mode is not Mode.ADAPTIVE:
+            return self.adjustment_interval_s
+        return min(self.adjustment_interval_s, max(ADAPTIVE_INTERVAL_S, self.metric_pulling_interval_s))
 
     def engine_gpus(self, role: Role, observed: int) -> int:
         """Return the GPUs of one engine of ``role``: the larger of configured and observed.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock_graph.models import Role
+from penstock_api import Role
 
 
 class Action(StrEnum):
@@ -35,6 +35,16 @@ class Reason(StrEnum):
     AT_MAX_REPLICAS = "at_max_replicas"
     GPU_BUDGET = "gpu_budget"
     GPU_BUDGET_YIELDED = "gpu_budget_yielded"
+    DEMAND_ABOVE_CAPACITY = "demand_above_capacity"
+    KV_ABOVE_CAPACITY = "kv_above_capacity"
+    BACKLOG_ABOVE_SLO = "backlog_above_slo"
+    REQUESTS_REJECTED = "requests_rejected"
+    SPARE_CAPACITY = "spare_capacity"
+    WITHIN_CAPACITY = "within_capacity"
+    ONE_FEWER_TOO_FEW = "one_fewer_too_few"
+    REQUESTS_WAITING = "requests_waiting"
+    HOLD_DOWN = "hold_down"
+    ABOVE_BUDGET = "above_budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,7 @@ class RoleDecision:
     Attributes:
         role: prefill, decode or aggregated.
         current: Ready + starting replicas.
-        desired: current - 1, current or current + 1; a withdrawal goes back to the ready ones.
+        desired: At most ``max_step`` from current; a withdrawal asks for one less than the scale-up did.
         action: up, hold or down.
         reason: The one rule that settled it.
         sentence: For people: "decode 2 -> 3: KV 0.93 > 0.90".
@@ -83,7 +93,7 @@ class Decision:
 
     Attributes:
         id: ``d000012``; unique within a ledger.
-        at_s: Modelled seconds.
+        at_s: Simulated seconds.
         no_operation: Recorded only; nothing is asked of the target.
         roles: In the order in which they are carried out; empty when nothing could be observed.
         gpus: GPUs that existing workers hold, draining ones included.

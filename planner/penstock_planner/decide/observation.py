@@ -6,9 +6,9 @@ A pull is summarised once when it arrives, so that deciding costs the same for o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_planner.decide.reading import Quality, Reading, missing
 
 SHOWN_REASONS = 3
@@ -43,31 +43,89 @@ class PoolCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """What reached the door between the pull before and this one, and what waits now; all routers together.
+
+    Counts are differences of counters over ``period_s``. Every value is known: a source that cannot tell one of
+    them gives no `Demand` at all.
+
+    Attributes:
+        period_s: Simulated seconds that the counts cover, > 0.
+        arrivals: Requests that reached the door, refused and timed-out ones included.
+        prompt_tokens: Of the arrivals.
+        uncached_tokens: Of the arrivals, as far as routing can tell; equals ``prompt_tokens`` where it knows
+            no cache.
+        refused: Rejected at the door (429 or 503: queue full, workers busy).
+        timed_out: Left the queue at its time limit.
+        completed: Answered in full.
+        output_tokens: Of the completed.
+        prefilled_tokens: Of the requests whose prefill ended, each counted as it was in ``uncached_tokens``, so
+            that arrivals = prefilled + waiting + in flight + refused holds whatever routing knows of caches.
+        ttft_sum_s: Sum of the TTFT of requests whose first token came.
+        ttft_count: How many those are.
+        itl_sum_s: Sum of the gaps between successive tokens.
+        itl_count: How many gaps.
+        waiting: Requests in the routers' queues now, for any role.
+        waiting_tokens: Of those, counted as in ``uncached_tokens``.
+        oldest_wait_s: Longest time that one of those has waited; None without any.
+        in_flight: Requests assigned to workers now, by role.
+        in_flight_tokens: Of the requests whose prefill has not ended on the worker that has it, counted as in
+            ``uncached_tokens``.
+        prefilling_workers: Prefill (or aggregated) workers that have such a request now.
+    """
+
+    period_s: float
+    arrivals: float = 0.0
+    prompt_tokens: float = 0.0
+    uncached_tokens: float = 0.0
+    refused: float = 0.0
+    timed_out: float = 0.0
+    completed: float = 0.0
+    output_tokens: float = 0.0
+    prefilled_tokens: float = 0.0
+    ttft_sum_s: float = 0.0
+    ttft_count: float = 0.0
+    itl_sum_s: float = 0.0
+    itl_count: float = 0.0
+    waiting: float = 0.0
+    waiting_tokens: float = 0.0
+    oldest_wait_s: float | None = None
+    in_flight: Mapping[Role, float] = field(default_factory=dict)
+    in_flight_tokens: float = 0.0
+    prefilling_workers: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """One pull in full.
 
     Attributes:
-        at_s: Modelled seconds.
+        at_s: Simulated seconds.
         pools: By role; either prefill and decode, or aggregated.
         kv: KV usage fraction 0-1 of every ready decode (or aggregated) worker, by worker name.
         queue: Requests waiting for prefill, the whole graph's; None in aggregated graphs.
+        demand: At the door; None when unknown (no router readable, or its counters have just been reset).
+        worker_waiting: ``num_requests_waiting`` of every ready decode (or aggregated) worker, by worker name;
+            None when no source reports it.
     """
 
     at_s: float
     pools: Mapping[Role, PoolCounts]
     kv: Mapping[str, Reading]
     queue: Reading | None
+    demand: Demand | None = None
+    worker_waiting: Mapping[str, Reading] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class KvSummary:
-    """The KV readings of one pull, summed.
+class WorkerSummary:
+    """One gauge's readings of one pull, summed over the decode (or aggregated) workers.
 
     Attributes:
-        total: Sum of the fresh fractions.
+        total: Sum of the fresh values: fractions for KV usage, requests for those waiting.
         fresh: How many workers gave one.
         unknown: How many ready workers did not.
-        age_s: Oldest fresh age in modelled seconds; None without any.
+        age_s: Oldest fresh age in simulated seconds; None without any.
         source: Who gave them.
         why: Reasons of the unknown, the first few by worker.
     """
@@ -81,8 +139,12 @@ class KvSummary:
 
     @property
     def mean(self) -> float | None:
-        """Return the mean of the fresh fractions; None without any."""
+        """Return the mean of the fresh values; None without any."""
         return self.total / self.fresh if self.fresh else None
+
+
+NO_WORKERS = WorkerSummary(0.0, 0, 0, None, "", "")
+"""The summary of a pull that read no metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +152,21 @@ class Pull:
     """One pull as decisions see it and as the ledger keeps it.
 
     Attributes:
-        at_s: Modelled seconds.
+        at_s: Simulated seconds.
         pools: By role.
         kv: Sums over the decode (or aggregated) workers.
         queue: Requests waiting for prefill; None in aggregated graphs.
+        demand: At the door; None when unknown.
+        worker_waiting: Requests that wait inside the decode (or aggregated) workers; None when no source
+            reports them.
     """
 
     at_s: float
     pools: Mapping[Role, PoolCounts]
-    kv: KvSummary
+    kv: WorkerSummary
     queue: Reading | None
+    demand: Demand | None = None
+    worker_waiting: WorkerSummary | None = None
 
     @property
     def queue_per_worker(self) -> float | None:
@@ -115,8 +182,8 @@ class Window:
     """One adjustment interval: half-open (start_s, end_s], pulls in time order.
 
     Attributes:
-        start_s: Modelled seconds when the interval began.
-        end_s: Modelled seconds when it is decided.
+        start_s: Simulated seconds when the interval began.
+        end_s: Simulated seconds when it is decided.
         pulls: May be empty when nothing could be observed.
     """
 
@@ -135,13 +202,30 @@ def summarise(observation: Observation) -> Pull:
 
     Cost is one pass over the workers; called once a pull, not once a decision.
     """
+    role = kv_role(observation.pools)
+    ready = observation.pools[role].ready if role in observation.pools else 0
+    queue = observation.queue
+    if queue is None and Role.PREFILL in observation.pools:
+        queue = missing("not reported", source="none")
+    waiting = observation.worker_waiting
+    return Pull(
+        observation.at_s,
+        dict(observation.pools),
+        _summed(observation.kv, ready),
+        queue,
+        observation.demand,
+        None if waiting is None else _summed(waiting, ready),
+    )
+
+
+def _summed(readings: Mapping[str, Reading], ready: int) -> WorkerSummary:
     total = 0.0
     fresh = 0
     oldest: float | None = None
     sources: set[str] = set()
     reasons: list[str] = []
     unknown = 0
-    for name, reading in observation.kv.items():
+    for name, reading in readings.items():
         if reading.quality is Quality.FRESH and reading.value is not None:
             total += reading.value
             fresh += 1
@@ -152,13 +236,9 @@ def summarise(observation: Observation) -> Pull:
             unknown += 1
             if len(reasons) < SHOWN_REASONS:
                 reasons.append(f"{name}: {reading.why}")
-    role = kv_role(observation.pools)
-    ready = observation.pools[role].ready if role in observation.pools else 0
-    unlisted = max(0, ready - len(observation.kv))
+    unlisted = max(0, ready - len(readings))
     if unlisted:
         reasons.append(f"{unlisted} without a reading")
-    kv = KvSummary(total, fresh, unknown + unlisted, oldest, "+".join(sorted(sources)), "; ".join(reasons))
-    queue = observation.queue
-    if queue is None and Role.PREFILL in observation.pools:
-        queue = missing("not reported", source="none")
-    return Pull(observation.at_s, dict(observation.pools), kv, queue)
+    return WorkerSummary(
+        total, fresh, unknown + unlisted, oldest, "+".join(sorted(sources)), "; ".join(reasons)
+    )

@@ -7,65 +7,81 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_planner.decide.budget import existing_gpus, within_bounds
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
 from penstock_planner.decide.observation import Pull, Window
-from penstock_planner.decide.propose import Draft, propose
-from penstock_planner.decide.rebalance import abandon, claim
-from penstock_planner.decide.stabilise import age, remember, stabilise, withdrawn
+from penstock_planner.decide.proposal import Proposal, RoleProposal
+from penstock_planner.decide.rebalance import release, reserve
+from penstock_planner.decide.registry import policy_of
+from penstock_planner.decide.stabilise import age, rolled_back
 from penstock_planner.decide.state import PlannerState
-from penstock_planner.decide.window import kv_signal, queue_signal
-
-_CHANGE = {Action.UP: 1, Action.HOLD: 0, Action.DOWN: -1}
 
 
 def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[Decision, PlannerState]:
     """Return what to change after one adjustment interval, and the state for the next.
 
-    Each role changes by at most one replica. Steps: signal, floor and thresholds (`propose`), grace, backoff
-    and trend (`stabilise`), floors and ceilings over all roles (`within_bounds`), GPUs that move from one role
-    to the other (`rebalance`).
+    The policy of ``config.mode`` proposes a change per role. What follows is the same for every policy: no role
+    changes by more than ``config.max_step`` replicas, floors and ceilings over all roles (`within_bounds`),
+    GPUs that move from one role to the other (`rebalance`).
 
     Args:
         window: The interval's pulls; replica counts are taken from the newest.
         state: What the last decision left.
-        config: Thresholds, budgets, intervals.
+        config: Mode, thresholds, budgets, intervals.
 
     Returns:
         The decision (without roles if the window is empty) and the next state.
+
+    Raises:
+        ConfigError: this version has no policy of that mode.
+    """
+    if not window.pulls:
+        sequence = state.sequence + 1
+        name = f"d{sequence:06d}"
+        empty = Decision(name, window.end_s, config.no_operation, (), 0, 0, config.max_gpu_budget)
+        return empty, replace(state, sequence=sequence)
+    return finish(policy_of(config.mode)(window, state, config), window, state, config)
+
+
+def finish(
+    proposed: Proposal, window: Window, state: PlannerState, config: DecideConfig
+) -> tuple[Decision, PlannerState]:
+    """Return the decision that steps, bounds, budget and rebalancing leave of what is proposed, and the next state.
+
+    Args:
+        proposed: By the policy, made from the same window and state.
+        window: With one pull at least.
+        state: What the last decision left.
+        config: Bounds and budget.
     """
     sequence = state.sequence + 1
     name = f"d{sequence:06d}"
-    if not window.pulls:
-        empty = Decision(name, window.end_s, config.no_operation, (), 0, 0, config.max_gpu_budget)
-        return empty, replace(state, sequence=sequence)
     pools = window.pulls[-1].pools
-    seen = {role: remember(role, pool, state.of(role), config) for role, pool in pools.items()}
-    drafts = []
-    for role, pool in pools.items():
-        signal = queue_signal(window.pulls) if role is Role.PREFILL else kv_signal(window.pulls)
-        drafts.append(stabilise(propose(role, pool, signal, config), seen[role], window, config))
+    seen = proposed.roles
     gpus = existing_gpus(pools, config)
     owed = frozenset(role for role in pools if seen[role].owed)
-    bounded = within_bounds(abandon(drafts, owed), gpus, config, owed=owed)
-    bounded, claims = claim(bounded, owed, pools)
-    roles = tuple(_finish(draft) for draft in bounded)
-    added = sum(draft.engine_gpus for draft in bounded if draft.action is Action.UP)
+    stepped = [_limit(proposal, config) for proposal in proposed.proposals]
+    bounded = within_bounds(release(stepped, owed), gpus, config, owed=owed)
+    bounded, reserved = reserve(bounded, owed, pools)
+    roles = tuple(_finish(proposal) for proposal in bounded)
+    added = sum(
+        proposal.engine_gpus * proposal.amount for proposal in bounded if proposal.action is Action.UP
+    )
     decision = Decision(
         name, window.end_s, config.no_operation, roles, gpus, gpus + added, config.max_gpu_budget
     )
     memory = dict(state.roles)
     for each in roles:
-        memory[each.role] = replace(age(seen[each.role]), owed=each.role in claims)
+        memory[each.role] = replace(age(seen[each.role]), owed=each.role in reserved)
         if each.action is not Action.HOLD and not config.no_operation:
             asked = each.desired if each.action is Action.UP else None
             memory[each.role] = replace(memory[each.role], asked=asked)
-    return decision, PlannerState(sequence, memory)
+    return decision, PlannerState(sequence, memory, proposed.memory)
 
 
-def withdraw(
+def roll_back(
     role: Role, why: str, *, pull: Pull, state: PlannerState, config: DecideConfig
 ) -> tuple[Decision, PlannerState]:
     """Return the decision that takes a scale-up back whose replica never became ready, and the next state.
@@ -88,8 +104,11 @@ def withdraw(
     if asked is None:
         raise ValueError(f"no scale-up of {role.value} is outstanding")
     sequence = state.sequence + 1
-    after = withdrawn(state.of(role))
     pool = pull.pools[role]
+    after = rolled_back(state.of(role), config)
+    if not config.mode.waits_for_adjustments and asked - 1 > pool.ready:
+        # Others that were asked for meanwhile still start; each can be taken back as well.
+        after = replace(after, asked=asked - 1)
     inputs = {"asked": asked, "ready": pool.ready, "starting": pool.starting, "failures": after.withdrawals}
     step = Step("withdraw", inputs, None, f"no scale-up for {after.backoff} intervals")
     sentence = f"{role.value} {asked} -> {asked - 1}: withdrawn, never became ready: {why}"
@@ -98,19 +117,28 @@ def withdraw(
     decision = Decision(
         f"d{sequence:06d}", pull.at_s, config.no_operation, (taken,), gpus, gpus, config.max_gpu_budget
     )
-    return decision, PlannerState(sequence, {**state.roles, role: after})
+    return decision, replace(state, sequence=sequence, roles={**state.roles, role: after})
 
 
-def _finish(draft: Draft) -> RoleDecision:
-    current = draft.pool.replicas
-    desired = current + _CHANGE[draft.action]
+def _limit(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
+    if config.max_step is None or proposal.action is Action.HOLD or proposal.amount <= config.max_step:
+        return proposal
+    step = Step(
+        "max_step", {"replicas_wanted": proposal.amount}, config.max_step, f"limited to {config.max_step}"
+    )
+    return replace(proposal.passed(step), amount=config.max_step)
+
+
+def _finish(proposal: RoleProposal) -> RoleDecision:
+    current = proposal.pool.replicas
+    desired = current + proposal.change
     change = f"{current} -> {desired}" if desired != current else f"{current}"
     return RoleDecision(
-        role=draft.role,
+        role=proposal.role,
         current=current,
         desired=desired,
-        action=draft.action,
-        reason=draft.reason,
-        sentence=f"{draft.role.value} {change}: {draft.detail}",
-        steps=draft.steps,
+        action=proposal.action,
+        reason=proposal.reason,
+        sentence=f"{proposal.role.value} {change}: {proposal.detail}",
+        steps=proposal.steps,
     )

@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, Step
 from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.proposal import RoleProposal
 from penstock_planner.decide.window import Signal
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """One role's decision on its way through the rules.
-
-    Attributes:
-        role: prefill, decode or aggregated.
-        pool: Counts at the interval's newest pull.
-        engine_gpus: GPUs that one replica is charged with.
-        action: What the rules so far ask for.
-        reason: The rule that asked last.
-        detail: That rule in words and numbers, without the role.
-        steps: Rules applied so far.
-    """
-
-    role: Role
-    pool: PoolCounts
-    engine_gpus: int
-    action: Action
-    reason: Reason
-    detail: str
-    steps: tuple[Step, ...]
-
-    def passed(self, step: Step) -> Draft:
-        """Return the draft with a rule that changed nothing."""
-        return replace(self, steps=(*self.steps, step))
-
-    def held(self, reason: Reason, detail: str, step: Step) -> Draft:
-        """Return the draft held by a rule; what was asked stays readable in ``detail``."""
-        return replace(
-            self,
-            action=Action.HOLD,
-            reason=reason,
-            detail=f"{self.detail}, but {detail}",
-            steps=(*self.steps, step),
-        )
-
-
-def propose(role: Role, pool: PoolCounts, signal: Signal, config: DecideConfig) -> Draft:
+def propose(role: Role, pool: PoolCounts, signal: Signal, config: DecideConfig) -> RoleProposal:
     """Return what floor and thresholds ask for, before stabilisation and budget.
 
     Up needs the lower bound (unknown counted as 0) above the up-threshold; down needs a complete interval
@@ -69,16 +33,17 @@ def propose(role: Role, pool: PoolCounts, signal: Signal, config: DecideConfig) 
         None,
         "complete" if signal.is_complete else f"incomplete: {signal.why or 'no pulls'}",
     )
-    blank = Draft(role, pool, gpus, Action.HOLD, Reason.WITHIN_THRESHOLDS, "", (step,))
+    blank = RoleProposal(role, pool, gpus, Action.HOLD, Reason.WITHIN_THRESHOLDS, "", (step,))
     if pool.replicas < floor:
         return _below_floor(blank, floor)
-    action, reason, detail = _compare(role, signal, down, up)
+    name = "KV" if role is not Role.PREFILL else "queue per worker" if config.queue_per_worker else "queue"
+    action, reason, detail = _compare(name, signal, down, up)
     threshold = {Action.UP: up, Action.DOWN: down, Action.HOLD: None}[action]
     compared = Step("thresholds", {"mean": signal.mean, "down": down, "up": up}, threshold, reason.value)
     return replace(blank, action=action, reason=reason, detail=detail, steps=(step, compared))
 
 
-def _below_floor(blank: Draft, floor: int) -> Draft:
+def _below_floor(blank: RoleProposal, floor: int) -> RoleProposal:
     step = Step("floor", {"replicas": blank.pool.replicas, "floor": floor}, floor, Reason.BELOW_FLOOR.value)
     return replace(
         blank.passed(step),
@@ -88,8 +53,7 @@ def _below_floor(blank: Draft, floor: int) -> Draft:
     )
 
 
-def _compare(role: Role, signal: Signal, down: float, up: float) -> tuple[Action, Reason, str]:
-    name = "queue per worker" if role is Role.PREFILL else "KV"
+def _compare(name: str, signal: Signal, down: float, up: float) -> tuple[Action, Reason, str]:
     if signal.mean is None or signal.low is None:
         reason = Reason.NO_READY_WORKER if signal.why == "no ready worker" else Reason.METRIC_UNKNOWN
         return Action.HOLD, reason, f"{name} unknown ({signal.why or 'no pulls'})"

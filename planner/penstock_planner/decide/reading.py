@@ -22,7 +22,7 @@ class Reading:
     Attributes:
         quality: Only fresh values enter a mean; stale and missing ones are unknown.
         value: The number; None when missing.
-        age_s: Modelled seconds since it was measured; None when missing.
+        age_s: Simulated seconds since it was measured; None when missing.
         source: Who said so: router, scrape, prometheus, or a chain's words about them.
         why: Why it is not fresh; empty when fresh.
         at_least: The true value may be larger: a backup that cannot see all of it. Good enough to scale up,
@@ -54,7 +54,7 @@ def judge(
 
     Args:
         value: As read; None, NaN, infinite, negative or above ``upper`` make it missing.
-        age_s: Modelled seconds since it was measured; a clock a little ahead (negative) counts as 0.
+        age_s: Simulated seconds since it was measured; a clock a little ahead (negative) counts as 0.
         max_age_s: Oldest age that is still fresh, closed.
         source: Kept in the reading.
         upper: Largest possible value, closed; 1.0 for a fraction, None for a count.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock_graph.models import Role
+from penstock_api import Role
+
+Plain = None | bool | int | float | str | Sequence["Plain"] | Mapping[str, "Plain"]
+"""What JSON can hold, so that the ledger keeps it without knowing the mode."""
+
+Memory = Mapping[str, Plain]
+"""A mode's memory, by its own names. Sequences are tuples when built and lists when read back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +42,12 @@ class PlannerState:
     Attributes:
         sequence: Decisions and withdrawals so far; the next id is made of it.
         roles: By role; absent means `RoleState()`.
+        memory: What the mode remembers besides; each mode reads and writes its own keys.
     """
 
     sequence: int = 0
     roles: Mapping[Role, RoleState] = field(default_factory=dict)
+    memory: Memory = field(default_factory=dict)
 
     def of(self, role: Role) -> RoleState:
         """Return the role's memory, a blank one if there is none."""

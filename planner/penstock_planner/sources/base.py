@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from penstock_core.errors import ObservationError, PenstockError
-from penstock_graph.models import Role
+from penstock_api import Role
+from penstock_core.errors import PenstockError
+from penstock_planner.decide.observation import Demand
 from penstock_planner.decide.reading import Reading
 from penstock_planner.targets.base import Endpoint
-from penstock_wire.client import ConnectionPool, Timeouts
 
-PULL_TIMEOUT_S = 1.0
-"""Real seconds for one page. Chosen: the pull interval at real time; a page takes milliseconds."""
+Urls = Callable[[], Sequence[str]]
+"""Base URLs of the graph's ready routers now, without a trailing slash."""
 
 Buckets = tuple[tuple[float, float], ...]
-"""Cumulative histogram: (upper bound in modelled seconds, count), bounds rising, the last infinite."""
+"""Cumulative histogram: (upper bound in simulated seconds, count), bounds rising, the last infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Query:
 
     Attributes:
         endpoints: Ready workers.
-        max_age_s: Oldest fresh age in modelled seconds.
+        max_age_s: Oldest fresh age in simulated seconds.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -52,17 +52,27 @@ class Readings:
         queue: Requests waiting for prefill.
         queue_is_whole: The queue includes what a router holds back; a source that asks only the workers
             cannot know.
+        demand: At the routers' doors since the last pull; None where it is unknown or the source cannot know.
+        worker_waiting: Requests that wait inside each KV worker, by its name; None if the source does not say.
         latency: Histograms since the source's start: ``ttft`` and ``itl``; for the dashboard only.
     """
 
     kv: Mapping[str, Reading]
     queue: Reading
     queue_is_whole: bool = True
+    demand: Demand | None = None
+    worker_waiting: Mapping[str, Reading] | None = None
     latency: Mapping[str, Buckets] = field(default_factory=dict)
 
 
-class Source(Protocol):
-    """One place to read metrics from."""
+class ReadingSource(Protocol):
+    """One place to read metrics from.
+
+    Attributes:
+        counts_demand: Whether it can know the demand.
+    """
+
+    counts_demand: bool
 
     @property
     def name(self) -> str:
@@ -78,22 +88,20 @@ class Source(Protocol):
         ...
 
 
-async def fetch_page(pool: ConnectionPool, url: str) -> str:
-    """Return a metrics page.
+def total_of(readings: Sequence[Reading]) -> Reading:
+    """Return the sum of readings, as old as the oldest of them.
 
-    Raises:
-        ObservationError: no answer within `PULL_TIMEOUT_S`, a broken one, or a status other than 200.
+    Args:
+        readings: At least one.
+
+    Returns:
+        The first reading without a value, if there is one: the sum of a part would be too small.
     """
-    limits = Timeouts(
-        connect_s=PULL_TIMEOUT_S, first_byte_s=PULL_TIMEOUT_S, idle_s=PULL_TIMEOUT_S, total_s=PULL_TIMEOUT_S
-    )
-    try:
-        response = await pool.request("GET", url, timeouts=limits)
-    except PenstockError as exc:
-        raise ObservationError(f"{url}: {exc}") from exc
-    if response.status != 200:
-        raise ObservationError(f"{url}: answered {response.status}")
-    return response.body.decode("utf-8", errors="replace")
+    unknown = next((reading for reading in readings if reading.value is None), None)
+    if unknown is not None:
+        return unknown
+    oldest = max(readings, key=lambda reading: reading.age_s or 0.0)
+    return replace(oldest, value=sum(reading.value or 0.0 for reading in readings))
 
 
 def address(url: str) -> str:

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from penstock_core import metric_names as names
 from penstock_core.errors import ObservationError
 from penstock_core.exposition import Sample, parse_samples
 from penstock_planner.decide.reading import Quality, Reading, judge, missing
 from penstock_planner.histogram import gained
-from penstock_planner.sources.base import Buckets, Query, Readings, fetch_page, in_short
-from penstock_wire.client import ConnectionPool
+from penstock_planner.sources.base import Buckets, Query, Readings, Urls, in_short, total_of
+from penstock_planner.sources.demand import DOOR_NAMES, DemandMeter, Door, read_door
+from penstock_planner.sources.pages import MetricsPages
 
 _LATENCIES = {"ttft": names.ROUTER_TTFT, "itl": names.ROUTER_ITL}
 _WANTED = frozenset(
     {
-        names.ROUTER_QUEUE_REQUESTS,
+        *DOOR_NAMES,
+        names.ROUTER_WORKER_WAITING,
         names.ROUTER_WORKER_KV_USAGE,
         names.ROUTER_WORKER_METRICS_AGE,
         *(f"{name}_bucket" for name in _LATENCIES.values()),
     }
 )
 _RANK = {Quality.FRESH: 2, Quality.STALE: 1, Quality.MISSING: 0}
-
-Urls = Callable[[], Sequence[str]]
-"""Base URLs of the graph's ready routers now, without a trailing slash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +36,40 @@ class _Page:
 
     Attributes:
         kv: KV usage fraction by worker.
-        ages: Age of the same in modelled seconds.
+        waiting: Requests that wait in each worker.
+        ages: Age of the same in simulated seconds.
         queue: Requests that wait for prefill in this router; None if it does not say.
         latency: Histograms since its start.
+        door: Its counts; None if it does not say.
     """
 
     kv: Mapping[str, float]
+    waiting: Mapping[str, float]
     ages: Mapping[str, float]
     queue: float | None
     latency: Mapping[str, Buckets]
+    door: Door | None
 
 
 class RouterSource:
     """All routers of one graph; replicas come and go."""
 
     name = "router"
+    counts_demand = True
 
-    def __init__(self, pool: ConnectionPool, urls: Urls) -> None:
+    def __init__(self, pages: MetricsPages, urls: Urls, *, now_s: Callable[[], float]) -> None:
         """Build the source.
 
         Args:
-            pool: Connections.
+            pages: Of routers.
             urls: Asked at each read.
+            now_s: Simulated seconds, for the periods of the demand.
         """
-        self._pool = pool
+        self._pages = pages
         self._urls = urls
+        self._now_s = now_s
         self._latency = _Latency()
+        self._demand = DemandMeter()
 
     async def read(self, query: Query) -> Readings:
         """Return the routers' view; a worker that none of them reaches is missing, an old value stale.
@@ -75,43 +83,67 @@ class RouterSource:
         urls = tuple(self._urls())
         if not urls:
             raise ObservationError("no ready router")
+        now_s = self._now_s()
         answers = dict(zip(urls, await asyncio.gather(*map(self._page, urls)), strict=True))
         pages = {url: answer for url, answer in answers.items() if isinstance(answer, _Page)}
         flaws = [answer for answer in answers.values() if isinstance(answer, ObservationError)]
         if not pages:
             raise flaws[0]
+        found, max_age_s = list(pages.values()), query.max_age_s
+        doors = {url: page.door for url, page in pages.items() if page.door is not None}
+        workers = [worker.name for worker in query.kv_workers]
+        waiting = {
+            name: self._freshest([(p.waiting.get(name), p.ages.get(name)) for p in found], max_age_s)
+            for name in workers
+        }
         return Readings(
             kv={
-                worker.name: self._freshest(worker.name, pages.values(), query.max_age_s)
-                for worker in query.kv_workers
+                name: self._freshest(
+                    [(p.kv.get(name), p.ages.get(name)) for p in found], max_age_s, upper=1.0
+                )
+                for name in workers
             },
-            queue=self._queue(pages, flaws, query.max_age_s),
+            queue=self._queue(pages, flaws, max_age_s),
+            demand=self._demand.add(doors, urls, now_s),
+            worker_waiting=waiting if any(page.waiting for page in found) else None,
             latency=self._latency.add({url: page.latency for url, page in pages.items()}, urls),
         )
 
     async def _page(self, url: str) -> _Page | ObservationError:
         try:
-            samples = parse_samples(await fetch_page(self._pool, url + "/metrics"), _WANTED)
+            samples = parse_samples(await self._pages.fetch(url), _WANTED)
         except ObservationError as exc:
             return exc
-        queues = [s.value for s in samples if s.name == names.ROUTER_QUEUE_REQUESTS]
+        by_name: dict[str, list[Sample]] = {}
+        for sample in samples:
+            by_name.setdefault(sample.name, []).append(sample)
+        queues = by_name.get(names.ROUTER_QUEUE_REQUESTS)
         return _Page(
-            kv=_by_worker(samples, names.ROUTER_WORKER_KV_USAGE),
-            ages=_by_worker(samples, names.ROUTER_WORKER_METRICS_AGE),
-            queue=sum(queues) if queues else None,
-            latency={key: _buckets(samples, f"{name}_bucket") for key, name in _LATENCIES.items()},
+            kv=_by_worker(by_name, names.ROUTER_WORKER_KV_USAGE),
+            waiting=_by_worker(by_name, names.ROUTER_WORKER_WAITING),
+            ages=_by_worker(by_name, names.ROUTER_WORKER_METRICS_AGE),
+            queue=sum(sample.value for sample in queues) if queues else None,
+            latency={key: _buckets(by_name.get(f"{name}_bucket", ())) for key, name in _LATENCIES.items()},
+            door=read_door([s for name, found in by_name.items() if name in DOOR_NAMES for s in found]),
         )
 
-    def _freshest(self, worker: str, pages: Iterable[_Page], max_age_s: float) -> Reading:
+    def _freshest(
+        self,
+        values: Sequence[tuple[float | None, float | None]],
+        max_age_s: float,
+        *,
+        upper: float | None = None,
+    ) -> Reading:
+        """Return the best of what the routers say of one worker: (value, age) of each, None where it says nothing."""
         readings = [
             judge(
-                page.kv.get(worker),
-                age_s=page.ages.get(worker, math.nan),
+                value,
+                age_s=math.nan if age_s is None else age_s,
                 max_age_s=max_age_s,
                 source=self.name,
-                upper=1.0,
+                upper=upper,
             )
-            for page in pages
+            for value, age_s in values
         ]
         return max(readings, key=lambda r: (_RANK[r.quality], -(r.age_s or 0.0)))
 
@@ -121,10 +153,9 @@ class RouterSource:
         if flaws:
             why = f"{len(flaws)} of {len(flaws) + len(pages)} routers cannot be read: {in_short(flaws[0])}"
             return missing(why, source=self.name)
-        queues = [judge(p.queue, age_s=0.0, max_age_s=max_age_s, source=self.name) for p in pages.values()]
-        unknown = [queue for queue in queues if queue.value is None]
-        total = sum(queue.value or 0.0 for queue in queues)
-        return unknown[0] if unknown else judge(total, age_s=0.0, max_age_s=max_age_s, source=self.name)
+        return total_of(
+            [judge(p.queue, age_s=0.0, max_age_s=max_age_s, source=self.name) for p in pages.values()]
+        )
 
 
 def at(url: str) -> Urls:
@@ -154,17 +185,20 @@ class _Latency:
         return {key: tuple(sorted(total.items())) for key, total in self._total.items()}
 
 
-def _by_worker(samples: list[Sample], name: str) -> dict[str, float]:
-    return {s.labels.get("worker", ""): s.value for s in samples if s.name == name}
+def _by_worker(by_name: Mapping[str, Sequence[Sample]], name: str) -> dict[str, float]:
+    return {sample.labels.get("worker", ""): sample.value for sample in by_name.get(name, ())}
 
 
-def _buckets(samples: list[Sample], name: str) -> Buckets:
+def _buckets(samples: Sequence[Sample]) -> Buckets:
     totals: dict[float, float] = {}
     for sample in samples:
-        if sample.name == name and "le" in sample.labels:
-            try:
-                bound = float(sample.labels["le"])
-            except ValueError:
-                continue
-            totals[bound] = totals.get(bound, 0.0) + sample.value
+        try:
+            bound = _bound(sample.labels.get("le", ""))
+        except ValueError:
+            continue
+        totals[bound] = totals.get(bound, 0.0) + sample.value
     return tuple(sorted(totals.items()))
+
+
+_bound = lru_cache(1024)(float)
+"""The same few bounds come with every page."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock_graph.models import Role
+from penstock_api import Role
 
 
 @dataclass(frozen=True, slots=True)

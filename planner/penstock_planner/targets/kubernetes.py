@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from penstock_api import GraphDeployment, Role
 from penstock_core.errors import ClusterError, ConflictError, NotFoundError
 from penstock_core.logs import get_logger
-from penstock_graph.cluster_names import DECISION_ANNOTATION, OPERATOR, PLANNER, child_name
-from penstock_graph.models import GraphDeployment, Role
 from penstock_kube.client import KubeClient
 from penstock_kube.events import Note
 from penstock_kube.kinds import SCALING_ADAPTER
+from penstock_objects.names import DECISION_ANNOTATION, OPERATOR, PLANNER, child_name
 from penstock_planner.targets.base import TargetState
 from penstock_planner.targets.pods import PodFacts, count
 
@@ -49,7 +49,11 @@ class GraphView(Protocol):
         ...
 
     def adapter(self, service: str) -> Object | None:
-        """Return a service's ScalingAdapter with ``owner``, the manager of its number of replicas."""
+        """Return a service's ScalingAdapter.
+
+        Beside its fields: ``owner``, the manager of its number of replicas, and ``refused``, why the API server
+        creates no further pod of the service; empty if it refuses none.
+        """
         ...
 
     def pods(self) -> Mapping[str, PodFacts]:
@@ -58,7 +62,7 @@ class GraphView(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ScaledService:
     """One worker service, as far as it is scaled.
 
     Attributes:
@@ -81,10 +85,12 @@ class Service:
         return max(low, min(high, replicas))
 
 
-def services_of(graph: GraphDeployment) -> dict[Role, Service]:
+def services_of(graph: GraphDeployment) -> dict[Role, ScaledService]:
     """Return the worker services by role."""
     return {
-        spec.role: Service(name, spec.gpus, spec.replicas, spec.replica_bounds, spec.scaling is not None)
+        spec.role: ScaledService(
+            name, spec.gpus, spec.replicas, spec.replica_bounds, spec.scaling is not None
+        )
         for name, spec in graph.spec.workers.items()
     }
 
@@ -124,6 +130,7 @@ class KubernetesTarget:
         self._wishes: dict[Role, int] = {}
         self._served: set[str] = set()
         self._trouble: dict[str, tuple[str, float]] = {}
+        self._refused_since_s: dict[Role, float] = {}
 
     async def observe(self) -> TargetState:
         """Return the pools as the informers see them.
@@ -135,7 +142,7 @@ class KubernetesTarget:
             raise ClusterError(f"the cluster cannot be watched: {problem}")
         pods = list(self._view.pods().values())
         self._served = {pod.uid for pod in pods if pod.ready or pod.uid in self._served}
-        failing = self._failing(pods)
+        failing, refused = self._failing(pods), self._refused()
         edited, pools = set(), {}
         for role, service in self._services.items():
             wish, is_edited = self._wish(role, service)
@@ -148,6 +155,7 @@ class KubernetesTarget:
                 gpus=service.gpus,
                 served=self._served,
                 failing=failing,
+                refused=refused.get(role, ""),
             )
         return TargetState(
             pools={role: pool.state for role, pool in pools.items()},
@@ -182,7 +190,7 @@ class KubernetesTarget:
             )
             raise
 
-    async def _scale(self, role: Role, service: Service, wanted: int, decision_id: str) -> None:
+    async def _scale(self, role: Role, service: ScaledService, wanted: int, decision_id: str) -> None:
         adapter = self._adapter(service)
         if adapter is None:
             if wanted == service.replicas and not service.is_scalable:
@@ -197,7 +205,7 @@ class KubernetesTarget:
         self._wishes[role] = wanted
         await self._annotate(service, adapter, decision_id)
 
-    async def _set(self, service: Service, adapter: Object, wanted: int) -> Object:
+    async def _set(self, service: ScaledService, adapter: Object, wanted: int) -> Object:
         """Write the number, provided that nobody else has."""
         known = adapter["spec"]["replicas"]
         name = adapter["metadata"]["name"]
@@ -232,7 +240,7 @@ class KubernetesTarget:
             return self._remember(service, written)
         raise AssertionError("the loop returns or raises")
 
-    async def _annotate(self, service: Service, adapter: Object, decision_id: str) -> None:
+    async def _annotate(self, service: ScaledService, adapter: Object, decision_id: str) -> None:
         """Note the decision on the adapter; the number stands whether or not that succeeds."""
         metadata = adapter["metadata"]
         if (metadata.get("annotations") or {}).get(DECISION_ANNOTATION) == decision_id:
@@ -247,11 +255,11 @@ class KubernetesTarget:
             return
         self._remember(service, answer)
 
-    def _remember(self, service: Service, adapter: Object) -> Object:
+    def _remember(self, service: ScaledService, adapter: Object) -> Object:
         self._written[service.name] = adapter
         return adapter
 
-    def _adapter(self, service: Service) -> Object | None:
+    def _adapter(self, service: ScaledService) -> Object | None:
         """Return the adapter as the informer or, while that lags behind, as this target has written it."""
         seen, written = self._view.adapter(service.name), self._written.get(service.name)
         if seen is None:
@@ -264,7 +272,7 @@ class KubernetesTarget:
             return seen
         return written
 
-    def _wish(self, role: Role, service: Service) -> tuple[int, bool]:
+    def _wish(self, role: Role, service: ScaledService) -> tuple[int, bool]:
         """Return the replicas wished for, and whether somebody else has set them since the last look."""
         adapter = self._adapter(service)
         if adapter is None:
@@ -281,6 +289,18 @@ class KubernetesTarget:
         text = f"{role.value} {before} -> {wish}: set by {by}; kept for one adjustment interval, then planned from"
         self._tell(Note("ReplicasEdited", text))
         return service.clamp(wish), True
+
+    def _refused(self) -> dict[Role, str]:
+        """Return the roles whose missing pods the API server has refused for long enough, and why."""
+        now_s = self._now_s()
+        found = {}
+        for role, service in self._services.items():
+            adapter = self._view.adapter(service.name)
+            if adapter is not None and (why := adapter.get("refused")):
+                found[role] = str(why)
+        self._refused_since_s = {role: self._refused_since_s.get(role, now_s) for role in found}
+        patience_s = self._patience_s["unschedulable"]
+        return {role: why for role, why in found.items() if now_s - self._refused_since_s[role] > patience_s}
 
     def _failing(self, pods: list[PodFacts]) -> dict[str, str]:
         """Return the pods that were given enough time, and why they are given up.

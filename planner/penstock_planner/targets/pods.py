@@ -9,16 +9,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from penstock_api import Role
 from penstock_core.stamps import seconds
-from penstock_graph.cluster_names import (
+from penstock_objects.names import (
     BUDGET_GATE,
     DRAINING,
     ROLE_LABEL,
     SERVING_LABEL,
     WORKER_PORT,
 )
-from penstock_graph.models import Role
-from penstock_graph.pod_words import (
+from penstock_objects.pods import (
     CONFIG_REASONS,
     CRASH_LOOP,
     FINISHED_PHASES,
@@ -100,7 +100,7 @@ def pod_facts(obj: Mapping[str, Any]) -> PodFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PodPool:
     """One role's replicas.
 
     Attributes:
@@ -123,6 +123,11 @@ class _Counts:
     draining: int = 0
     failing_bound: int = 0
 
+    @property
+    def alive(self) -> int:
+        """Replicas that are neither leaving nor given up."""
+        return self.ready + self.starting + self.restarting
+
 
 def count(
     role: Role,
@@ -132,11 +137,13 @@ def count(
     gpus: int,
     served: Collection[str],
     failing: Mapping[str, str],
-) -> Pool:
+    refused: str = "",
+) -> PodPool:
     """Return a role's pool.
 
-    Replicas wished for that no pod stands for yet are starting; those beyond the wish are draining, because
-    the operator is about to take them. So a wish counts from the moment it is written.
+    Replicas wished for that no pod stands for yet are starting, or given up if their pods are refused; those
+    beyond the wish are draining, because the operator is about to take them. So a wish counts from the moment
+    it is written.
 
     Args:
         role: prefill, decode or aggregated.
@@ -145,6 +152,7 @@ def count(
         gpus: GPUs of one replica.
         served: uids of pods that were ready before.
         failing: uids of pods that are given up, and why.
+        refused: Why the API server creates no further pod; empty if it does.
     """
     counts, reasons, endpoints = _Counts(), [], []
     for replica in _replicas(pods):
@@ -163,6 +171,9 @@ def count(
             counts.restarting += 1
         else:
             counts.starting += 1
+    missing = wish - counts.alive - len(reasons)
+    if refused and missing > 0:
+        reasons += [refused] * missing
     return _against_wish(role, counts, reasons, wish=wish, gpus=gpus, endpoints=tuple(endpoints))
 
 
@@ -174,8 +185,8 @@ def _against_wish(
     wish: int,
     gpus: int,
     endpoints: tuple[Endpoint, ...],
-) -> Pool:
-    alive = counts.ready + counts.starting + counts.restarting
+) -> PodPool:
+    alive = counts.alive
     surplus = max(0, alive + len(reasons) - wish)
     dropped = min(surplus, len(reasons))
     surplus -= dropped
@@ -195,7 +206,7 @@ def _against_wish(
         gpus_per_replica=gpus,
         failed=tuple(reasons[: len(reasons) - dropped]),
     )
-    return Pool(state, bool(counts.starting or missing or draining), endpoints)
+    return PodPool(state, bool(counts.starting or missing or draining), endpoints)
 
 
 def _replicas(pods: Iterable[PodFacts]) -> list[list[PodFacts]]:

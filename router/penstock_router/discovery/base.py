@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from penstock_router.discovery.spec import WorkerSpec
+from penstock_router.core.worker_spec import WorkerSpec
 
 
 class Discovery(Protocol):
-    """Tells which workers there are; `FleetWatch` polls it some ten times a second."""
+    """Tells which workers there are; `WorkerWatch` polls it some ten times a second."""
 
     @property
     def problem(self) -> str | None:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from penstock_graph.cluster_names import HTTP_PORT, ROLE_LABEL
-from penstock_graph.models import WORKER_ROLES, Role
-from penstock_router.discovery.spec import WorkerSpec
+from penstock_api import WORKER_ROLES, Role
+from penstock_objects.names import HTTP_PORT, ROLE_LABEL
+from penstock_router.core.worker_spec import WorkerSpec
 
 _FAMILIES: Final = {"IPv4": "http://{}:{}", "IPv6": "http://[{}]:{}"}
 """Address types in order of preference; FQDN is deprecated and names no pod."""

@@ -7,12 +7,12 @@ from contextlib import suppress
 from typing import Any, Final
 
 from penstock_core.logs import get_logger
-from penstock_graph.cluster_names import GRAPH_LABEL
 from penstock_kube.client import KubeClient
 from penstock_kube.informer import Informer
 from penstock_kube.kinds import ENDPOINT_SLICE
+from penstock_objects.names import GRAPH_LABEL
+from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.discovery.endpoint_slices import parse_slices
-from penstock_router.discovery.spec import WorkerSpec
 
 log = get_logger(__name__)
 

@@ -9,9 +9,11 @@ from typing import Final
 from penstock_core import metric_names as names
 from penstock_core.errors import ObservationError
 from penstock_core.exposition import parse_samples
+from penstock_core.worker_metrics import WAITING_NAMES, waiting_by_engine
 from penstock_wire.client import ConnectionPool, Timeouts
 
-_WANTED: Final = (names.VLLM_KV_USAGE, names.VLLM_NIXL_EXPIRED + names.COUNTER_SUFFIX)
+_EXPIRED: Final = names.VLLM_NIXL_EXPIRED + names.COUNTER_SUFFIX
+_WANTED: Final = (names.VLLM_KV_USAGE, _EXPIRED, *WAITING_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +24,12 @@ class WorkerPage:
         kv_usage_fraction: KV blocks in use, 0-1; None when the page does not say.
         expired_leases: Prompts whose lease ran out before they were read, since the worker's start; None
             when the page does not say.
+        waiting_requests: That wait in the worker for room; None when the page does not say.
     """
 
     kv_usage_fraction: float | None
     expired_leases: float | None
+    waiting_requests: float | None
 
 
 async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts) -> WorkerPage:
@@ -40,8 +44,17 @@ async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts) -> Worke
         raise ObservationError(f"{url}/metrics answered {response.status}; a page needs 200")
     samples = parse_samples(response.body.decode("utf-8", "replace"), _WANTED)
     usage = [sample.value for sample in samples if sample.name == names.VLLM_KV_USAGE]
-    expired = [sample.value for sample in samples if sample.name != names.VLLM_KV_USAGE]
-    return WorkerPage(kv_usage(usage), sum(expired) if expired else None)
+    expired = [sample.value for sample in samples if sample.name == _EXPIRED]
+    return WorkerPage(
+        kv_usage(usage), sum(expired) if expired else None, _requests(waiting_by_engine(samples))
+    )
+
+
+def _requests(values: list[float]) -> float | None:
+    """Return the sum over a worker's ranks, or None if one is no number of requests."""
+    if not values or not all(math.isfinite(value) and value >= 0 for value in values):
+        return None
+    return sum(values)
 
 
 def kv_usage(values: list[float]) -> float | None:

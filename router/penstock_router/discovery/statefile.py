@@ -11,11 +11,11 @@ from typing import Any
 
 import orjson
 
+from penstock_api import WORKER_ROLES, Role
 from penstock_core.local_state import ARBITER_KEY, EMPTY_STATES, EntryState
 from penstock_core.logs import get_logger
-from penstock_graph.models import WORKER_ROLES, Role
-from penstock_graph.runtimes import KV_EVENTS_PORT
-from penstock_router.discovery.spec import WorkerSpec
+from penstock_router.core.worker_spec import WorkerSpec
+from penstock_runtimes import KV_EVENTS_PORT
 
 log = get_logger(__name__)
 
@@ -105,7 +105,7 @@ def _spec(name: str, entry: Any) -> WorkerSpec | None:
         ready=state == EntryState.READY,
         draining=state == EntryState.DRAINING,
         supervised=state != EntryState.DRAINING,
-        incarnation=f"{entry.get('pid')}/{entry.get('create_time')}/{entry.get('restarts')}",
+        incarnation=f"{entry.get('pid')}/{entry.get('started')}/{entry.get('restarts')}",
         reason="" if state in {EntryState.READY, EntryState.DRAINING} else str(state),
         kv_events_port=_kv_events_port(entry),
     )

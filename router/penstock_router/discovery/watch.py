@@ -1,6 +1,6 @@
-"""Keeps the fleet true: polls discovery, checks every worker's health and reads its metrics.
+"""Keeps the workers' states true: polls discovery, checks every worker's health and reads its metrics.
 
-One task per worker, all owned by `FleetWatch`; a worker that hangs delays nobody else's check.
+One task per worker, all owned by `WorkerWatch`; a worker that hangs delays no other's check.
 """
 
 from __future__ import annotations
@@ -9,26 +9,29 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
-from penstock_core.clock import ModelClock
-from penstock_core.errors import ObservationError, PenstockError
+from penstock_api import HealthConfig
+from penstock_core.clock import SimulatedClock
+from penstock_core.errors import ObservationError, PenstockError, UpstreamConnectError, UpstreamTimeout
 from penstock_core.logs import get_logger
-from penstock_graph.models import HealthConfig
+from penstock_router.admission import Admission
+from penstock_router.core.worker import Worker
 from penstock_router.discovery.base import Discovery
 from penstock_router.discovery.page import read_page
-from penstock_router.fleet import Fleet, Worker
 from penstock_wire.client import ConnectionPool, Timeouts
 
 log = get_logger(__name__)
 
 FLOOR_REAL_S: Final = 0.1
-"""Shortest pause between checks in real time: at high speeds a modelled second would be too many calls."""
+"""Shortest pause between checks in real time: at high speeds a simulated second would be too many calls."""
 
 
-class FleetWatch:
-    """Health checks and metric scrapes of every worker in the fleet."""
+class WorkerWatch:
+    """Health checks and metric scrapes of every worker."""
 
-    def __init__(self, fleet: Fleet, pool: ConnectionPool, config: HealthConfig, clock: ModelClock) -> None:
-        self._fleet = fleet
+    def __init__(
+        self, admission: Admission, pool: ConnectionPool, config: HealthConfig, clock: SimulatedClock
+    ) -> None:
+        self._admission = admission
         self._pool = pool
         self._config = config
         self._clock = clock
@@ -41,12 +44,12 @@ class FleetWatch:
         """Take over what discovery has found since the last call."""
         specs = discovery.poll()
         if specs is not None:
-            self._fleet.apply(specs)
+            self._admission.set_workers(specs)
             self.sync()
 
     def sync(self) -> None:
         """Start a task for every new worker and end those of workers that left."""
-        current = set(self._fleet)
+        current = set(self._admission.core.pool)
         for worker in [worker for worker in self._tasks if worker not in current]:
             self._tasks.pop(worker).cancel()
         for worker in current - self._tasks.keys():
@@ -87,14 +90,15 @@ class FleetWatch:
                 worker.health_problem = problem
         if (was is None) is not (worker.health_problem is None):
             log.info("worker health changed", worker=worker.name, problem=worker.health_problem)
-            self._fleet.changed()
+            self._admission.workers_changed()
 
     async def _health_problem(self, worker: Worker) -> str | None:
         url = worker.spec.url + "/health"
         try:
             response = await self._pool.request("GET", url, timeouts=self._timeouts)
         except PenstockError as exc:
-            return f"health check failed: {exc}"
+            log.debug("health check failed", worker=worker.name, problem=str(exc))
+            return f"health check failed: {_in_short(exc)}"
         return None if response.status == 200 else f"health check answered {response.status}"
 
     async def _scrape(self, worker: Worker) -> None:
@@ -106,5 +110,15 @@ class FleetWatch:
             return
         worker.metrics_at_s = self._clock.now_s()
         worker.kv_usage_fraction = page.kv_usage_fraction
+        worker.waiting_requests = page.waiting_requests
         worker.expired_leases = page.expired_leases
         worker.scraped_tokens = worker.inflight_tokens
+
+
+def _in_short(error: PenstockError) -> str:
+    """Return why a check failed without the worker's address, because /ready and /workers show it to all."""
+    if isinstance(error, UpstreamConnectError):
+        return "no connection"
+    if isinstance(error, UpstreamTimeout):
+        return f"no answer in time ({error.phase})"
+    return "its answer broke off"

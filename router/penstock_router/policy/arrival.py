@@ -14,12 +14,12 @@ class Arrival:
     Attributes:
         chain: Chained prefix keys, one per begun block.
         tokens: Prompt tokens, known or estimated, >= 0.
-        avoid: Instances that have failed it; taken only if there is no other.
+        avoid: WorkerQueues that have failed it; taken only if there is no other.
         block_tokens: Prompt tokens that one block stands for, > 0. 512 where keys are made of token ids or traces;
             keys made of bytes stand for ``BLOCK_BYTES`` over the prompt's bytes per token.
-        head_parts: Keys that stand for the first block together, >= 1; each later key is a block.
+        sub_block_keys: Keys that stand for the first block together, >= 1; each later key is a block.
         session: Whatever the client says ties requests together; empty for none.
-        is_silent: Its answer comes whole, so that nothing tells when its prompt was computed.
+        is_non_streaming: Its answer comes whole, so that nothing tells when its prompt was computed.
         prefix: The chain, packed; derived.
     """
 
@@ -27,9 +27,9 @@ class Arrival:
     tokens: int
     avoid: frozenset[str] = frozenset()
     block_tokens: float = BLOCK_TOKENS
-    head_parts: int = 1
+    sub_block_keys: int = 1
     session: str = ""
-    is_silent: bool = False
+    is_non_streaming: bool = False
     prefix: Prefix = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -39,10 +39,10 @@ class Arrival:
     def uncached(self, held: int) -> int:
         """Return the tokens to compute where ``held`` keys are held; at least 1 of any prompt."""
         tokens = self.tokens
-        # Most instances of a large fleet hold nothing of a prompt.
+        # Most workers of a large fleet hold nothing of a prompt.
         if not held:
             return tokens
-        parts = self.head_parts
+        parts = self.sub_block_keys
         blocks = held - parts + 1 if held >= parts else held / parts
         rest = tokens - int(blocks * self.block_tokens)
         return rest if rest > 0 else min(tokens, 1)

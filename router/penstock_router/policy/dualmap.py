@@ -10,10 +10,17 @@ from enum import StrEnum
 from typing import Any
 
 from penstock_router.policy.hotness import WINDOW, HotnessTree
-from penstock_router.policy.instance import Instance
-from penstock_router.policy.placer import Arrival, Instances, Place, View, eligible
 from penstock_router.policy.prefix_cost import HIT_WEIGHT
 from penstock_router.policy.rings import DualRing
+from penstock_router.policy.routing_policy import (
+    Arrival,
+    AssignTime,
+    Estimates,
+    RoutingDecision,
+    WorkerQueues,
+    eligible,
+)
+from penstock_router.policy.worker_queue import WorkerQueue
 
 
 class PairChoice(StrEnum):
@@ -34,13 +41,13 @@ class DualMapSettings:
     """What can be set.
 
     Attributes:
-        slo_s: TTFT aimed for, modelled seconds, > 0.
+        slo_s: TTFT aimed for, simulated seconds, > 0.
         choice: How one of the pair is chosen.
         rebalance: Move queued requests within their pair when both are overloaded.
         adaptive_prefix: Let the hotness tree choose the key's length; else always ``start_depth`` blocks.
         hot_window: Requests over which hotness is counted.
         start_depth: Blocks of a key while nothing is hot.
-        bottleneck_s: T, seconds without a computed prompt after which an instance counts as decode-bound.
+        bottleneck_s: T, seconds without a computed prompt after which a worker counts as decode-bound.
     """
 
     slo_s: float = 5.0
@@ -56,45 +63,50 @@ class DualMap:
     """The policy."""
 
     __slots__ = ("_hotness", "_rings", "_settings")
+    assigns = AssignTime.ON_ARRIVAL
 
     def __init__(self, settings: DualMapSettings | None = None) -> None:
         self._settings = settings or DualMapSettings()
         self._rings = DualRing()
         self._hotness = HotnessTree(window=self._settings.hot_window, start_depth=self._settings.start_depth)
 
-    def joined(self, name: str) -> None:
-        """Put an instance on both rings."""
+    def worker_joined(self, name: str) -> None:
+        """Put a worker on both rings."""
         self._rings.add(name)
 
-    def left(self, name: str) -> None:
-        """Take an instance off both rings."""
+    def worker_left(self, name: str) -> None:
+        """Take a worker off both rings."""
         self._rings.remove(name)
 
-    def place(self, arrival: Arrival, instances: Instances, view: View) -> Place:
+    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the better of the two candidates, with the other as its alternative."""
-        names = self._rings.pair(self._key(arrival, len(instances)))
+        names = self._rings.pair(self._key(arrival, len(workers)))
         if arrival.avoid:
             usable = [name for name in names if name not in arrival.avoid]
-            if len(usable) < len(names) < len(instances) and not usable:
+            if len(usable) < len(names) < len(workers) and not usable:
                 # Its pair has failed it: anybody else is better than the same worker again.
-                pool = eligible(instances, arrival.avoid)
-                return Place(min(pool, key=lambda each: each.pending_tokens).name, "its pair has failed it")
+                pool = eligible(workers, arrival.avoid)
+                return RoutingDecision(
+                    min(pool, key=lambda each: each.pending_tokens).name, "its pair has failed it"
+                )
             names = tuple(usable) or names
         if len(names) == 1:
-            return Place(names[0], "only candidate")
-        return self._choose(arrival, instances[names[0]], instances[names[1]], view)
+            return RoutingDecision(names[0], "only candidate")
+        return self._choose(arrival, workers[names[0]], workers[names[1]], estimates)
 
     def _key(self, arrival: Arrival, count: int) -> int:
         if self._settings.adaptive_prefix:
             return self._hotness.key(arrival.chain, count)
         return arrival.chain[: self._settings.start_depth][-1] if arrival.chain else 0
 
-    def _choose(self, arrival: Arrival, first: Instance[Any], second: Instance[Any], view: View) -> Place:
+    def _choose(
+        self, arrival: Arrival, first: WorkerQueue[Any], second: WorkerQueue[Any], estimates: Estimates
+    ) -> RoutingDecision:
         settings = self._settings
         own_first, own_second = first.uncached(arrival), second.uncached(arrival)
         work_first, work_second = first.pending_tokens, second.pending_tokens
-        late_first = _is_late(view.seconds(first, work_first + own_first), settings.slo_s)
-        late_second = _is_late(view.seconds(second, work_second + own_second), settings.slo_s)
+        late_first = _is_late(estimates.seconds(first, work_first + own_first), settings.slo_s)
+        late_second = _is_late(estimates.seconds(second, work_second + own_second), settings.slo_s)
         is_first_nearer = own_first <= own_second
         match settings.choice:
             case PairChoice.LEAST_LOADED:
@@ -116,8 +128,8 @@ class DualMap:
                 takes_first, reason = is_first_nearer, "larger hit of its pair"
         is_hot = settings.rebalance and late_first and late_second
         if takes_first:
-            return Place(first.name, reason, second.name, is_hot, own_first, own_second)
-        return Place(second.name, reason, first.name, is_hot, own_second, own_first)
+            return RoutingDecision(first.name, reason, second.name, is_hot, own_first, own_second)
+        return RoutingDecision(second.name, reason, first.name, is_hot, own_second, own_first)
 
 
 def _is_late(ttft_s: float | None, slo_s: float) -> bool:

@@ -1,7 +1,7 @@
 """How many blocks of a prompt make its hash key: a tree of prefixes that grows where traffic is hot.
 
 Source: DualMap, section 3.2. A prefix that more than 2/n of the requests in the window share is hot: keys of
-requests below it take one block more, so that they spread over more instances. Below 1/n it is cold again. Pure.
+requests below it take one block more, so that they spread over more workers. Below 1/n it is cold again. Pure.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class HotnessTree:
         """Start empty.
 
         Args:
-            window: Requests counted, >= 1; more where there are many instances.
+            window: Requests counted, >= 1; more where there are many workers.
             start_depth: Blocks of a key while nothing is hot, >= 1.
         """
         self._window = window
@@ -60,22 +60,22 @@ class HotnessTree:
         """Return the number of prefixes counted."""
         return len(self._counts)
 
-    def key(self, chain: Sequence[int], instances: int) -> int:
+    def key(self, chain: Sequence[int], workers: int) -> int:
         """Count a request and return its hash key: the chained key at the depth its traffic calls for.
 
         Args:
             chain: Chained prefix keys, one per block; empty for an empty prompt.
-            instances: n, >= 1; at n <= 2 no prefix can be hot, and every pair holds all instances anyway.
+            workers: n, >= 1; at n <= 2 no prefix can be hot, and every pair holds all workers anyway.
         """
         if not chain:
             return 0
-        window = max(self._window, _SEEN_PER_INSTANCE * instances)
+        window = max(self._window, _SEEN_PER_INSTANCE * workers)
         while len(self._seen) >= window:
             self._forget(self._seen.popleft())
         seen = _Seen(tuple(chain[:MAX_DEPTH]))
         self._seen.append(seen)
         total = max(len(self._seen), window // _LEAST_PART)
-        hot, cold = 2 * total / instances, total / instances
+        hot, cold = 2 * total / workers, total / workers
         depth = min(self._start_depth, len(seen.keys))
         self._count(seen, depth)
         while self._is_hot(seen.keys[depth - 1], hot, cold) and depth < len(seen.keys):

@@ -18,12 +18,14 @@ BLOCK_BYTES = 2048
 """Bytes per key: 512 tokens at 4 bytes each. Fixed although the ratio differs between tokenizers, because keys
 must stay comparable while an estimate of the ratio drifts: one changed byte per block would turn all caches into
 strangers. What the ratio does change is how many tokens such a block counts for (`Arrival.block_tokens`)."""
-HEAD_PARTS = 8
+SUB_BLOCK_KEYS = 8
 """Keys of the first block: a chat that grows within it keeps its beginning. Chosen: 64 tokens each; engines share
 caches by 16, so that such a key is worth its prefill."""
 MAX_BLOCKS = 512
 """Blocks hashed of one prompt. Chosen: 262,144 tokens; what follows cannot change where a request goes."""
 MAX_TOKENS = MAX_BLOCKS * BLOCK_TOKENS
+MAX_BYTES = MAX_BLOCKS * BLOCK_BYTES
+"""Bytes of a prompt that any key is made of."""
 KEY_BYTES = 8
 
 ROOT = 0x50E570C4
@@ -59,7 +61,7 @@ def prompt_keys(
     prompt: bytes | memoryview,
     *,
     block_bytes: int = BLOCK_BYTES,
-    head_parts: int = HEAD_PARTS,
+    sub_block_keys: int = SUB_BLOCK_KEYS,
     seed: int = ROOT,
 ) -> tuple[int, ...]:
     """Return the keys of a prompt, each depending on all before it: of parts of the first block, then of blocks.
@@ -67,13 +69,13 @@ def prompt_keys(
     Args:
         prompt: The prompt as rendered; a conversation that grows keeps its beginning, and so its keys.
         block_bytes: Bytes per block, >= 1.
-        head_parts: Parts of the first block, a divisor of ``block_bytes``; begun ones count.
+        sub_block_keys: Parts of the first block, a divisor of ``block_bytes``; begun ones count.
         seed: From `space_seed`.
     """
-    view = memoryview(prompt)[: MAX_BLOCKS * block_bytes]
-    keys = _chained(view[:block_bytes], block_bytes // head_parts, seed)
-    if len(view) > block_bytes:
-        keys += _chained(view[block_bytes:], block_bytes, keys[-1])
+    estimates = memoryview(prompt)[: MAX_BLOCKS * block_bytes]
+    keys = _chained(estimates[:block_bytes], block_bytes // sub_block_keys, seed)
+    if len(estimates) > block_bytes:
+        keys += _chained(estimates[block_bytes:], block_bytes, keys[-1])
     return tuple(keys)
 
 
@@ -81,7 +83,7 @@ def token_keys(
     tokens: Sequence[int],
     *,
     block_tokens: int = BLOCK_TOKENS,
-    unit_tokens: int | None = None,
+    engine_block_tokens: int | None = None,
     seed: int = ROOT,
 ) -> tuple[int, ...]:
     """Return one key per begun block of token ids; for prompts that come as ids, or are tokenized here.
@@ -89,7 +91,7 @@ def token_keys(
     Args:
         tokens: Ids in [0, 2**32).
         block_tokens: Tokens per key, >= 1.
-        unit_tokens: Tokens per engine block, a divisor of ``block_tokens``: chained over those, so that
+        engine_block_tokens: Tokens per engine block, a divisor of ``block_tokens``: chained over those, so that
             `kv_events` can make the same keys from the engine's events. None: without events.
         seed: From `space_seed`.
 
@@ -97,10 +99,10 @@ def token_keys(
         OverflowError, TypeError: what is no token id.
     """
     packed = array("I", tokens[:MAX_TOKENS]).tobytes()
-    if unit_tokens is None:
+    if engine_block_tokens is None:
         return tuple(_chained(memoryview(packed), 4 * block_tokens, seed))
-    units = _chained(memoryview(packed), 4 * unit_tokens, seed)
-    per_key = block_tokens // unit_tokens
+    units = _chained(memoryview(packed), 4 * engine_block_tokens, seed)
+    per_key = block_tokens // engine_block_tokens
     keys = units[per_key - 1 :: per_key]
     return tuple(keys) if len(units) % per_key == 0 else (*keys, units[-1])
 
@@ -110,7 +112,7 @@ def exact_keys(
     tokenize: Callable[[str], Sequence[int]],
     *,
     block_tokens: int = BLOCK_TOKENS,
-    unit_tokens: int | None = None,
+    engine_block_tokens: int | None = None,
     seed: int = ROOT,
 ) -> tuple[int, tuple[int, ...]]:
     """Return a prompt's token count and its keys by the model's own tokenizer: the exact mode.
@@ -119,14 +121,21 @@ def exact_keys(
         prompt: As the worker will see it, chat template applied.
         tokenize: Returns the ids of a text.
         block_tokens: Tokens per key, >= 1.
-        unit_tokens: See `token_keys`.
+        engine_block_tokens: See `token_keys`.
         seed: From `space_seed`.
     """
     tokens = tokenize(prompt)
-    return len(tokens), token_keys(tokens, block_tokens=block_tokens, unit_tokens=unit_tokens, seed=seed)
+    return len(tokens), token_keys(
+        tokens, block_tokens=block_tokens, engine_block_tokens=engine_block_tokens, seed=seed
+    )
 
 
-def render_chat(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> bytes:
+_PLAIN = frozenset({"role", "content"})
+
+
+def render_chat(
+    messages: Sequence[Mapping[str, Any]], tools: Any = None, *, max_bytes: int = MAX_BYTES
+) -> bytes:
     """Return the bytes that stand for a chat: appending messages never changes what was rendered before.
 
     This is no model's template; it only has to change where that would. Tools come first, as in the templates of
@@ -135,27 +144,33 @@ def render_chat(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> byt
     Args:
         messages: As sent, each an object.
         tools: The request's ``tools``, or None.
+        max_bytes: Messages are rendered until there are so many; the rest can change no key.
     """
     parts = [] if not tools else [b"tools\n", orjson.dumps(tools), b"\0"]
+    room = max_bytes - sum(map(len, parts))
     for message in messages:
+        if room <= 0:
+            break
         content = message.get("content")
-        extra = {key: value for key, value in message.items() if key not in {"role", "content"}}
-        parts += [_text(str(message.get("role"))), b"\n"]
+        extra = {key: value for key, value in message.items() if key not in _PLAIN}
+        rendered = [_text(str(message.get("role"))), b"\n"]
         if extra:
-            parts += [orjson.dumps(extra), b"\n"]
-        parts += [_text(content) if isinstance(content, str) else orjson.dumps(content), b"\0"]
-    return b"".join(parts)
+            rendered += [orjson.dumps(extra), b"\n"]
+        rendered += [_text(content[:room]) if isinstance(content, str) else orjson.dumps(content), b"\0"]
+        parts += rendered
+        room -= sum(map(len, rendered))
+    return b"".join(parts)[:max_bytes]
 
 
 def _text(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _chained(view: memoryview, width: int, seed: int) -> list[int]:
+def _chained(estimates: memoryview, width: int, seed: int) -> list[int]:
     digest = xxhash.xxh3_64_intdigest
     key = seed
     keys = []
-    for start in range(0, len(view), width):
-        key = digest(view[start : start + width], key)
+    for start in range(0, len(estimates), width):
+        key = digest(estimates[start : start + width], key)
         keys.append(key)
     return keys

@@ -1,4 +1,4 @@
-"""KV events of an engine, told to the prefix index: what an instance really holds, instead of what it should hold.
+"""KV events of an engine, fed to the prefix index: what a worker really holds, instead of what it should hold.
 
 Engines that publish events (vLLM over ZMQ) number them and name blocks by hashes of their own, each with its parent
 and its token ids. From those this makes the router's exact keys, so it needs the exact mode:
@@ -17,7 +17,7 @@ from penstock_router.policy.keys import BLOCK_TOKENS, ROOT, Prefix, token_keys
 from penstock_router.policy.prefix_index import PrefixIndex
 
 MAX_BLOCKS: Final = 1 << 20
-"""Engine blocks known per instance. Chosen: 16 M tokens of 16-token blocks; beyond it events are a fault."""
+"""Engine blocks known per worker. Chosen: 16 M tokens of 16-token blocks; beyond it events are a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +36,29 @@ class _Block:
 
 
 class KvEvents:
-    """The events of one instance."""
+    """The events of one worker."""
 
     __slots__ = ("_blocks", "_expected", "_index", "_per_key", "_seed", "_unit_tokens")
 
     def __init__(
-        self, index: PrefixIndex, *, unit_tokens: int, block_tokens: int = BLOCK_TOKENS, seed: int = ROOT
+        self,
+        index: PrefixIndex,
+        *,
+        engine_block_tokens: int,
+        block_tokens: int = BLOCK_TOKENS,
+        seed: int = ROOT,
     ) -> None:
         """Start without any event.
 
         Args:
             index: Learns from the events.
-            unit_tokens: Tokens of one engine block, a divisor of ``block_tokens``.
+            engine_block_tokens: Tokens of one engine block, a divisor of ``block_tokens``.
             block_tokens: Tokens of one key.
             seed: From `keys.space_seed`.
         """
         self._index = index
-        self._unit_tokens = unit_tokens
-        self._per_key = block_tokens // unit_tokens
+        self._unit_tokens = engine_block_tokens
+        self._per_key = block_tokens // engine_block_tokens
         self._seed = seed
         self._blocks: dict[Hashable, _Block] = {}
         self._expected: int | None = None
@@ -81,7 +86,7 @@ class KvEvents:
             hashes: The engine's names of consecutive blocks.
             parent: Name of the block before them; None: they begin a prompt. An unknown one, whose own event was
                 lost, makes all that follows it useless.
-            tokens: Their ids, ``unit_tokens`` each; more blocks than ids, or ids out of range, are ignored.
+            tokens: Their ids, ``engine_block_tokens`` each; more blocks than ids, or ids out of range, are ignored.
         """
         if parent is None:
             key, depth, corner = self._seed, 0, None

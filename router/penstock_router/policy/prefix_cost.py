@@ -7,7 +7,14 @@ makes the load that it flees from. bench/dualmap measures it. Pure.
 
 from __future__ import annotations
 
-from penstock_router.policy.placer import Arrival, Instances, Place, View, eligible
+from penstock_router.policy.routing_policy import (
+    Arrival,
+    AssignTime,
+    Estimates,
+    RoutingDecision,
+    WorkerQueues,
+    eligible,
+)
 
 HIT_WEIGHT = 4
 """Waiting tokens that one recomputed token is worth. Chosen: of 1, 1.5, 2, 3, 4, 6, 10 and 20 the smallest
@@ -24,28 +31,30 @@ _NOISE = 0.02
 
 
 class PrefixCost:
-    """The instance with the smallest pending + 4 x uncached tokens, more on a slower one.
+    """The worker with the smallest pending + 4 x uncached tokens, more on a slower one.
 
     Where it decodes too, what it decodes counts as well. Among nearly equals the one that remembers least is taken,
     so that idle caches fill evenly.
     """
 
     __slots__ = ()
+    assigns = AssignTime.ON_ARRIVAL
 
-    def joined(self, name: str) -> None:
+    def worker_joined(self, name: str) -> None:
         """Take no note."""
 
-    def left(self, name: str) -> None:
+    def worker_left(self, name: str) -> None:
         """Take no note."""
 
-    def place(self, arrival: Arrival, instances: Instances, view: View) -> Place:  # noqa: ARG002 - needs no estimate
-        """Return the cheapest instance."""
-        pool = eligible(instances, arrival.avoid)
+    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:  # noqa: ARG002 - needs no estimate
+        """Return the cheapest worker."""
+        pool = eligible(workers, arrival.avoid)
         uncached = [each.uncached(arrival) for each in pool]
         costs = [
-            (each.pending_tokens + HIT_WEIGHT * own) * each.slowness + DECODE_WEIGHT * each.decoding_tokens
+            (each.pending_tokens + HIT_WEIGHT * own) * each.relative_slowdown
+            + DECODE_WEIGHT * each.decoding_tokens
             for each, own in zip(pool, uncached, strict=True)
         ]
         as_good = min(costs) * (1 + _NOISE)
         _, at = min((pool[at].index.count, at) for at, cost in enumerate(costs) if cost <= as_good)
-        return Place(pool[at].name, "lowest prefix cost", uncached=uncached[at])
+        return RoutingDecision(pool[at].name, "lowest prefix cost", uncached=uncached[at])

@@ -1,4 +1,4 @@
-"""Which prefix blocks an instance holds, as far as the router knows: what it sent there, and what events say.
+"""Which prefix blocks a worker holds, as far as the router knows: what it sent there, and what events say.
 
 Keys are chained, so a block stands for everything before it, and what one prompt added is a *run* that is only
 ever entered at its first block, its *head*. A lookup costs one probe and one memory comparison per run, not one
@@ -23,13 +23,13 @@ _SLACK = 32
 _ONE_BLOCK = b""
 """A run of one block: its head is all there is to know."""
 _PARTS = 256
-"""Chosen: parts of an empty index's table, a power of two; an instance without a request costs next to nothing."""
+"""Chosen: parts of an empty index's table, a power of two; a worker without a request costs next to nothing."""
 _NEVER = (1 << 64) - 1
 """When a number was used that stands for no run: after all others."""
 
 
 class PrefixIndex:
-    """The blocks of one instance, at most ``capacity`` of them.
+    """The blocks of one worker, at most ``capacity`` of them.
 
     Attributes:
         count: Blocks remembered.
@@ -52,13 +52,13 @@ class PrefixIndex:
         """Start empty.
 
         Args:
-            capacity: Blocks that the instance's cache holds, in [1, 2**31].
+            capacity: Blocks that the worker's cache holds, in [1, 2**31].
         """
         self._capacity = capacity
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything: the instance has restarted."""
+        """Forget everything: the worker has worker_restarted."""
         # A head's lowest bits -> the first run of those whose heads have them, chained by `_next`.
         self._table = array("I", bytes(4 * _PARTS))
         self._mask = _PARTS - 1
@@ -74,7 +74,7 @@ class PrefixIndex:
         self.count = 0
 
     def held(self, prefix: Prefix) -> int:
-        """Return how many leading blocks of a prompt the instance holds."""
+        """Return how many leading blocks of a prompt the worker holds."""
         keys, table, mask = prefix.keys, self._table, self._mask
         place, total = 0, len(keys)
         while place < total:
@@ -89,7 +89,7 @@ class PrefixIndex:
         return place
 
     def use(self, prefix: Prefix) -> int:
-        """Remember that the instance computes, or has just read, all blocks of a prompt.
+        """Remember that the worker computes, or has just read, all blocks of a prompt.
 
         Returns:
             How many leading blocks it held before.
@@ -127,7 +127,7 @@ class PrefixIndex:
         return place
 
     def limit(self, prefix: Prefix, blocks: int) -> None:
-        """Learn that the instance holds at most the first ``blocks`` blocks of a prompt.
+        """Learn that the worker holds at most the first ``blocks`` blocks of a prompt.
 
         Args:
             prefix: The prompt.

@@ -1,6 +1,6 @@
-"""Moving queued requests off an overloaded instance, each only to the other candidate of its pair.
+"""Moving queued requests off an overloaded worker, each only to the other candidate of its pair.
 
-Source: DualMap, section 3.3, equation 6, and A.7 for decode-bound instances. Pure.
+Source: DualMap, section 3.3, equation 6, and A.7 for decode-bound workers. Pure.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
-from penstock_router.policy.instance import Instance, Placed
-from penstock_router.policy.placer import View
+from penstock_router.policy.routing_policy import Estimates
+from penstock_router.policy.worker_queue import QueuedRequest, WorkerQueue
 
 T = TypeVar("T")
 
@@ -23,12 +23,12 @@ class Move(NamedTuple, Generic[T]):
     """One request changes its queue.
 
     Attributes:
-        placed: The request, still as it stands.
-        to: Name of the other instance.
+        queued: The request, still as it stands.
+        to: Name of the other worker.
         benefit_s: Estimated TTFT here, as the queue stood before any move, minus that there after those before, > 0.
     """
 
-    placed: Placed[T]
+    queued: QueuedRequest[T]
     to: str
     benefit_s: float
 
@@ -38,9 +38,9 @@ class Aim:
     """What rebalancing aims for, and what it goes by.
 
     Attributes:
-        slo_s: TTFT, modelled seconds.
+        slo_s: TTFT, simulated seconds.
         bottleneck_s: See `decode_delay_s`.
-        now_s: Modelled seconds.
+        now_s: Simulated seconds.
         hit_first: Order of the queues.
     """
 
@@ -50,54 +50,54 @@ class Aim:
     hit_first: bool
 
 
-def decode_delay_s(instance: Instance[T], view: View, now_s: float, bottleneck_s: float) -> float:
-    """Return the delay to add for a decode-bound instance, 0 for others.
+def decode_delay_s(worker: WorkerQueue[T], estimates: Estimates, now_s: float, bottleneck_s: float) -> float:
+    """Return the delay to add for a decode-bound worker, 0 for others.
 
-    An instance is decode-bound when it has work and has computed no prompt for ``bottleneck_s`` longer than
+    A worker is decode-bound when it has work and has computed no prompt for ``bottleneck_s`` longer than
     what it was given should take; the paper compares the bare interval, which long prompts exceed as well.
     """
-    if not instance.running:
+    if not worker.running:
         return 0.0
-    expected_s = view.seconds(instance, instance.running_tokens) or 0.0
-    silent_s = now_s - instance.progress_s
+    expected_s = estimates.seconds(worker, worker.running_tokens) or 0.0
+    silent_s = now_s - worker.progress_s
     return silent_s if silent_s - expected_s > bottleneck_s else 0.0
 
 
-class _Target:
-    """An instance that requests may move to, with what is pending there by now."""
+class _MoveTarget:
+    """A worker that requests may move to, with what is pending there by now."""
 
     __slots__ = ("delay_s", "token_s", "tokens")
 
-    def __init__(self, instance: Instance[T], view: View, aim: Aim) -> None:
-        self.delay_s = decode_delay_s(instance, view, aim.now_s, aim.bottleneck_s)
-        self.token_s = view.seconds(instance, 1) or 0.0
-        self.tokens = instance.pending_tokens
+    def __init__(self, worker: WorkerQueue[T], estimates: Estimates, aim: Aim) -> None:
+        self.delay_s = decode_delay_s(worker, estimates, aim.now_s, aim.bottleneck_s)
+        self.token_s = estimates.seconds(worker, 1) or 0.0
+        self.tokens = worker.pending_tokens
 
 
 def plan_moves(
-    source: Instance[T], instances: Mapping[str, Instance[T]], view: View, aim: Aim
+    source: WorkerQueue[T], workers: Mapping[str, WorkerQueue[T]], estimates: Estimates, aim: Aim
 ) -> list[Move[T]]:
     """Return the moves that bring the queue of ``source`` within the SLO, largest benefit first.
 
     Only requests whose other candidate would serve them sooner and within the SLO move. One round, no chains.
 
     Args:
-        source: The overloaded instance.
-        instances: All instances by name.
-        view: Estimates.
+        source: The overloaded worker.
+        workers: All workers by name.
+        estimates: Estimates.
         aim: SLO and order.
     """
-    token_s = view.seconds(source, 1)
+    token_s = estimates.seconds(source, 1)
     if token_s is None or not source.queue:
         return []
-    delay_s = decode_delay_s(source, view, aim.now_s, aim.bottleneck_s)
+    delay_s = decode_delay_s(source, estimates, aim.now_s, aim.bottleneck_s)
     queue = list(source.in_order(hit_first=aim.hit_first))
     targets = {
-        name: _Target(instances[name], view, aim)
-        for name in {placed.other for placed in queue}
-        if name in instances
+        name: _MoveTarget(workers[name], estimates, aim)
+        for name in {queued.other for queued in queue}
+        if name in workers
     }
-    before = delay_s / token_s + source.running_tokens + source.others_tokens
+    before = delay_s / token_s + source.running_tokens + source.peer_tokens
     here_s = [tokens * token_s for tokens in accumulate((p.uncached for p in queue), initial=before)][1:]
     moves: list[Move[T]] = []
     gone = _Gone(len(queue))
@@ -106,19 +106,19 @@ def plan_moves(
         # With the last of the queue within the SLO, all are.
         if left_s <= slo_s:
             break
-        placed = queue[at]
-        there = targets[placed.other]
+        queued = queue[at]
+        there = targets[queued.other]
         # Earlier moves have filled the target and shortened this queue: at most by all that they saved.
-        there_s = there.delay_s + (there.tokens + placed.other_uncached) * there.token_s
+        there_s = there.delay_s + (there.tokens + queued.other_uncached) * there.token_s
         benefit_s = here_s[at] - there_s
         if there_s >= slo_s or benefit_s <= 0:
             continue
         if benefit_s <= here_s[-1] - left_s and benefit_s <= gone.before(at) * token_s:
             continue
-        moves.append(Move(placed, placed.other, benefit_s))
-        gone.add(at, placed.uncached)
-        left_s -= placed.uncached * token_s
-        there.tokens += placed.other_uncached
+        moves.append(Move(queued, queued.other, benefit_s))
+        gone.add(at, queued.uncached)
+        left_s -= queued.uncached * token_s
+        there.tokens += queued.other_uncached
     return moves
 
 
@@ -141,17 +141,17 @@ class _Gone:
 
 
 def _by_benefit(
-    queue: list[Placed[T]], here_s: list[float], targets: Mapping[str, _Target], slo_s: float
+    queue: list[QueuedRequest[T]], here_s: list[float], targets: Mapping[str, _MoveTarget], slo_s: float
 ) -> list[int]:
     """Return the places in the queue of requests that may move: the largest benefit first, then the place."""
     costs = {
         name: (there.delay_s + there.tokens * there.token_s, there.token_s) for name, there in targets.items()
     }
     benefits = []
-    for at, (placed, waits_s) in enumerate(zip(queue, here_s, strict=True)):
-        cost = costs.get(placed.other)
+    for at, (queued, waits_s) in enumerate(zip(queue, here_s, strict=True)):
+        cost = costs.get(queued.other)
         if cost is not None:
-            there_s = cost[0] + placed.other_uncached * cost[1]
+            there_s = cost[0] + queued.other_uncached * cost[1]
             if there_s < slo_s and there_s < waits_s:
                 benefits.append((there_s - waits_s, at))
     benefits.sort()

@@ -1,32 +1,29 @@
-"""Policies by the name that a manifest gives them.
-
-Policies that choose when a worker has room (`POLICIES`) leave requests in one queue; placing policies
-(`PLACERS`) give each request an instance when it arrives, because they look at prompts.
-"""
+"""Policies by the name that a manifest gives them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from penstock_api import RouterPolicy
 from penstock_core.errors import ConfigError
-from penstock_graph.models import RouterPolicy
-from penstock_router.policy.baselines import LeastLoaded, RoundRobin
-from penstock_router.policy.candidate import Policy
+from penstock_router.policy.baselines import (
+    CacheAffinity,
+    KvCost,
+    LeastLoaded,
+    LeastPending,
+    MinTtft,
+    Preble,
+    RoundRobin,
+)
 from penstock_router.policy.dualmap import DualMap, DualMapSettings
-from penstock_router.policy.placer import Placer
 from penstock_router.policy.prefix_cost import PrefixCost
-from penstock_router.policy.rivals import CacheAffinity, KvCost, LeastPending, MinTtft, Preble
+from penstock_router.policy.routing_policy import AssignTime, RoutingPolicy
 
-POLICIES: Final[Mapping[RouterPolicy, Callable[[], Policy]]] = {
-    RouterPolicy.LEAST_LOADED: LeastLoaded,
-    RouterPolicy.ROUND_ROBIN: RoundRobin,
-}
+LEAST_PENDING: Final = "least-pending"
+"""The DualMap paper's Least Loaded, which assigns on arrival; for comparisons in the simulator, not in manifests."""
 
-LEAST_PENDING = "least-pending"
-"""The DualMap paper's Least Loaded, placed at arrival; for comparisons in the simulator, not in manifests."""
-
-PLACERS: Final[Mapping[str, Callable[[DualMapSettings], Placer]]] = {
+POLICIES: Final[Mapping[str, Callable[[DualMapSettings], RoutingPolicy]]] = {
     RouterPolicy.PREFIX_COST.value: lambda _: PrefixCost(),
     RouterPolicy.DUALMAP.value: DualMap,
     RouterPolicy.CACHE_AFFINITY.value: lambda _: CacheAffinity(),
@@ -34,22 +31,34 @@ PLACERS: Final[Mapping[str, Callable[[DualMapSettings], Placer]]] = {
     RouterPolicy.PREBLE.value: lambda _: Preble(),
     RouterPolicy.KV_COST.value: lambda _: KvCost(),
     LEAST_PENDING: lambda _: LeastPending(),
+    RouterPolicy.LEAST_LOADED.value: lambda _: LeastLoaded(),
+    RouterPolicy.ROUND_ROBIN.value: lambda _: RoundRobin(),
 }
 
 
-def make_policy(name: RouterPolicy) -> Policy:
-    """Return the choosing policy of that name.
+def make_policy(name: str, settings: DualMapSettings | None = None) -> RoutingPolicy:
+    """Return a new policy.
+
+    Args:
+        name: One of `POLICIES`.
+        settings: Read by dualmap only; None: its defaults.
 
     Raises:
-        ConfigError: it is a placing policy; the message lists those that choose.
+        ConfigError: there is no such policy; the message lists them.
     """
     factory = POLICIES.get(name)
     if factory is None:
-        known = ", ".join(sorted(POLICIES))
-        raise ConfigError(f"router.policy: {name} places requests when they arrive; choose one of {known}")
-    return factory()
+        raise ConfigError(f"policy {name!r}: choose from {', '.join(POLICIES)}")
+    return factory(settings or DualMapSettings())
 
 
-def second_stage_policy(name: RouterPolicy) -> Policy:
-    """Return the policy that chooses decode workers: placing policies know prompts, decode has free KV and load."""
-    return make_policy(name) if name in POLICIES else LeastLoaded()
+def decode_policy(name: str) -> RoutingPolicy:
+    """Return the policy for decode workers: the named one if it compares loads, else least-loaded.
+
+    A policy that reads prompts knows prefixes; what matters for decode is free KV and load.
+
+    Raises:
+        ConfigError: there is no such policy.
+    """
+    policy = make_policy(name)
+    return policy if policy.assigns is AssignTime.WHEN_FREE else LeastLoaded()

@@ -1,7 +1,7 @@
 """Consistent hashing: a ring with virtual nodes, and two independent ones that give each key a pair.
 
 Source: DualMap, section 3.4. Pure; positions depend on names only, so every router agrees. A table of the ring's
-equal parts leads to the first anchor of each, so that a lookup costs the same among 8 instances and 1,024.
+equal parts leads to the first anchor of each, so that a lookup costs the same among 8 workers and 1,024.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 import xxhash
 
 VIRTUAL_NODES = 128
-"""Anchors of one instance per ring. Chosen: shares then differ by about 1/sqrt(128), 9%; the paper names no
+"""Anchors of one worker per ring. Chosen: shares then differ by about 1/sqrt(128), 9%; the paper names no
 number, and its figures show one."""
 
 _BITS = 64
 
 
 class HashRing:
-    """Maps keys to the next instance clockwise."""
+    """Maps keys to the next worker clockwise."""
 
     __slots__ = ("_anchors", "_hashes", "_is_stale", "_names", "_owners", "_parts", "_seed", "_shift")
 
@@ -42,7 +42,7 @@ class HashRing:
         return len(self._hashes)
 
     def add(self, name: str) -> None:
-        """Let an instance join; only keys between its anchors and those before them move, all to it."""
+        """Let a worker join; only keys between its anchors and those before them move, all to it."""
         if name not in self._hashes:
             digest = xxhash.xxh3_64_intdigest
             self._hashes[name] = [
@@ -51,12 +51,12 @@ class HashRing:
             self._is_stale = True
 
     def remove(self, name: str) -> None:
-        """Let an instance leave; only its own keys move."""
+        """Let a worker leave; only its own keys move."""
         if self._hashes.pop(name, None) is not None:
             self._is_stale = True
 
     def find(self, key: int, *, besides: str | None = None) -> str | None:
-        """Return the instance for ``key``, or the next one clockwise that is not ``besides``; None: there is none."""
+        """Return the worker for ``key``, or the next one clockwise that is not ``besides``; None: there is none."""
         if self._is_stale:
             self._build()
         anchors, owners, names = self._anchors, self._owners, self._names
@@ -100,20 +100,20 @@ class DualRing:
         self._second = HashRing(seed=2)
 
     def add(self, name: str) -> None:
-        """Let an instance join both rings."""
+        """Let a worker join both rings."""
         self._first.add(name)
         self._second.add(name)
 
     def remove(self, name: str) -> None:
-        """Let an instance leave both rings."""
+        """Let a worker leave both rings."""
         self._first.remove(name)
         self._second.remove(name)
 
     def pair(self, key: int) -> tuple[str, ...]:
-        """Return the key's two distinct candidates; one if there is only one instance, none without any.
+        """Return the key's two distinct candidates; one if there is only one worker, none without any.
 
-        Where both rings name the same instance, the second candidate is the next one on the second ring. The
-        paper takes the next instance number instead (its equation 5), which remaps when numbers shift.
+        Where both rings name the same worker, the second candidate is the next one on the second ring. The
+        paper takes the next worker number instead (its equation 5), which remaps when numbers shift.
         """
         first = self._first.find(key)
         if first is None:

@@ -1,21 +1,27 @@
-"""Session stickiness around any placing policy: requests of one session stay where its first was placed. Pure."""
+"""Session stickiness around any placing policy: requests of one session stay where its first was queued. Pure."""
 
 from __future__ import annotations
 
 from itertools import islice
 
-from penstock_router.policy.placer import Arrival, Instances, Place, Placer, View
+from penstock_router.policy.routing_policy import (
+    Arrival,
+    Estimates,
+    RoutingDecision,
+    RoutingPolicy,
+    WorkerQueues,
+)
 
 SESSIONS = 65_536
-"""Sessions remembered. Chosen: about 10 MiB; beyond it, those that were quiet longest are placed anew."""
+"""Sessions remembered. Chosen: about 10 MiB; beyond it, those that were quiet longest are queued again."""
 
 
 class StickySessions:
-    """Sends a session's requests to one instance, as long as that is there and has not failed them."""
+    """Sends a session's requests to one worker, as long as that is there and has not failed them."""
 
-    __slots__ = ("_homes", "_inner", "_limit")
+    __slots__ = ("_inner", "_limit", "_workers", "assigns")
 
-    def __init__(self, inner: Placer, *, limit: int = SESSIONS) -> None:
+    def __init__(self, inner: RoutingPolicy, *, limit: int = SESSIONS) -> None:
         """Wrap a policy.
 
         Args:
@@ -23,31 +29,32 @@ class StickySessions:
             limit: Sessions remembered, >= 1.
         """
         self._inner = inner
+        self.assigns = inner.assigns
         self._limit = limit
-        self._homes: dict[str, str] = {}
+        self._workers: dict[str, str] = {}
 
-    def joined(self, name: str) -> None:
+    def worker_joined(self, name: str) -> None:
         """Pass it on."""
-        self._inner.joined(name)
+        self._inner.worker_joined(name)
 
-    def left(self, name: str) -> None:
-        """Pass it on; sessions there are placed anew when they next ask."""
-        self._inner.left(name)
+    def worker_left(self, name: str) -> None:
+        """Pass it on; sessions there are queued again when they next ask."""
+        self._inner.worker_left(name)
 
-    def place(self, arrival: Arrival, instances: Instances, view: View) -> Place:
-        """Return the session's instance, or the policy's choice."""
+    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
+        """Return the session's worker, or the policy's choice."""
         session = arrival.session
         if not session:
-            return self._inner.place(arrival, instances, view)
-        home = self._homes.pop(session, None)
-        if home is not None and home in instances and home not in arrival.avoid:
-            self._homes[session] = home
-            return Place(home, "its session's instance")
-        place = self._inner.place(arrival, instances, view)
-        self._homes[session] = place.name
-        if len(self._homes) > self._limit:
+            return self._inner.route(arrival, workers, estimates)
+        known = self._workers.pop(session, None)
+        if known is not None and known in workers and known not in arrival.avoid:
+            self._workers[session] = known
+            return RoutingDecision(known, "its session's worker")
+        decision = self._inner.route(arrival, workers, estimates)
+        self._workers[session] = decision.worker
+        if len(self._workers) > self._limit:
             # Several at once: taking the oldest out of a dict walks over all that went before it.
-            for quiet in list(islice(self._homes, 1 + self._limit // 32)):
-                del self._homes[quiet]
-        # Moving one request of a session would take it from its home.
-        return Place(place.name, place.reason, "", False, place.uncached)
+            for quiet in list(islice(self._workers, 1 + self._limit // 32)):
+                del self._workers[quiet]
+        # Moving one request of a session would take it from its known.
+        return RoutingDecision(decision.worker, decision.reason, "", False, decision.uncached)

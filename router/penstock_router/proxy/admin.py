@@ -7,26 +7,25 @@ from typing import Any
 
 import orjson
 
-from penstock_core.clock import ModelClock
-from penstock_router.fleet import Fleet, Worker
-from penstock_router.gate import Entrance
-from penstock_router.metrics import QueueView, RouterMetrics
+from penstock_core.clock import SimulatedClock
+from penstock_router.admission import Admission
+from penstock_router.core.worker import Worker
+from penstock_router.metrics import QueueGauges, RouterMetrics
 
 
 class Admin:
-    """Answers from the fleet as it is at the moment of asking."""
+    """Answers from the workers' states at the moment of asking."""
 
     def __init__(
         self,
-        fleet: Fleet,
-        gate: Entrance,
+        admission: Admission,
         metrics: RouterMetrics,
         *,
-        clock: ModelClock,
+        clock: SimulatedClock,
         discovery_problem: Callable[[], str | None],
     ) -> None:
-        self._fleet = fleet
-        self._gate = gate
+        self._admission = admission
+        self._pool = admission.core.pool
         self._metrics = metrics
         self._clock = clock
         self._now_s = clock.now_s
@@ -39,7 +38,7 @@ class Admin:
 
     def ready(self) -> tuple[int, bytes]:
         """Return 200 if a request would be served now, else 503 with the reasons."""
-        reasons = self._gate.problems()
+        reasons = self._admission.problems()
         if self.stopping:
             reasons.append("the router is stopping")
         discovery = self._discovery_problem()
@@ -49,13 +48,17 @@ class Admin:
             return 503, orjson.dumps({"status": "not ready", "reasons": reasons})
         return 200, b'{"status":"ready","reasons":[]}'
 
-    def workers(self) -> bytes:
-        """Return ``{"workers", "prefill_queue", "discovery_problem", "lag_p99_s", "speed"}``."""
+    def workers(self, *, shows_urls: bool) -> bytes:
+        """Return ``{"workers", "prefill_queue", "discovery_problem", "lag_p99_s", "speed"}``.
+
+        Args:
+            shows_urls: Whether the asker may know where the workers are; ``url`` is left out otherwise.
+        """
         now_s = self._now_s()
-        queue = self.queue_view()
+        queue = self.queue_gauges()
         return orjson.dumps(
             {
-                "workers": [self._shown(worker, now_s) for worker in self._fleet],
+                "workers": [self._shown(worker, now_s, shows_url=shows_urls) for worker in self._pool],
                 "prefill_queue": {
                     "requests": queue.requests,
                     "tokens": queue.tokens,
@@ -67,10 +70,11 @@ class Admin:
             }
         )
 
-    def queue_view(self) -> QueueView:
+    def queue_gauges(self) -> QueueGauges:
         """Return the prefill queue's numbers."""
-        queue = self._gate.queue
-        return QueueView(len(queue), queue.tokens, queue.oldest_s(self._now_s()))
+        queue = self._admission.core.entry_queue
+        oldest_s = queue.oldest_s(self._now_s())
+        return QueueGauges(len(queue), queue.tokens, oldest_s, queue.prompt_tokens.copy())
 
     def drain(self, name: str, *, drained: bool) -> bytes:
         """Stop (or allow again) new requests to a worker; done when this returns.
@@ -78,17 +82,17 @@ class Admin:
         Raises:
             NotFoundError: no worker has that name.
         """
-        self._fleet.set_drained(name, drained=drained)
-        return orjson.dumps({"name": name, "inflight_requests": self._fleet.inflight_requests(name)})
+        self._admission.set_drained(name, drained=drained)
+        return orjson.dumps({"name": name, "inflight_requests": self._pool.inflight_requests(name)})
 
-    def _shown(self, worker: Worker, now_s: float) -> dict[str, Any]:
+    def _shown(self, worker: Worker, now_s: float, *, shows_url: bool) -> dict[str, Any]:
         state, reason = worker.state(now_s)
         return {
             "name": worker.name,
             "role": worker.spec.role.value,
-            "url": worker.spec.url,
+            **({"url": worker.spec.url} if shows_url else {}),
             "state": state.value,
-            "inflight_requests": self._fleet.inflight_requests(worker.name),
+            "inflight_requests": self._pool.inflight_requests(worker.name),
             "inflight_tokens": worker.inflight_tokens,
             "kv_usage_fraction": worker.kv_usage_fraction,
             "reason": reason,

@@ -19,10 +19,15 @@ from penstock_router.access_log import AccessLog
 from penstock_router.metrics import MetricsPage, RouterMetrics
 from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.admin import Admin
-from penstock_router.proxy.auth import KeyCheck
-from penstock_router.proxy.call import Call, request_id
-from penstock_router.proxy.completion import PATHS, Endpoint, RequestRefused, parse_completion
-from penstock_router.proxy.dispatch import Dispatcher
+from penstock_router.proxy.auth import AdminCheck, KeyCheck
+from penstock_router.proxy.body_bounds import SMALL_BYTES, check_size
+from penstock_router.proxy.call import CompletionCall, request_id
+from penstock_router.proxy.completion import PATHS, ApiEndpoint, CompletionRequest, parse_completion
+from penstock_router.proxy.cors import Cors
+from penstock_router.proxy.failures import QUEUE_TIMEOUT
+from penstock_router.proxy.handler import CompletionHandler
+from penstock_router.proxy.prefix import PromptReader
+from penstock_router.proxy.refusal import RequestRefused
 from penstock_wire.messages import Headers
 from penstock_wire.problem import error_body
 from penstock_wire.server import Request, Responder
@@ -33,10 +38,14 @@ _DEBUG_LOGGER = logging.getLogger(__name__)
 
 _CLIENT_LEFT = 499
 """nginx's code for it; the client sees none."""
+_OVERLOADED = (429, 503)
+"""Answers to those for whom there is no room."""
 _PASSED_ON = (b"traceparent", b"tracestate")
 _SESSION_BYTES = 128
 """Of a session's name; what follows is not looked at, so that clients cannot fill the memory."""
 _JSON_TYPE = (b"content-type", b"application/json")
+_REFUSAL_KINDS = {401: "authentication_error", 403: "permission_error"}
+"""OpenAI's types of error, by status."""
 
 
 class RouterApp:
@@ -47,23 +56,29 @@ class RouterApp:
         *,
         model: str,
         context_tokens: int | None,
-        dispatcher: Dispatcher,
+        handler: CompletionHandler,
         admin: Admin,
         keys: KeyCheck,
+        admin_check: AdminCheck,
+        cors: Cors,
         metrics: RouterMetrics,
         page: MetricsPage,
         estimator: TokenEstimator,
+        reader: PromptReader | None,
         speed: float,
         access_log: AccessLog | None,
         session_header: str | None = None,
     ) -> None:
         self._model = model
-        self._dispatcher = dispatcher
+        self._handler = handler
         self._admin = admin
         self._keys = keys
+        self._admin_check = admin_check
+        self._cors = cors
         self._metrics = metrics
         self._page = page
         self._estimator = estimator
+        self._reader = reader
         self._speed = speed
         self._access_log = access_log
         self._session_header = (session_header or "").lower().encode()
@@ -78,15 +93,19 @@ class RouterApp:
     async def handle(self, request: Request, responder: Responder) -> None:
         """Answer one request."""
         path = request.path
+        preflight = self._cors.preflight(request.method, path, request.headers)
+        if preflight is not None:
+            responder.send(204, b"", headers=preflight)
+            return
         if path in PATHS:
             await self._complete(path, request, responder)
             return
         own_id = request_id(request.headers.get(b"x-request-id"))
-        headers = ((b"x-request-id", own_id),)
-        endpoint = Endpoint.OTHER
+        headers = ((b"x-request-id", own_id), *self._cors.headers(path, request.headers))
+        endpoint = ApiEndpoint.OTHER
         try:
             if path.startswith("/v1/models"):
-                endpoint = Endpoint.MODELS
+                endpoint = ApiEndpoint.MODELS
                 self._require(request, "GET")
                 self._keys.check(request.headers.get(b"authorization"))
                 responder.send(200, self._models(path), headers=headers)
@@ -99,7 +118,7 @@ class RouterApp:
                 responder.send(*(self._admin.health() if path == "/health" else self._admin.ready()))
                 return
             elif path == "/workers" or path.startswith("/workers/"):
-                endpoint = Endpoint.WORKERS
+                endpoint = ApiEndpoint.WORKERS
                 self._answer_workers(path, request, responder, headers)
             else:
                 raise RequestRefused(404, f"path: {path[:200]} is not served here", code="not_found")  # noqa: TRY301 - answered below like all refusals
@@ -112,8 +131,8 @@ class RouterApp:
     async def _complete(self, path: str, request: Request, responder: Responder) -> None:
         arrived_real_s = time.monotonic()
         own_id = request_id(request.headers.get(b"x-request-id"))
-        headers = ((b"x-request-id", own_id),)
-        call: Call | None = None
+        headers = ((b"x-request-id", own_id), *self._cors.headers(path, request.headers))
+        call: CompletionCall | None = None
         try:
             self._require(request, "POST")
             self._keys.check(request.headers.get(b"authorization"))
@@ -121,11 +140,12 @@ class RouterApp:
                 raise RequestRefused(  # noqa: TRY301 - answered below like all refusals
                     415, "content-encoding: send the body as it is", code="unsupported_media_type"
                 )
-            parsed = parse_completion(
-                path, request.headers.get(b"content-type"), request.body, model=self._model
-            )
+            task = asyncio.current_task()
+            if task is not None:
+                responder.on_disconnect(lambda: _cancel(task))
+            parsed = await self._parse(path, request)
             tokens = parsed.prompt_ids or self._estimator.estimate(parsed.prompt_bytes)
-            call = Call(
+            call = CompletionCall(
                 parsed,
                 responder,
                 arrived_real_s=arrived_real_s,
@@ -134,15 +154,14 @@ class RouterApp:
                 upstream_headers=self._upstream_headers(request, own_id),
                 session=self._session(request),
             )
-            task = asyncio.current_task()
-            if task is not None:
-                responder.on_disconnect(lambda: _cancel(task))
-            await self._dispatcher.serve(call)
+            if self._reader is not None:
+                call.take_keys(await self._reader.read(parsed))
+            await self._handler.serve(call)
         except RequestRefused as refusal:
             self._metrics.errors[refusal.code] += 1
             self._refuse(refusal, responder, headers)
         except (asyncio.CancelledError, ClientDisconnected):
-            if call is not None:
+            if call is not None and not call.is_delivered:
                 call.error = "client_left" if responder.disconnected else "shutdown"
             raise
         except Exception:
@@ -151,6 +170,15 @@ class RouterApp:
             raise
         finally:
             self._record(PATHS[path], own_id, call, responder, arrived_real_s)
+
+    async def _parse(self, path: str, request: Request) -> CompletionRequest:
+        """Read a body, a large one in steps and in a thread, so that others' streams go on."""
+        raw, content_type = request.body, request.headers.get(b"content-type")
+        if len(raw) <= SMALL_BYTES:
+            return parse_completion(path, content_type, raw, model=self._model)
+        for _ in check_size(raw):
+            await asyncio.sleep(0)
+        return await asyncio.to_thread(parse_completion, path, content_type, raw, model=self._model)
 
     def _session(self, request: Request) -> str:
         if not self._session_header:
@@ -168,14 +196,15 @@ class RouterApp:
 
     def _record(
         self,
-        endpoint: Endpoint,
+        endpoint: ApiEndpoint,
         own_id: bytes,
-        call: Call | None,
+        call: CompletionCall | None,
         responder: Responder,
         arrived_real_s: float,
     ) -> None:
         metrics = self._metrics
-        status = _CLIENT_LEFT if responder.disconnected else responder.status or 500
+        has_left = responder.disconnected and not (call is not None and call.is_delivered)
+        status = _CLIENT_LEFT if has_left else responder.status or 500
         e2e_s = (time.monotonic() - arrived_real_s) * self._speed
         metrics.requests[endpoint.value, status] += 1
         if call is not None:
@@ -183,6 +212,12 @@ class RouterApp:
                 metrics.errors[call.error] += 1
             elif status == 200:
                 metrics.e2e.observe(e2e_s)
+                metrics.completed += 1
+                metrics.completed_tokens += call.output_tokens
+            if call.error == QUEUE_TIMEOUT:
+                metrics.queue_timeouts += 1
+            elif status in _OVERLOADED and not (call.worker or call.prefill_worker):
+                metrics.refused += 1
             metrics.generation_tokens += call.output_tokens
             if status == 200:
                 metrics.prompt_tokens += call.prompt_tokens
@@ -210,12 +245,13 @@ class RouterApp:
         parts = path.strip("/").split("/")
         if len(parts) == 1:
             self._require(request, "GET")
-            responder.send(200, self._admin.workers(), headers=headers)
+            body = self._admin.workers(shows_urls=self._admin_check.allows(request.headers))
+            responder.send(200, body, headers=headers)
             return
         if len(parts) != 3 or parts[2] not in {"drain", "undrain"}:
             raise RequestRefused(404, f"path: {path[:200]} is not served here", code="not_found")
         self._require(request, "POST")
-        self._keys.check(request.headers.get(b"authorization"))
+        self._admin_check.check(request.headers)
         try:
             body = self._admin.drain(parts[1], drained=parts[2] == "drain")
         except NotFoundError as exc:
@@ -229,7 +265,7 @@ class RouterApp:
             )
 
     def _refuse(self, refusal: RequestRefused, responder: Responder, headers: Headers) -> None:
-        kind = "authentication_error" if refusal.status == 401 else "invalid_request_error"
+        kind = _REFUSAL_KINDS.get(refusal.status, "invalid_request_error")
         extra: list[tuple[bytes, bytes]] = list(headers)
         if refusal.status == 401:
             extra.append((b"www-authenticate", b"Bearer"))
@@ -243,7 +279,7 @@ def _cancel(task: asyncio.Task[Any]) -> None:
 
 
 def _access_line(
-    endpoint: Endpoint, own_id: bytes, status: int, e2e_s: float, call: Call | None
+    endpoint: ApiEndpoint, own_id: bytes, status: int, e2e_s: float, call: CompletionCall | None
 ) -> dict[str, Any]:
     line: dict[str, Any] = {
         "request_id": own_id.decode("latin-1"),
@@ -263,6 +299,6 @@ def _access_line(
         "ttft_s": None if call.ttft_s is None else round(call.ttft_s, 6),
         "prefill_worker": call.prefill_worker,
         "worker": call.worker,
-        "retries": call.retries,
+        "retries": call.tries.retries,
         "error": call.error,
     }

@@ -7,8 +7,9 @@ import os
 import re
 import time
 
+from penstock_router.core.retries import RequestTries
 from penstock_router.proxy.completion import CompletionRequest
-from penstock_router.proxy.prefix import ExactKeys, Keyed, read_prompt
+from penstock_router.proxy.prefix import Keyed
 from penstock_wire.server import Responder
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
@@ -26,7 +27,7 @@ def request_id(sent: bytes | None) -> bytes:
     return f"{_PREFIX}-{next(_NUMBERS):x}".encode()
 
 
-class Call:
+class CompletionCall:
     """One completion request.
 
     Attributes:
@@ -39,13 +40,12 @@ class Call:
         prompt_counted: Whether ``prompt_tokens`` is a worker's count.
         cached_tokens: Prompt tokens that prefill found in its cache; None: not known.
         output_tokens: Tokens sent.
-        queued_s: Time in the router's queue, modelled seconds, all stays together.
-        ttft_s: Arrival to first token, modelled seconds; None for whole answers.
-        retries: Retries so far.
-        timeouts: Time-outs among the failures so far.
-        avoid: Workers that have failed it.
+        queued_s: Time in the router's queue, simulated seconds, all stays together.
+        ttft_s: Arrival to first token, simulated seconds; None for whole answers.
+        tries: What its tries have shown so far.
+        is_delivered: The whole answer was written; a client that closes then has not left early.
         session: Value of the header that ties requests together; empty without one.
-        keyed: Prefix keys of the prompt; None until a policy asks for them.
+        keyed: Prefix keys of the prompt; None where the policy reads none.
         prefill_worker: Name of the last prefill worker.
         worker: Name of the last worker of the answering stage.
         error: Reason of the failure, or None.
@@ -53,10 +53,10 @@ class Call:
 
     __slots__ = (
         "arrived_real_s",
-        "avoid",
         "cached_tokens",
         "error",
         "headers",
+        "is_delivered",
         "keyed",
         "output_tokens",
         "prefill_worker",
@@ -65,9 +65,8 @@ class Call:
         "queued_s",
         "request",
         "responder",
-        "retries",
         "session",
-        "timeouts",
+        "tries",
         "ttft_s",
         "upstream_headers",
         "worker",
@@ -95,22 +94,19 @@ class Call:
         self.output_tokens = 0
         self.queued_s = 0.0
         self.ttft_s: float | None = None
-        self.retries = 0
-        self.timeouts = 0
-        self.avoid: frozenset[str] = frozenset()
+        self.tries = RequestTries()
+        self.is_delivered = False
         self.keyed: Keyed | None = None
         self.prefill_worker: str | None = None
         self.worker: str | None = None
         self.session = session
         self.error: str | None = None
 
-    def prefix(self, exact: ExactKeys | None) -> Keyed:
-        """Return the prefix keys of the prompt, computed once."""
-        if self.keyed is None:
-            self.keyed = read_prompt(self.request, exact)
-            if self.keyed.tokens is not None and not self.prompt_counted:
-                self.prompt_tokens = self.keyed.tokens
-        return self.keyed
+    def take_keys(self, keyed: Keyed) -> None:
+        """Keep the prefix keys, and the number of tokens where they tell it."""
+        self.keyed = keyed
+        if keyed.tokens is not None and not self.prompt_counted:
+            self.prompt_tokens = keyed.tokens
 
     def age_real_s(self) -> float:
         """Return real seconds since arrival."""

@@ -5,40 +5,37 @@ Everything else in the body is the worker's to judge. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
+from penstock_router.proxy.body_bounds import check_depth
+from penstock_router.proxy.refusal import RequestRefused
 
-class Endpoint(StrEnum):
+
+class ApiEndpoint(StrEnum):
     """Endpoints in metrics; a closed set, so that paths made up by clients add no series."""
 
     COMPLETIONS = "completions"
     CHAT = "chat_completions"
+    RESPONSES = "responses"
     MODELS = "models"
     WORKERS = "workers"
     OTHER = "other"
 
 
-PATHS = {"/v1/completions": Endpoint.COMPLETIONS, "/v1/chat/completions": Endpoint.CHAT}
+PATHS = {
+    "/v1/completions": ApiEndpoint.COMPLETIONS,
+    "/v1/chat/completions": ApiEndpoint.CHAT,
+    "/v1/responses": ApiEndpoint.RESPONSES,
+}
 
 
-class RequestRefused(Exception):  # noqa: N818 - a refusal is an answer, not a fault of the router
-    """The request cannot be served as it is.
-
-    Attributes:
-        status: HTTP status, 4xx.
-        message: Key, value, bound and remedy.
-        code: Machine-readable word; also the reason in ``penstock_router_errors_total``.
-    """
-
-    def __init__(self, status: int, message: str, *, code: str) -> None:
-        self.status = status
-        self.message = message
-        self.code = code
-        super().__init__(message)
+_SHOWN_CHARACTERS: Final = 256
+"""Of a client's value in a message; a longer one would come back whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class CompletionRequest:
     """A request for text.
 
     Attributes:
-        endpoint: completions or chat_completions.
+        endpoint: completions, chat_completions or responses.
         path: Path at the worker, the same as here.
         raw: Body as sent.
         body: The same, parsed.
@@ -56,7 +53,7 @@ class CompletionRequest:
         is_single: One prompt and one answer: what a KV hand-over can carry.
     """
 
-    endpoint: Endpoint
+    endpoint: ApiEndpoint
     path: str
     raw: bytes
     body: dict[str, Any]
@@ -87,19 +84,19 @@ def parse_completion(path: str, content_type: bytes | None, raw: bytes, *, model
     _check_model(body, model)
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
-        raise RequestRefused(400, f"stream: {stream!r} must be true or false", code="invalid_request")
+        shown = str(stream)[:_SHOWN_CHARACTERS]
+        raise RequestRefused(400, f"stream: {shown!r} must be true or false", code="invalid_request")
     if "kv_transfer_params" in body:
         # A client that could set them would choose which hosts a worker connects to.
         raise RequestRefused(
             400, "kv_transfer_params: set by the router alone; leave it out", code="invalid_request"
         )
     endpoint = PATHS[path]
-    texts = _chat_texts(body) if endpoint is Endpoint.CHAT else _prompt_texts(body)
-    prompts, text_bytes, ids = texts
+    prompts, text_bytes, ids = _TEXTS[endpoint](body)
     several = any(isinstance(body.get(key), int) and body[key] > 1 for key in ("n", "best_of"))
-    return CompletionRequest(
-        endpoint, path, raw, body, bool(stream), text_bytes, ids, is_single=prompts == 1 and not several
-    )
+    # vLLM's Responses API takes no kv_transfer_params, so that its requests cannot be handed over.
+    is_single = prompts == 1 and not several and endpoint is not ApiEndpoint.RESPONSES
+    return CompletionRequest(endpoint, path, raw, body, bool(stream), text_bytes, ids, is_single=is_single)
 
 
 def _object(raw: bytes) -> dict[str, Any]:
@@ -109,6 +106,7 @@ def _object(raw: bytes) -> dict[str, Any]:
         raise RequestRefused(400, f"body is not valid JSON: {exc}", code="invalid_json") from exc
     if not isinstance(body, dict):
         raise RequestRefused(400, "body: must be a JSON object", code="invalid_json")
+    check_depth(raw, body)
     return body
 
 
@@ -117,7 +115,7 @@ def _check_model(body: dict[str, Any], model: str) -> None:
     if not isinstance(asked, str) or not asked:
         raise RequestRefused(400, f"model: missing; this router serves {model!r}", code="invalid_request")
     if asked != model:
-        shown = asked if len(asked) <= 256 else asked[:256] + "..."
+        shown = asked if len(asked) <= _SHOWN_CHARACTERS else asked[:_SHOWN_CHARACTERS] + "..."
         raise RequestRefused(
             404, f"model: {shown!r} does not exist; this router serves {model!r}", code="model_not_found"
         )
@@ -133,11 +131,12 @@ def _prompt_texts(body: dict[str, Any]) -> tuple[int, int, int]:
     if isinstance(prompt, str):
         return 1, _size(prompt), 0
     if isinstance(prompt, list) and prompt:
-        if all(type(each) is int for each in prompt):
+        kinds = set(map(type, prompt))
+        if kinds == {int}:
             return 1, 0, len(prompt)
-        if all(isinstance(each, str) for each in prompt):
+        if kinds == {str}:
             return len(prompt), sum(map(_size, prompt)), 0
-        if all(isinstance(each, list) for each in prompt):
+        if kinds == {list}:
             return len(prompt), 0, sum(map(len, prompt))
     if prompt is None and body.get("prompt_embeds") is not None:
         return 1, 0, 1
@@ -151,17 +150,39 @@ def _chat_texts(body: dict[str, Any]) -> tuple[int, int, int]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRefused(400, "messages: must be a list, not empty", code="invalid_request")
-    size = 0
-    for message in messages:
-        if not isinstance(message, dict):
-            raise RequestRefused(400, "messages: each must be an object", code="invalid_request")
-        content = message.get("content")
-        if isinstance(content, str):
-            size += _size(content)
-        elif isinstance(content, list):
-            size += sum(
-                _size(part["text"])
-                for part in content
-                if isinstance(part, dict) and isinstance(part.get("text"), str)
-            )
-    return 1, size, 0
+    return 1, sum(_content_size(message, "messages") for message in messages), 0
+
+
+def _response_texts(body: dict[str, Any]) -> tuple[int, int, int]:
+    """Return 1, bytes of the text of instructions and input, 0."""
+    given, instructions = body.get("input"), body.get("instructions")
+    size = _size(instructions) if isinstance(instructions, str) else 0
+    if isinstance(given, str) and given:
+        return 1, size + _size(given), 0
+    if not isinstance(given, list) or not given:
+        raise RequestRefused(
+            400, "input: must be a string or a list of items, not empty", code="invalid_request"
+        )
+    return 1, size + sum(_content_size(item, "input") for item in given), 0
+
+
+def _content_size(message: Any, key: str) -> int:
+    if not isinstance(message, dict):
+        raise RequestRefused(400, f"{key}: each must be an object", code="invalid_request")
+    content = message.get("content")
+    if isinstance(content, str):
+        return _size(content)
+    if not isinstance(content, list):
+        return 0
+    return sum(
+        _size(part["text"])
+        for part in content
+        if isinstance(part, dict) and isinstance(part.get("text"), str)
+    )
+
+
+_TEXTS: Final[dict[ApiEndpoint, Callable[[dict[str, Any]], tuple[int, int, int]]]] = {
+    ApiEndpoint.COMPLETIONS: _prompt_texts,
+    ApiEndpoint.CHAT: _chat_texts,
+    ApiEndpoint.RESPONSES: _response_texts,
+}

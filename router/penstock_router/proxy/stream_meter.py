@@ -7,19 +7,25 @@ events of one line each, without usage) costs a few C calls, one clock read and 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from penstock_router.fleet import InFlight
+from penstock_router.core.assignment import Assignment
 from penstock_router.metrics import RouterMetrics
-from penstock_router.proxy.handover import with_cached_tokens
+from penstock_router.proxy.kv_transfer import with_cached_tokens
+from penstock_router.proxy.worker_answer import encoded_again
 from penstock_wire.sse import EventSplitter, encode_event, payload
 
 _USAGE = b'"usage":'
+_ERROR = b'data: {"error"'
 _NULL_USAGE_END = b'"usage":null}\n\n'
 _DONE = b"[DONE]"
+_RESPONSE_EVENT = b"event: response."
+_RESPONSE_ENDS = (b".completed", b".incomplete", b".failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +35,30 @@ class Correction:
     cached_tokens: int | None
 
 
-class StreamMeter:
+class RelayMeter:
     """Measures one stream.
 
     Attributes:
         tokens: Events with text so far; one token each unless the worker batches them.
-        ttft_s: Arrival to first token, modelled seconds; None before it.
+        ttft_s: Arrival to first token, simulated seconds; None before it.
         usage: The last usage object seen, corrected if it was to be; None without one.
+        is_done: ``[DONE]``, or the Responses API's last event, has been passed on.
+        has_error: An error event has been passed on.
     """
 
     __slots__ = (
         "_arrived_real_s",
+        "_assignment",
         "_correction",
-        "_inflight",
         "_itl",
         "_last_real_s",
         "_metrics",
+        "_on_first_token",
         "_speed",
         "_splitter",
         "_tail",
+        "has_error",
+        "is_done",
         "tokens",
         "ttft_s",
         "usage",
@@ -56,8 +67,9 @@ class StreamMeter:
     def __init__(
         self,
         metrics: RouterMetrics,
-        inflight: InFlight,
+        assignment: Assignment[Any],
         *,
+        on_first_token: Callable[[], None],
         arrived_real_s: float,
         speed: float,
         correction: Correction | None,
@@ -66,20 +78,24 @@ class StreamMeter:
 
         Args:
             metrics: Takes TTFT and gaps.
-            inflight: Grows by the tokens.
+            assignment: Grows by the tokens.
+            on_first_token: Called once, with the first token.
             arrived_real_s: When the request came, ``time.monotonic()``.
-            speed: Modelled seconds per real one.
+            speed: Simulated seconds per real one.
             correction: How to rewrite usage events; None passes every byte at once.
         """
         self._metrics = metrics
         self._itl = metrics.itl
-        self._inflight = inflight
+        self._assignment = assignment
+        self._on_first_token = on_first_token
         self._arrived_real_s = arrived_real_s
         self._last_real_s = 0.0
         self._speed = speed
         self._correction = correction
         self._splitter = EventSplitter()
         self._tail = self._splitter.tail
+        self.has_error = False
+        self.is_done = False
         self.tokens = 0
         self.ttft_s: float | None = None
         self.usage: dict[str, Any] | None = None
@@ -89,11 +105,17 @@ class StreamMeter:
         """Whether an event has begun and not ended."""
         return bool(self._tail)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text has come to its end; ``[DONE]`` without a blank line behind it will do."""
+        return self.is_done or payload(bytes(self._tail)) == _DONE
+
     def observe(self, data: bytes) -> bytes:
         """Take the bytes of one read and return what to send on.
 
         Raises:
             StreamBroken: an event is too long to be one.
+            WrongAnswer: a usage event cannot be rewritten.
         """
         now_real_s = time.monotonic()
         if (
@@ -101,6 +123,7 @@ class StreamMeter:
             and not self._tail
             and data.startswith(b"data: {")
             and data.endswith(b"}\n\n")
+            and _ERROR not in data
             and (_USAGE not in data or data.count(_USAGE) == data.count(_NULL_USAGE_END))
         ):
             count = 1
@@ -112,7 +135,7 @@ class StreamMeter:
             self._last_real_s = now_real_s
             self._itl.observe(gap_s / count, count)
             self.tokens += count
-            self._inflight.grow(count)
+            self._assignment.grow(count)
             return data
         return self._observe_slowly(data, now_real_s)
 
@@ -128,7 +151,7 @@ class StreamMeter:
         count = 0
         is_same = not had_tail and not self._tail
         for index, event in enumerate(events):
-            is_token, rewritten = self._look_at(event, has_begun=self.tokens + count > 0)
+            is_token, rewritten = self._read_event(event, has_begun=self.tokens + count > 0)
             count += is_token
             if rewritten is not None:
                 events[index] = rewritten
@@ -141,25 +164,34 @@ class StreamMeter:
         if self.ttft_s is None:
             self.ttft_s = (now_real_s - self._arrived_real_s) * self._speed
             self._metrics.ttft.observe(self.ttft_s)
-            self._inflight.computed()
+            self._on_first_token()
         else:
             # Tokens of one read cannot be told apart in time: they share its gap.
             self._itl.observe((now_real_s - self._last_real_s) * self._speed / count, count)
         self._last_real_s = now_real_s
         self.tokens += count
-        self._inflight.grow(count)
+        self._assignment.grow(count)
 
-    def _look_at(self, event: bytes, *, has_begun: bool) -> tuple[bool, bytes | None]:
+    def _read_event(self, event: bytes, *, has_begun: bool) -> tuple[bool, bytes | None]:
         """Return whether the event carries a token, and what to send in its place (None: as it is).
 
         Only the first token is looked for in the JSON; once the text has begun every chunk is one.
         """
         data = payload(event)
-        if data is None or data == _DONE:
+        is_error = event.startswith(_ERROR)
+        self.has_error |= is_error
+        self.is_done |= data == _DONE
+        if data is None or data == _DONE or is_error:
             return False, None
+        if event.startswith(_RESPONSE_EVENT):
+            return self._read_response_event(event[: event.find(b"\n")].strip(), data), None
         has_usage = _USAGE in data
         if has_begun and not has_usage:
             return True, None
+        return self._read_chunk(data, has_usage=has_usage)
+
+    def _read_chunk(self, data: bytes, *, has_usage: bool) -> tuple[bool, bytes | None]:
+        """Return the same for a completion's chunk that must be parsed."""
         try:
             chunk = orjson.loads(data)
         except orjson.JSONDecodeError:
@@ -171,9 +203,20 @@ class StreamMeter:
         if isinstance(usage, dict):
             if self._correction is not None:
                 with_cached_tokens(usage, self._correction.cached_tokens)
-                rewritten = encode_event(orjson.dumps(chunk))
+                rewritten = encode_event(encoded_again(chunk))
             self.usage = usage
         return _has_text(chunk), rewritten
+
+    def _read_response_event(self, name: bytes, data: bytes) -> bool:
+        """Return whether an event of the Responses API carries a token; the last one has the usage."""
+        if name.endswith(_RESPONSE_ENDS):
+            self.is_done = True
+            with suppress(orjson.JSONDecodeError):
+                chunk = orjson.loads(data)
+                response = chunk.get("response") if isinstance(chunk, dict) else None
+                usage = response.get("usage") if isinstance(response, dict) else None
+                self.usage = usage if isinstance(usage, dict) else self.usage
+        return name.endswith(b".delta")
 
 
 def _has_text(chunk: dict[str, Any]) -> bool:

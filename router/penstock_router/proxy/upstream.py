@@ -1,21 +1,20 @@
-"""One exchange with one worker: its result, its failure, and what both mean for the worker's circuit."""
+"""One round trip to one worker: its result, its failure, and what both mean for the worker's circuit."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NoReturn
 
-from penstock_core.clock import ModelClock
-from penstock_core.errors import StreamBroken, UpstreamConnectError, UpstreamError
-from penstock_router.fleet import InFlight
-from penstock_router.proxy.call import Call
-from penstock_router.proxy.failures import (
-    KV_LOST,
-    RETRIED_STATUSES,
-    StageFailed,
-    WorkerAnswer,
-    failed_stage,
-)
+from penstock_core.clock import SimulatedClock
+from penstock_core.errors import UpstreamConnectError, UpstreamError, WrongAnswer
+from penstock_router.admission import LiveAssignment
+from penstock_router.core.retries import FailedTry, RetryScope
+from penstock_router.core.transfers import KvLease, KvTransfer
+from penstock_router.proxy.call import CompletionCall
+from penstock_router.proxy.failures import StageFailed, failed_stage
+from penstock_router.proxy.stream_preamble import ErrorEvent
+from penstock_router.proxy.worker_answer import ErrorReply, error_answer, retry_scope_of
 from penstock_router.settings import RouterSettings
 from penstock_wire.client import ConnectionPool, StreamingResponse
 
@@ -24,33 +23,46 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 _MAX_ERROR_BYTES = 1024 * 1024
 
 
-class Exchanger:
+class UpstreamClient:
     """Calls workers within the limits and keeps their circuits informed."""
 
-    def __init__(self, pool: ConnectionPool, settings: RouterSettings, clock: ModelClock) -> None:
+    def __init__(self, pool: ConnectionPool, settings: RouterSettings, clock: SimulatedClock) -> None:
+        """Tie the parts.
+
+        Args:
+            pool: Connections to workers.
+            settings: Limits of a request.
+            clock: Simulated time.
+        """
         self._pool = pool
         self._settings = settings
         self._clock = clock
         self._request_s = settings.config.limits.request_timeout_seconds
 
-    def left_s(self, call: Call) -> float:
-        """Return what is left of a request's time, modelled seconds; may be negative."""
+    def left_s(self, call: CompletionCall) -> float:
+        """Return what is left of a request's time, simulated seconds; may be negative."""
         return self._request_s - self._clock.to_model_s(call.age_real_s())
 
     @asynccontextmanager
     async def open(
-        self, call: Call, inflight: InFlight, body: bytes, *, is_handed_over: bool = False
+        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, *, lease: KvLease | None = None
     ) -> AsyncIterator[StreamingResponse]:
         """Send ``body`` to a worker; yields a response of status 200.
 
-        Whatever way the block is left, the worker's counters are given back and an unfinished response is
-        aborted. The block reports the exchange's success by ``inflight.succeeded()``, and lets upstream
-        errors out. With ``is_handed_over``, a 500 may mean that the prompt's KV could not be fetched.
+        Whatever way the block is left, an unfinished response is aborted; the worker's counters are the
+        caller's to give back. The block reports the round trip's success by ``assignment.succeeded()``, and lets
+        upstream errors and error events out.
+
+        Args:
+            call: The request.
+            assignment: Its share of the worker.
+            body: What the worker gets.
+            lease: On the KV that the worker is to fetch; an error may then mean that it could not.
 
         Raises:
-            StageFailed: the worker cannot be reached, broke off, or answered with another status.
+            StageFailed: the worker cannot be reached, broke off, or gave another answer than asked for.
         """
-        worker = inflight.worker
+        worker = assignment.worker
         url = worker.spec.url + call.request.path
         timeouts = self._settings.upstream_timeouts(self._clock, left_s=self.left_s(call))
         try:
@@ -59,41 +71,65 @@ class Exchanger:
             )
             async with response:
                 if response.status != 200:
-                    raise await self._refused(response, inflight, is_handed_over=is_handed_over)
+                    await self._refused(call, response, assignment, lease)
                 yield response
+        except ErrorEvent as exc:
+            raise self._error(call, assignment, lease, exc.reply) from exc
         except UpstreamError as exc:
             if isinstance(exc, UpstreamConnectError):
                 worker.suspect("refused a connection")
-            inflight.failed(self._clock.now_s())
-            raise failed_stage(exc, worker.name) from exc
-        finally:
-            inflight.abandon()
+            assignment.failed(self._clock.now_s(), str(exc))
+            raise failed_stage(exc, worker) from exc
 
     async def _refused(
-        self, response: StreamingResponse, inflight: InFlight, *, is_handed_over: bool
-    ) -> StageFailed:
-        """Return the failure for an answer other than 200."""
-        status, headers = response.status, response.headers
+        self,
+        call: CompletionCall,
+        response: StreamingResponse,
+        assignment: LiveAssignment,
+        lease: KvLease | None,
+    ) -> NoReturn:
+        """Raise the failure for an answer other than 200.
+
+        Raises:
+            StageFailed: an error answer.
+            WrongAnswer: neither success nor error.
+        """
+        status = response.status
+        if not 400 <= status < 600:
+            raise WrongAnswer(
+                f"{assignment.worker.name} answered {status}, which is neither success nor error"
+            )
         content = await response.read(limit_bytes=_MAX_ERROR_BYTES)
-        kv_lost = is_handed_over and status == 500 and any(mark in content for mark in KV_LOST)
-        if status >= 500 and not kv_lost:
-            inflight.failed(self._clock.now_s())
-        else:
-            inflight.succeeded()
-        worker = inflight.worker.name
-        if status < 400:
-            error = StreamBroken(f"{worker} answered status {status}, which is neither success nor error")
-            return StageFailed("upstream_broken", worker=worker, may_retry=False, error=error)
-        answer = WorkerAnswer(
+        reply = ErrorReply(status, content, response.headers.get(b"retry-after"))
+        raise self._error(call, assignment, lease, reply)
+
+    def _error(
+        self, call: CompletionCall, assignment: LiveAssignment, lease: KvLease | None, reply: ErrorReply
+    ) -> StageFailed:
+        """Return the failure for an error answer, and take note of what it means for the worker."""
+        worker, status = assignment.worker, reply.status
+        answer, is_error_object = error_answer(reply)
+        if lease is not None and reply.is_kv_lost:
+            transfer = KvTransfer(lease.worker, worker)
+            transfer.lost()
+            call.tries.lost_transfers = (*call.tries.lost_transfers, transfer)
+            return StageFailed(
+                FailedTry("kv_lost", RetryScope.ANYWHERE, (worker, lease.worker)), answer=answer
+            )
+        sent_credentials = any(name == b"authorization" for name, _ in call.upstream_headers)
+        scope = retry_scope_of(
             status,
-            headers.get(b"content-type", b"application/json").decode("latin-1"),
-            content,
-            headers.get(b"retry-after"),
+            endpoint=call.request.endpoint,
+            is_error_object=is_error_object,
+            sent_credentials=sent_credentials,
         )
-        if kv_lost:
-            return StageFailed("kv_lost", worker="", may_retry=True, answer=answer)
         reason = "upstream_5xx" if status >= 500 else "upstream_4xx"
-        return StageFailed(reason, worker=worker, may_retry=status in RETRIED_STATUSES, answer=answer)
+        if scope is RetryScope.NOWHERE:
+            assignment.succeeded()
+            return StageFailed(FailedTry(reason, scope, (worker,)), answer=answer)
+        shown = "" if is_error_object else " without an error object"
+        assignment.failed(self._clock.now_s(), f"answered {status}{shown}", proven=False)
+        return StageFailed(FailedTry(reason, scope, (worker,), unproven=assignment), answer=answer)
 
 
 async def read_whole(response: StreamingResponse) -> bytes:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock_api import RouterPolicy
 from penstock_cli.demo import with_policy
-from penstock_graph.loading import load_graph
-from penstock_graph.models import RouterPolicy
+from penstock_manifests import load_graph
 
 
 @pytest.mark.parametrize("policy", list(RouterPolicy))

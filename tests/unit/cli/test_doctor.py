@@ -8,10 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from penstock_cli.doctor import doctor
-from penstock_cli.doctor_local import Gpu, LocalFacts, gather, judge, parse_gpus
+from penstock_cli.doctor_local import Gpu, LocalFacts, diagnose, gather, parse_gpus
 from penstock_core.errors import ConfigError
-from penstock_local.probes import QueueView
-from penstock_local.status import GraphStatus, PlannerView, ProcessStatus
+from penstock_local.inspection import Hung, Stray
+from penstock_local.probes import RouterQueue
+from penstock_local.status import LocalGraphStatus, PlannerView, ProcessStatus
 from penstock_operator.doctor.findings import Severity
 
 
@@ -35,7 +36,7 @@ def process(name, role, state="ready", **changes):
 
 def graph(**changes):
     """A graph that is well."""
-    healthy = GraphStatus(
+    healthy = LocalGraphStatus(
         namespace="llama",
         model="llama",
         speed=1.0,
@@ -46,7 +47,7 @@ def graph(**changes):
         planner_log_dir="/logs/planner",
         processes=(process("llama_frontend", "router"), process("llama_worker", "aggregated")),
         pools=(),
-        queue=QueueView(requests=0, tokens=0, oldest_s=0.0),
+        queue=RouterQueue(requests=0, tokens=0, oldest_s=0.0),
         gpus_used=1,
         gpu_budget=8,
         planner=PlannerView(phase="observing", next_decision_s=3.0, lag_p99_s=0.001),
@@ -75,7 +76,7 @@ def bad(facts):
     """Severity, subject and message of what is not ok."""
     return [
         (each.severity, each.subject, each.message)
-        for each in judge(facts)
+        for each in diagnose(facts)
         if each.severity is not Severity.OK
     ]
 
@@ -110,6 +111,18 @@ def test_a_machine_that_is_well():
             "GPU 3 belongs to no graph, yet 2000 of 46068 MiB are taken",
         ),
         ({"graphs": {"llama": "statefile: torn"}}, Severity.PROBLEM, "graph llama", "statefile: torn"),
+        (
+            {"strays": (Stray("old", 77, "vllm serve m", "its graph has no arbiter"),)},
+            Severity.PROBLEM,
+            "graph old",
+            "process 77 is left over, its graph has no arbiter: vllm serve m",
+        ),
+        (
+            {"hung": {"llama": (Hung("llama_worker", 78, "it is stopped by a signal or a debugger"),)}},
+            Severity.PROBLEM,
+            "graph llama",
+            "llama_worker (process 78) hangs: it is stopped by a signal or a debugger",
+        ),
     ],
 )
 def test_the_machine(changes, severity, subject, message):
@@ -151,14 +164,14 @@ def test_enough_open_files(files):
         ({"gpus_used": 9}, Severity.PROBLEM, "9 GPUs are held, the budget is 8"),
         ({"planner": None}, Severity.WARNING, "its planner has not written of itself"),
         (
-            {"planner": PlannerView("blind", None, None)},
+            {"planner": PlannerView("target_unavailable", None, None)},
             Severity.WARNING,
-            "its planner is blind: readings are missing or old, so it holds the replicas",
+            "its planner cannot read the statefile: nothing is decided, the replicas stay as they are",
         ),
         (
             {"lag_p99_s": {"router": 0.25}},
             Severity.WARNING,
-            "router runs 0.25 s late in 1 of 100 ticks; the machine is too busy for what is asked",
+            "router runs 0.25 s late in 1 of 100 ticks; the machine is too busy for this load",
         ),
     ],
 )

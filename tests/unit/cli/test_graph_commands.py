@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from penstock_cli.main import cli, main
-from penstock_graph.loading import load_graph
-from penstock_graph.runtimes import RuntimeContext, filled_argv, process_specs
+from penstock_manifests import load_graph
+from penstock_runtimes import RuntimeContext, filled_argv, process_specs
 
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 DGD = """\
@@ -105,7 +105,7 @@ def test_render_in_full(run, layout, load):
     [
         (["--service", "nothing"], "choose one of frontend, prefill, decode, planner"),
         (["--graph", "nothing"], "no GraphDeployment 'nothing'"),
-        (["--speed", "0"], "x>0"),
+        (["--speed", "0"], "must be a finite number above 0"),
     ],
 )
 def test_render_refuses_what_is_not_there(run, arguments, part):
@@ -160,8 +160,8 @@ def test_settings_without_effect_are_noticed(run, tmp_path):
         "spec.planner.mode",
         "spec.router.tiers.enabled",
     ]
-    notices = json.loads(run("validate", "--json", file)[1])["notices"]
-    assert [each["path"] for each in notices] == ["spec.planner.mode", "spec.router.tiers.enabled"]
+    warnings = json.loads(run("validate", "--json", file)[1])["warnings"]
+    assert [each["path"] for each in warnings] == ["spec.planner.mode", "spec.router.tiers.enabled"]
 
 
 EVERYTHING = """\

@@ -1,10 +1,10 @@
-"""Modelled time and lateness."""
+"""Simulated time and lateness."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.clock import ModelClock
+from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError
 from penstock_core.lag import LagTracker
 
@@ -13,25 +13,25 @@ from penstock_core.lag import LagTracker
 def test_a_speed_that_is_not_a_positive_number_is_refused(speed):
     """The message names the flag, so the user knows what to correct."""
     with pytest.raises(ConfigError, match="--speed"):
-        ModelClock(speed)
+        SimulatedClock(speed)
 
 
 @given(st.floats(0.001, 1000), st.floats(0, 1e6))
 def test_real_and_modelled_durations_invert_each_other(speed, duration_s):
     """to_real_s and to_model_s are inverse within rounding."""
-    clock = ModelClock(speed)
+    clock = SimulatedClock(speed)
 
     assert pytest.approx(duration_s) == clock.to_model_s(clock.to_real_s(duration_s))
 
 
 def test_twenty_times_as_fast_is_a_twentieth_of_the_wait():
-    """--speed 20 turns an interval of 30 modelled seconds into 1.5 real ones."""
-    assert ModelClock(20).to_real_s(30) == 1.5
+    """--speed 20 turns an interval of 30 simulated seconds into 1.5 real ones."""
+    assert SimulatedClock(20).to_real_s(30) == 1.5
 
 
 def test_two_clocks_of_one_speed_agree():
     """Processes of one host share the origin."""
-    first, second = ModelClock(20), ModelClock(20)
+    first, second = SimulatedClock(20), SimulatedClock(20)
 
     before = first.now_s()
     between = second.now_s()

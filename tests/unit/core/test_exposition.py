@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
@@ -59,6 +59,7 @@ def test_an_unreadable_unwanted_line_is_ignored():
     assert [s.value for s in samples] == [1.0]
 
 
+@settings(max_examples=50)
 @given(
     st.dictionaries(st.text(max_size=12), st.floats(allow_nan=False), min_size=1, max_size=8),
 )

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.histogram import REQUEST_BOUNDS_S, TOKEN_GAP_BOUNDS_S, TTFT_BOUNDS_S, BucketCounts
+from penstock_core.histogram import (
+    REQUEST_BOUNDS_S,
+    ROUTER_ITL_BOUNDS_S,
+    ROUTER_TTFT_BOUNDS_S,
+    TOKEN_GAP_BOUNDS_S,
+    TTFT_BOUNDS_S,
+    BucketCounts,
+)
 
 
 def test_bounds_are_inclusive_and_counts_cumulative():
@@ -22,8 +29,11 @@ def test_an_empty_histogram_counts_nothing():
     assert BucketCounts((1.0,)).cumulative() == [0, 0]
 
 
-@pytest.mark.parametrize("bounds", [TTFT_BOUNDS_S, TOKEN_GAP_BOUNDS_S, REQUEST_BOUNDS_S])
-def test_vllms_bounds_rise(bounds):
+@pytest.mark.parametrize(
+    "bounds",
+    [TTFT_BOUNDS_S, TOKEN_GAP_BOUNDS_S, REQUEST_BOUNDS_S, ROUTER_TTFT_BOUNDS_S, ROUTER_ITL_BOUNDS_S],
+)
+def test_bounds_rise(bounds):
     """Bounds are strictly increasing, as bisection needs them."""
     assert list(bounds) == sorted(set(bounds))
 

@@ -120,7 +120,7 @@ class Client:
 
     async def until(self, name, value, **labels):
         """Wait until a sample has a value."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while await self.metric(name, **labels) != value:  # noqa: ASYNC110 - another process would poll too
                 await asyncio.sleep(0.005)
 
@@ -131,8 +131,11 @@ def lease_of(duration_s):
 
 
 @pytest.fixture
-def serving():
-    """Run a worker on a free port; 50 modelled seconds to a real one unless told otherwise."""
+def serving(no_cover):
+    """Run a worker on a free port; 50 simulated seconds to a real one unless said otherwise.
+
+    Coverage is off: its tracer would make a worker late that keeps to the host's clock.
+    """
 
     @asynccontextmanager
     async def run(**flags):

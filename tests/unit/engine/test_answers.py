@@ -5,9 +5,11 @@ import json
 import pytest
 
 from penstock_engine.core.requests import FinishReason
-from penstock_engine.serve import answers
-from penstock_engine.serve.protocol import parse
+from penstock_engine.serve.answers import CompletionFormat, Finished
+from penstock_engine.serve.protocol import Api, parse
 from penstock_engine.serve.settings import ServeFlags, resolve
+from penstock_engine.serve.vocabulary import WORDS, words
+from penstock_wire.sse import DONE
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +23,9 @@ def call_of():
             if is_chat
             else {"prompt": "abc"}
         )
-        return parse(json.dumps({**prompt, **fields}).encode(), settings, is_chat=is_chat)
+        return parse(
+            json.dumps({**prompt, **fields}).encode(), settings, api=Api.CHAT if is_chat else Api.COMPLETIONS
+        )
 
     return make
 
@@ -35,22 +39,23 @@ def data_of(event):
 
 def test_vocabulary():
     """256 different words of 4 ASCII bytes that JSON does not escape."""
-    assert len(set(answers.WORDS)) == 256
-    assert all(len(word) == 4 and json.dumps(word.decode()) == f'"{word.decode()}"' for word in answers.WORDS)
+    assert len(set(WORDS)) == 256
+    assert all(len(word) == 4 and json.dumps(word.decode()) == f'"{word.decode()}"' for word in WORDS)
 
 
 def test_words_do_not_depend_on_how_they_are_cut():
     """Tokens [0, 300) are the same in one piece or many, and all words get used."""
-    whole = answers.words(7, 0, 300)
-    assert answers.words(7, 0, 100) + answers.words(7, 100, 300) == whole
+    whole = words(7, 0, 300)
+    assert words(7, 0, 100) + words(7, 100, 300) == whole
     assert len(set(whole)) == 256
 
 
 def test_completion_events(call_of):
     """One event per token; the last one carries the reason."""
-    events = answers.EventFormat(call_of(stream=True), "cmpl-1", 5)
+    call = call_of(stream=True)
+    events = CompletionFormat(call, "cmpl-1", 5).events(call.choices[0])
     assert events.opening == b""
-    first, second, rest = events.tokens([b" one", b" two"]).split(b"\n\n")
+    first, second, rest = events.tokens(0, [b" one", b" two"]).split(b"\n\n")
     assert rest == b""
     assert data_of(first + b"\n\n") == {
         "id": "cmpl-1",
@@ -62,21 +67,24 @@ def test_completion_events(call_of):
         ],
     }
     assert data_of(second + b"\n\n")["choices"][0]["text"] == " two"
-    last = data_of(events.last(b" end", FinishReason.STOP))["choices"][0]
+    last = data_of(events.last(2, b" end", FinishReason.STOP))["choices"][0]
     assert (last["text"], last["finish_reason"]) == (" end", "stop")
 
 
 def test_chat_events_with_usage(call_of):
     """The role comes first; with include_usage one more event has the usage."""
     call = call_of(is_chat=True, stream=True, stream_options={"include_usage": True})
-    events = answers.EventFormat(call, "chatcmpl-1", 5)
+    form = CompletionFormat(call, "chatcmpl-1", 5)
+    events = form.events(call.choices[0])
     opening = data_of(events.opening)
     assert opening["object"] == "chat.completion.chunk"
     assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    token = data_of(events.tokens([b" one"]))
+    token = data_of(events.tokens(0, [b" one"]))
     assert token["choices"][0]["delta"] == {"content": " one"}
     assert "usage" not in token
-    usage = data_of(events.usage(answers.usage_of(call, 7, 3)))
+    closing = form.closing([Finished(call.choices[0], 7, FinishReason.LENGTH, 3)])
+    assert closing.endswith(DONE)
+    usage = data_of(closing.removesuffix(DONE))
     assert usage["choices"] == []
     assert usage["usage"] == {
         "prompt_tokens": call.prompt_tokens,
@@ -89,19 +97,15 @@ def test_chat_events_with_usage(call_of):
 @pytest.mark.parametrize("is_chat", [True, False])
 def test_whole_answer(call_of, is_chat):
     """The body of an answer that is not streamed."""
-    body = json.loads(
-        answers.whole(
-            call_of(is_chat=is_chat),
-            "id-1",
-            5,
-            text=b" one two",
-            reason=FinishReason.LENGTH,
-            usage={"total_tokens": 3},
-            kv_transfer_params={"remote_port": 1},
-        )
-    )
+    call = call_of(is_chat=is_chat, ignore_eos=True, max_tokens=2)
+    done = Finished(call.choices[0], 2, FinishReason.LENGTH, 0, {"remote_port": 1})
+
+    body = json.loads(CompletionFormat(call, "id-1", 5).whole([done]))
+
     choice = body["choices"][0]
-    assert (choice["message"]["content"] if is_chat else choice["text"]) == " one two"
+    said = b"".join(words(call.choices[0].salt, 0, 2)).decode()
+    assert (choice["message"]["content"] if is_chat else choice["text"]) == said
     assert choice["finish_reason"] == "length"
     assert body["object"] == ("chat.completion" if is_chat else "text_completion")
     assert body["kv_transfer_params"] == {"remote_port": 1}
+    assert body["usage"]["completion_tokens"] == 2

@@ -93,7 +93,7 @@ def check(timeline, chosen):
         assert step.duration_s > 0
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(options, requests)
 def test_every_request_ends_once_and_no_block_is_lost(chosen, rows):
     """All outputs come out, exactly once each, under every limit; at the end the cache is empty."""
@@ -118,7 +118,7 @@ def test_every_request_ends_once_and_no_block_is_lost(chosen, rows):
     assert timeline.engine.kv_used_blocks == 0
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(options, requests, st.lists(st.tuples(st.integers(0, 60), st.integers(0, 19)), max_size=15))
 def test_aborts_at_any_time_are_clean(chosen, rows, aborts):
     """Requests aborted before, within and between steps leave nothing behind and disturb nobody."""

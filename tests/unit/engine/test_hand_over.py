@@ -100,12 +100,16 @@ async def test_unread_blocks_expire(serving, hand_over):
         assert await prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 1
 
 
+@pytest.mark.slow
 async def test_waiting_requests_keep_their_blocks_alive(serving, hand_over):
-    """A request that waits longer than its lease for a place is renewed by heartbeats and then served."""
+    """A request that waits longer than its lease for a place is renewed by heartbeats and then served.
+
+    The lease is six seconds by the host's clock, so that a busy machine renews it in time.
+    """
     config = '{"kv_connector_extra_config": {"kv_lease_duration": 60}}'
     async with (
-        serving(role="prefill", kv_transfer_config=config) as prefill,
-        serving(role="decode", kv_transfer_config=config, max_num_seqs=1) as decode,
+        serving(role="prefill", kv_transfer_config=config, speed=10.0) as prefill,
+        serving(role="decode", kv_transfer_config=config, speed=10.0, max_num_seqs=1) as decode,
     ):
         first = asyncio.create_task(decode.complete("busy", max_tokens=36_000))
         await decode.until("vllm:num_requests_running", 1)

@@ -84,6 +84,11 @@ def test_values_of_a_small_run(worker, request_of):
     assert page["vllm:kv_cache_usage_perc",].value == 0
 
 
+def test_the_time_scale_is_exported(worker):
+    """Clients that measure in simulated seconds can check that they count as the worker does."""
+    assert worker.read()["penstock_time_scale",].value == 1.0
+
+
 def test_lag_is_exported_once_there_are_samples(worker):
     """No sample, no quantile: unknown is not zero."""
     assert ("penstock_schedule_lag_p99_seconds",) not in worker.read()

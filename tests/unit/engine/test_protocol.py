@@ -5,7 +5,8 @@ import json
 import pytest
 
 from penstock_engine.core.requests import EngineRole
-from penstock_engine.serve.protocol import RemoteKv, RequestError, parse
+from penstock_engine.serve.fields import RequestError
+from penstock_engine.serve.protocol import Api, RemoteKv, parse
 from penstock_engine.serve.settings import ServeFlags, resolve
 
 
@@ -25,7 +26,7 @@ def of_role():
 
 def completion(settings, **fields):
     """Parse a completion."""
-    return parse(json.dumps({"prompt": "abcdefgh", **fields}).encode(), settings, is_chat=False)
+    return parse(json.dumps({"prompt": "abcdefgh", **fields}).encode(), settings, api=Api.COMPLETIONS)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,8 @@ def test_prompts_are_counted_in_pieces_of_four_bytes(settings, prompt, tokens):
 def test_defaults_of_a_completion(settings):
     """16 tokens at most, not streamed, first served name."""
     call = completion(settings, ignore_eos=True)
-    assert (call.output_tokens, call.ends_by_stop, call.stream, call.model) == (16, False, False, "llama")
+    (choice,) = call.choices
+    assert (choice.output_tokens, choice.ends_by_stop, call.stream, call.model) == (16, False, False, "llama")
     assert completion(settings, model="alias").model == "alias"
 
 
@@ -54,16 +56,18 @@ def test_chat_counts_rendered_messages(settings):
         ],
         "ignore_eos": True,
     }
-    call = parse(json.dumps(body).encode(), settings, is_chat=True)
-    assert b"<|start_header_id|>user<|end_header_id|>\n\nHello<|eot_id|>" in call.prompt
-    assert call.prompt.endswith(b"<|start_header_id|>assistant<|end_header_id|>\n\n")
-    assert call.prompt_tokens == -(-len(call.prompt) // 4)
-    assert call.output_tokens == 100 - call.prompt_tokens
+    call = parse(json.dumps(body).encode(), settings, api=Api.CHAT)
+    assert b"<|start_header_id|>user<|end_header_id|>\n\nHello<|eot_id|>" in call.choices[0].prompt
+    assert call.choices[0].prompt.endswith(b"<|start_header_id|>assistant<|end_header_id|>\n\n")
+    assert call.prompt_tokens == -(-len(call.choices[0].prompt) // 4)
+    assert call.choices[0].output_tokens == 100 - call.prompt_tokens
 
 
 def test_output_is_cut_at_the_context(settings):
     """As vLLM does: a limit that the context has no room for is lowered, not refused."""
-    assert completion(settings, prompt="x" * 40, max_tokens=99, ignore_eos=True).output_tokens == 90
+    assert (
+        completion(settings, prompt="x" * 40, max_tokens=99, ignore_eos=True).choices[0].output_tokens == 90
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,28 +76,30 @@ def test_output_is_cut_at_the_context(settings):
 def test_newer_limit_wins_in_chat(settings, fields, expected):
     """max_completion_tokens goes before max_tokens."""
     body = {"messages": [{"role": "user", "content": "x"}], "ignore_eos": True, **fields}
-    assert parse(json.dumps(body).encode(), settings, is_chat=True).output_tokens == expected
+    assert parse(json.dumps(body).encode(), settings, api=Api.CHAT).choices[0].output_tokens == expected
 
 
 def test_the_model_ends_by_itself_reproducibly(settings):
     """Without ignore_eos the length depends on the prompt only; min_tokens and max_tokens bound it."""
-    lengths = [completion(settings, prompt=f"prompt {n}", max_tokens=90).output_tokens for n in range(200)]
+    lengths = [
+        completion(settings, prompt=f"prompt {n}", max_tokens=90).choices[0].output_tokens for n in range(200)
+    ]
     assert lengths == [
-        completion(settings, prompt=f"prompt {n}", max_tokens=90).output_tokens for n in range(200)
+        completion(settings, prompt=f"prompt {n}", max_tokens=90).choices[0].output_tokens for n in range(200)
     ]
     assert len(set(lengths)) > 20
     assert 1 <= min(lengths) < 20
     assert max(lengths) == 90
     bounded = [completion(settings, prompt=f"prompt {n}", max_tokens=90, min_tokens=50) for n in range(200)]
-    assert min(call.output_tokens for call in bounded) == 50
-    assert {call.ends_by_stop for call in bounded} == {True, False}
+    assert min(call.choices[0].output_tokens for call in bounded) == 50
+    assert {call.choices[0].ends_by_stop for call in bounded} == {True, False}
 
 
 def test_prefill_role_pins_and_runs_to_its_limit(of_role):
     """do_remote_decode is honoured by prefill workers only."""
     params = {"do_remote_decode": True, "do_remote_prefill": False}
     call = completion(of_role("prefill"), max_tokens=1, kv_transfer_params=params)
-    assert (call.pin, call.ends_by_stop, call.remote) == (True, False, None)
+    assert (call.pin, call.choices[0].ends_by_stop, call.remote) == (True, False, None)
     assert not completion(of_role("aggregated"), kv_transfer_params=params).pin
     assert not completion(of_role("decode"), kv_transfer_params=params).pin
 
@@ -132,16 +138,17 @@ def test_incomplete_hand_over_is_refused(of_role, missing):
     ("fields", "status", "message"),
     [
         ({"model": "gpt"}, 404, "The model `gpt` does not exist. Valid aliases: "),
-        ({"n": 2}, 400, "n=2 is not supported"),
-        ({"best_of": 3}, 400, "best_of is not supported"),
-        ({"echo": True}, 400, "echo is not supported"),
-        ({"logprobs": 5}, 400, "logprobs is not supported"),
+        ({"model": 5}, 400, "model must be a string"),
+        ({"best_of": 3}, 400, "best_of must equal n=1, got 3"),
         ({"prompt": ""}, 400, "at least one token"),
-        ({"prompt": None}, 400, "string or a list of token ids"),
-        ({"prompt": ["a", "b"]}, 400, "several prompts"),
+        ({"prompt": None}, 400, "prompt must be a string, a list of token ids, or a list of either"),
+        ({"prompt": ["a", ""]}, 400, "at least one token"),
+        ({"prompt": ["a"] * 1025}, 400, "send at most 1024"),
+        ({"prompt": ["a"] * 500, "n": 3}, 400, "500 prompts and n=3 make more than 1024"),
+        ({"prompt": [[1], ["a"]]}, 400, "prompt must be a string"),
         ({"prompt": [-1]}, 400, "token ids must be in"),
-        ({"prompt": ["a", 1]}, 400, "several prompts"),
-        ({"prompt": [True]}, 400, "string or a list of token ids"),
+        ({"prompt": ["a", 1]}, 400, "prompt must be a string"),
+        ({"prompt": [True]}, 400, "prompt must be a string"),
         (
             {"prompt": "x" * 404},
             400,
@@ -177,7 +184,7 @@ def test_refusals(settings, fields, status, message):
 def test_bodies_that_are_no_object(settings, body):
     """Malformed JSON and other JSON are refused alike."""
     with pytest.raises(RequestError, match="JSON"):
-        parse(body, settings, is_chat=False)
+        parse(body, settings, api=Api.COMPLETIONS)
 
 
 @pytest.mark.parametrize(
@@ -195,4 +202,4 @@ def test_bodies_that_are_no_object(settings, body):
 def test_messages_that_cannot_be_rendered(settings, messages):
     """Only roles with text are messages."""
     with pytest.raises(RequestError, match="messages"):
-        parse(json.dumps({"messages": messages}).encode(), settings, is_chat=True)
+        parse(json.dumps({"messages": messages}).encode(), settings, api=Api.CHAT)

@@ -135,7 +135,7 @@ async def test_slow_client_costs_no_memory_and_loses_nothing(serving):
         slow.resume()
         events = await events_of(slow)
         assert len(events) == 30_000
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not client.server.worker.is_idle:  # noqa: ASYNC110 - as the drain does
                 await asyncio.sleep(0.005)
 
@@ -155,7 +155,7 @@ async def test_drain_refuses_new_requests_and_finishes_streams(serving):
 
 
 async def test_worker_is_not_ready_before_its_startup_time(serving, unused_tcp_port):
-    """Health answers 503 while the modelled start-up lasts."""
+    """Health answers 503 while the simulated start-up lasts."""
     async with serving() as client:
         client.server.state = "starting"
         assert (await client.get("/health")).status == 503

@@ -69,7 +69,7 @@ def run(engine, requests, *, is_skipping):
     return log, engine.counters, engine.kv_used_blocks, dict(engine._pool._by_key), list(engine._pool._idle)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(workload=rows, blocks=st.integers(20, 60), seqs=st.integers(1, 6))
 def test_skipping_is_stepping(workload, blocks, seqs):
     """First tokens, ends, counters and the cache are the same, to the last bit."""

@@ -1,9 +1,7 @@
 import inspect
 import ssl
-from types import SimpleNamespace
 
 import aiohttp
-import kr8s
 import orjson
 import pytest
 from aiohttp.client_reqrep import ConnectionKey
@@ -11,7 +9,6 @@ from aiohttp.http_exceptions import BadHttpMessage
 from yarl import URL
 
 from penstock_core.errors import (
-    ClusterError,
     ConfigError,
     ConflictError,
     ExpiredError,
@@ -28,12 +25,11 @@ REQUEST = aiohttp.RequestInfo(URL("https://10.0.0.1/api"), "GET", {})
 
 
 def foreign_classes():
-    """Every exception class of kr8s, and of aiohttp but for those of websockets and of bodies with several parts."""
+    """Every exception class of aiohttp but for those of websockets and of bodies with several parts."""
     found = {aiohttp.http_exceptions.HttpProcessingError}
-    for library, base in ((aiohttp, aiohttp.ClientError), (kr8s, Exception)):
-        for _, each in inspect.getmembers(library, inspect.isclass):
-            if issubclass(each, base):
-                found.add(each)
+    for _, each in inspect.getmembers(aiohttp, inspect.isclass):
+        if issubclass(each, aiohttp.ClientError):
+            found.add(each)
     return sorted(found, key=lambda each: f"{each.__module__}.{each.__name__}")
 
 
@@ -63,7 +59,7 @@ def test_every_exception_of_the_libraries_is_mapped(cls):
 def test_the_libraries_exceptions_are_found():
     """The enumeration above is not empty by accident."""
     names = {each.__name__ for each in foreign_classes()}
-    assert {"ClientConnectorError", "SocketTimeoutError", "ServerDisconnectedError", "ServerError"} <= names
+    assert {"ClientConnectorError", "SocketTimeoutError", "ServerDisconnectedError"} <= names
 
 
 @pytest.mark.parametrize(
@@ -74,8 +70,6 @@ def test_the_libraries_exceptions_are_found():
         aiohttp.ClientPayloadError("half an answer"),
         aiohttp.ClientHttpProxyError(REQUEST, (), status=502),
         BadHttpMessage("no answer at all"),
-        kr8s.APITimeoutError("late"),
-        kr8s.ConnectionClosedError("gone"),
         ssl.SSLError("handshake"),
         ConnectionResetError("reset"),
     ],
@@ -146,14 +140,3 @@ def test_an_error_event_is_read_by_its_code():
     """A watch's ERROR event carries a Status; one without a code counts as a failure of the server."""
     assert isinstance(event_error({"code": 410, "message": "too old"}, "watch"), ExpiredError)
     assert isinstance(event_error({"message": "odd"}, "watch"), UnavailableError)
-
-
-def test_a_server_error_of_kr8s_without_a_response():
-    """It cannot be told apart further."""
-    assert type(cluster_error(kr8s.ServerError("no"), "GET /api")) is ClusterError
-
-
-def test_a_server_error_of_kr8s_is_read_by_its_response():
-    """As if the answer had come without kr8s."""
-    response = SimpleNamespace(status_code=409, content=b"", headers={})
-    assert type(cluster_error(kr8s.ServerError("no", response=response), "x")) is ConflictError

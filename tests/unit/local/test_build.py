@@ -4,9 +4,9 @@ import pytest
 
 from penstock_core.errors import ConfigError
 from penstock_core.local_state import EntryState
-from penstock_graph.loading import load_graph
-from penstock_graph.runtimes import RuntimeContext
 from penstock_local.build import LocalOptions, initial_state
+from penstock_manifests import load_graph
+from penstock_runtimes import RuntimeContext
 
 GRAPH = """
 apiVersion: penstock.dev/v1alpha1

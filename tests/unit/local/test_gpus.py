@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_local.gpus import Grant, Refusal, allocate
+from penstock_local.gpus import GpuRefusal, Grant, allocate
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_ids_are_neighbours_where_possible_and_small_gaps_fill_first(wanted, in_
 def test_a_refusal_says_what_is_held_and_the_bound(wanted, in_use, gpus, budget, words):
     """No ids beyond host or budget are ever given."""
     answer = allocate(wanted, list(in_use), gpus=gpus, budget=budget)
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, GpuRefusal)
     assert words in answer.reason
 
 
@@ -57,7 +57,7 @@ def test_ids_are_exclusive_and_the_sum_never_exceeds_the_bounds(gpus, budget, re
             held.pop(0)
         answer = allocate(wanted, [gpu for grant in held for gpu in grant], gpus=gpus, budget=budget)
         used = sum(len(grant) for grant in held)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, GpuRefusal):
             assert used + wanted > min(gpus, budget)
             continue
         assert len(answer.gpus) == wanted

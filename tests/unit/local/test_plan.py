@@ -14,7 +14,7 @@ from penstock_local.actions import (
     Start,
     Terminate,
 )
-from penstock_local.plan import Drain, Exit, Limits, Seen, Supervision, plan, plan_stop
+from penstock_local.plan import Drain, Limits, ObservedProcess, ProcessExit, Supervision, plan, plan_stop
 
 FIGURES = Supervision(
     limits=Limits(grace_floor_s=5, startup_floor_s=60, settle_s=1, hung_s=60, quiet_start_s=0.5)
@@ -27,11 +27,11 @@ NAME = "n_decode"
 def next_action(state_of, entry_of):
     """Return a function: entry state, memory -> the one action planned for it, or None."""
 
-    def act(entry_state, seen=None, *, speed=20.0, **fields):
+    def act(entry_state, observed=None, *, speed=20.0, **fields):
         state = state_of("n", speed=speed).with_entry(
             NAME, entry_of("decode", state=EntryState(entry_state), **fields)
         )
-        actions = plan(state, {} if seen is None else {NAME: seen}, NOW, FIGURES)
+        actions = plan(state, {} if observed is None else {NAME: observed}, NOW, FIGURES)
         assert len(actions) <= 1
         return actions[0] if actions else None
 
@@ -39,42 +39,45 @@ def next_action(state_of, entry_of):
 
 
 @pytest.mark.parametrize(
-    ("entry_state", "seen", "expected"),
+    ("entry_state", "observed", "expected"),
     [
         ("requested", None, Start(NAME)),
-        ("starting", Seen(pid=1, started_s=NOW - 1), None),
-        ("starting", Seen(pid=1, started_s=NOW - 1, healthy_s=NOW), MarkReady(NAME)),
-        ("ready", Seen(pid=1, started_s=NOW - 100, healthy_s=NOW - 2), None),
-        ("starting", Seen(failures=1, restart_at_s=NOW + 0.1), None),
-        ("starting", Seen(failures=1, restart_at_s=NOW), Start(NAME)),
-        ("ready", Seen(), Start(NAME)),
+        ("starting", ObservedProcess(pid=1, started_s=NOW - 1), None),
+        ("starting", ObservedProcess(pid=1, started_s=NOW - 1, healthy_s=NOW), MarkReady(NAME)),
+        ("ready", ObservedProcess(pid=1, started_s=NOW - 100, healthy_s=NOW - 2), None),
+        ("starting", ObservedProcess(failures=1, restart_at_s=NOW + 0.1), None),
+        ("starting", ObservedProcess(failures=1, restart_at_s=NOW), Start(NAME)),
+        ("ready", ObservedProcess(), Start(NAME)),
         ("stopped", None, None),
         ("failed", None, None),
-        ("stopped", Seen(pid=1), Terminate(NAME)),
-        ("requested", Seen(pid=1), Terminate(NAME)),
+        ("stopped", ObservedProcess(pid=1), Terminate(NAME)),
+        ("requested", ObservedProcess(pid=1), Terminate(NAME)),
     ],
 )
-def test_what_is_wanted_is_started_and_marked(next_action, entry_state, seen, expected):
+def test_what_is_wanted_is_started_and_marked(next_action, entry_state, observed, expected):
     """Requested gets a process, a healthy one becomes ready, unwanted processes are ended."""
-    assert next_action(entry_state, seen) == expected
+    assert next_action(entry_state, observed) == expected
 
 
 def test_a_crash_is_restarted_with_its_reason(next_action):
     """The pause counts from the exit."""
-    seen = Seen(started_s=NOW - 3, exited=Exit(NOW - 0.1, "exit code 1"), failures=1)
-    assert next_action("starting", seen) == RestartLater(NAME, NOW - 0.1 + 0.5, 2, "exit code 1")
+    observed = ObservedProcess(started_s=NOW - 3, exited=ProcessExit(NOW - 0.1, "exit code 1"), failures=1)
+    assert next_action("starting", observed) == RestartLater(NAME, NOW - 0.1 + 0.5, 2, "exit code 1")
 
 
 def test_a_crash_of_a_stable_worker_starts_a_new_count(next_action):
     """Long readiness forgives earlier failures."""
-    seen = Seen(started_s=NOW - 30, healthy_s=NOW - 1, exited=Exit(NOW, "killed by SIGKILL"), failures=4)
-    assert next_action("ready", seen) == RestartLater(NAME, NOW + 0.25, 1, "killed by SIGKILL")
+    observed = ObservedProcess(
+        started_s=NOW - 30, healthy_s=NOW - 1, exited=ProcessExit(NOW, "killed by SIGKILL"), failures=4
+    )
+    assert next_action("ready", observed) == RestartLater(NAME, NOW + 0.25, 1, "killed by SIGKILL")
 
 
 def test_the_fifth_failure_in_a_row_is_given_up(next_action):
     """The message quotes the last reason."""
     action = next_action(
-        "starting", Seen(started_s=NOW - 1, exited=Exit(NOW, "exit code 3: boom"), failures=4)
+        "starting",
+        ObservedProcess(started_s=NOW - 1, exited=ProcessExit(NOW, "exit code 3: boom"), failures=4),
     )
     assert action == Abandon(NAME, "gave up after 5 failures in a row; the last: exit code 3: boom")
 
@@ -91,63 +94,96 @@ def test_the_fifth_failure_in_a_row_is_given_up(next_action):
 def test_the_startup_deadline_is_modelled_time_with_a_real_floor(
     next_action, speed, startup_s, ran_s, is_killed
 ):
-    """600 modelled seconds are 30 real ones at speed 20, but never less than the floor of 60."""
-    seen = Seen(pid=1, started_s=NOW - ran_s)
-    action = next_action("starting", seen, speed=speed, startup_s=startup_s)
+    """600 simulated seconds are 30 real ones at speed 20, but never less than the floor of 60."""
+    observed = ObservedProcess(pid=1, started_s=NOW - ran_s)
+    action = next_action("starting", observed, speed=speed, startup_s=startup_s)
     assert isinstance(action, Kill) is is_killed
 
 
 def test_a_process_that_hangs_is_killed_once(next_action):
     """No health check for a minute is the reason; while SIGKILL works nothing more is planned."""
-    hung = Seen(pid=1, started_s=NOW - 200, healthy_s=NOW - 61)
+    hung = ObservedProcess(pid=1, started_s=NOW - 200, healthy_s=NOW - 61)
     action = next_action("ready", hung)
     assert action == Kill(NAME, "answered no health check for 60 s (real)")
-    assert next_action("ready", Seen(pid=1, healthy_s=NOW - 61, verdict=action.reason)) is None
+    assert next_action("ready", ObservedProcess(pid=1, healthy_s=NOW - 61, verdict=action.reason)) is None
+
+
+def test_a_process_whose_port_another_one_holds_is_killed_and_says_so(next_action):
+    """It could not serve there; as any other failure it is tried again, a worker at another port."""
+    observed = ObservedProcess(pid=1, started_s=NOW - 1, port_taken=True)
+    action = next_action("starting", observed, ports={"port": 8000})
+    assert action == Kill(NAME, "its port 8000 is in use: another process answers there; stop that one")
 
 
 @pytest.mark.parametrize(
-    ("served", "seen", "expected"),
+    ("liveness_s", "silent_s", "not_listening_s", "is_killed"),
     [
-        (True, Seen(pid=1), BeginDrain(NAME)),
-        (True, Seen(pid=1, drain=Drain(NOW - 0.5)), None),
-        (True, Seen(pid=1, drain=Drain(NOW - 0.5, acknowledged=True)), None),
-        (True, Seen(pid=1, drain=Drain(NOW - 20, acknowledged=True, idle=False)), None),
-        (True, Seen(pid=1, drain=Drain(NOW - 0.5, acknowledged=True, idle=True)), Terminate(NAME)),
-        (True, Seen(pid=1, drain=Drain(NOW - 0.5, acknowledged=False, idle=True)), None),
-        (True, Seen(pid=1, drain=Drain(NOW - 20, acknowledged=False, idle=None)), None),
-        (True, Seen(pid=1, drain=Drain(NOW - 0.9, router_away=True)), None),
-        (True, Seen(pid=1, drain=Drain(NOW - 1.0, router_away=True)), Terminate(NAME)),
-        (True, Seen(pid=1, drain=Drain(NOW - 45.0, acknowledged=True, idle=False)), Terminate(NAME)),
-        (True, Seen(pid=1, drain=Drain(NOW - 9), terminated_s=NOW - 44.9), None),
-        (True, None, Retire(NAME)),
-        (True, Seen(exited=Exit(NOW, "exit code 0")), Retire(NAME)),
-        (False, Seen(pid=1), Terminate(NAME)),
-        (False, Seen(pid=1, terminated_s=NOW - 1), None),
+        (60.0, 60.0, 0.0, False),
+        (60.0, 60.1, 0.0, True),
+        (600.0, 599.0, 599.0, False),
+        (600.0, 600.1, 0.0, True),
+        (None, 86400.0, 60.0, False),
+        (None, 86400.0, 60.1, True),
     ],
 )
-def test_a_drain_is_acknowledged_then_idle_then_ended(next_action, served, seen, expected):
-    """Router first, then nothing in flight, then SIGTERM; grace 900 modelled seconds = 45 real at speed 20."""
-    assert next_action("draining", seen, served=served, grace_s=900.0) == expected
+def test_a_process_without_a_limit_is_killed_only_when_its_port_accepts_nothing(
+    next_action, liveness_s, silent_s, not_listening_s, is_killed
+):
+    """A real engine may stall for minutes and live; a service's own limit holds whatever its port does."""
+    observed = ObservedProcess(
+        pid=1, started_s=0.0, healthy_s=NOW - silent_s, listening_s=NOW - not_listening_s
+    )
+    action = next_action("ready", observed, liveness_s=liveness_s)
+    assert isinstance(action, Kill) is is_killed
+
+
+@pytest.mark.parametrize(
+    ("served", "observed", "expected"),
+    [
+        (True, ObservedProcess(pid=1), BeginDrain(NAME)),
+        (True, ObservedProcess(pid=1, drain=Drain(NOW - 0.5)), None),
+        (True, ObservedProcess(pid=1, drain=Drain(NOW - 0.5, acknowledged=True)), None),
+        (True, ObservedProcess(pid=1, drain=Drain(NOW - 20, acknowledged=True, idle=False)), None),
+        (True, ObservedProcess(pid=1, drain=Drain(NOW - 0.5, acknowledged=True, idle=True)), Terminate(NAME)),
+        (True, ObservedProcess(pid=1, drain=Drain(NOW - 0.5, acknowledged=False, idle=True)), None),
+        (True, ObservedProcess(pid=1, drain=Drain(NOW - 20, acknowledged=False, idle=None)), None),
+        (True, ObservedProcess(pid=1, drain=Drain(NOW - 0.9, router_away=True)), None),
+        (True, ObservedProcess(pid=1, drain=Drain(NOW - 1.0, router_away=True)), Terminate(NAME)),
+        (
+            True,
+            ObservedProcess(pid=1, drain=Drain(NOW - 45.0, acknowledged=True, idle=False)),
+            Terminate(NAME),
+        ),
+        (True, ObservedProcess(pid=1, drain=Drain(NOW - 9), terminated_s=NOW - 44.9), None),
+        (True, None, Retire(NAME)),
+        (True, ObservedProcess(exited=ProcessExit(NOW, "exit code 0")), Retire(NAME)),
+        (False, ObservedProcess(pid=1), Terminate(NAME)),
+        (False, ObservedProcess(pid=1, terminated_s=NOW - 1), None),
+    ],
+)
+def test_a_drain_is_acknowledged_then_idle_then_ended(next_action, served, observed, expected):
+    """Router first, then nothing in flight, then SIGTERM; grace 900 simulated seconds = 45 real at speed 20."""
+    assert next_action("draining", observed, served=served, grace_s=900.0) == expected
 
 
 def test_what_ignores_sigterm_is_killed_after_its_grace_or_the_floor(next_action):
-    """100 modelled seconds at speed 20 are 5 real ones, the floor."""
-    seen = Seen(pid=1, drain=Drain(NOW - 9), terminated_s=NOW - 5)
-    assert isinstance(next_action("draining", seen, served=True, grace_s=20.0), Kill)
+    """100 simulated seconds at speed 20 are 5 real ones, the floor."""
+    observed = ObservedProcess(pid=1, drain=Drain(NOW - 9), terminated_s=NOW - 5)
+    assert isinstance(next_action("draining", observed, served=True, grace_s=20.0), Kill)
 
 
 def test_processes_that_the_file_does_not_name_are_ended_and_forgotten(state_of):
     """Deleting an entry by hand ends its process."""
     state = state_of("n")
-    assert plan(state, {"x": Seen(pid=1)}, NOW, FIGURES) == (Terminate("x"),)
-    assert plan(state, {"x": Seen(pid=1, terminated_s=NOW - 1)}, NOW, FIGURES) == ()
-    assert plan(state, {"x": Seen()}, NOW, FIGURES) == (Forget("x"),)
+    assert plan(state, {"x": ObservedProcess(pid=1)}, NOW, FIGURES) == (Terminate("x"),)
+    assert plan(state, {"x": ObservedProcess(pid=1, terminated_s=NOW - 1)}, NOW, FIGURES) == ()
+    assert plan(state, {"x": ObservedProcess()}, NOW, FIGURES) == (Forget("x"),)
 
 
 def test_planning_again_after_nothing_changed_gives_the_same(next_action):
     """Level-triggered: the plan depends on what is, not on what was planned."""
-    seen = Seen(pid=1, started_s=NOW - 1, healthy_s=NOW)
-    assert next_action("starting", seen) == next_action("starting", seen)
+    observed = ObservedProcess(pid=1, started_s=NOW - 1, healthy_s=NOW)
+    assert next_action("starting", observed) == next_action("starting", observed)
 
 
 @pytest.fixture
@@ -163,21 +199,21 @@ def whole(state_of, entry_of):
 
 def test_stopping_ends_planner_and_router_before_the_workers(whole):
     """Workers get SIGTERM only when router and planner are gone, for the router's streams come from them."""
-    seen = {name: Seen(pid=1) for name in whole.entries}
-    first = plan_stop(whole, seen, NOW, FIGURES.limits, force=False)
+    observed = {name: ObservedProcess(pid=1) for name in whole.entries}
+    first = plan_stop(whole, observed, NOW, FIGURES.limits, force=False)
     assert first == (Terminate("n_frontend"), Terminate("n_planner"))
-    seen["n_planner"] = Seen()
-    seen["n_frontend"] = Seen(pid=1, terminated_s=NOW - 1)
-    assert plan_stop(whole, seen, NOW, FIGURES.limits, force=False) == ()
-    seen["n_frontend"] = Seen()
-    assert plan_stop(whole, seen, NOW, FIGURES.limits, force=False) == (Terminate("n_decode"),)
+    observed["n_planner"] = ObservedProcess()
+    observed["n_frontend"] = ObservedProcess(pid=1, terminated_s=NOW - 1)
+    assert plan_stop(whole, observed, NOW, FIGURES.limits, force=False) == ()
+    observed["n_frontend"] = ObservedProcess()
+    assert plan_stop(whole, observed, NOW, FIGURES.limits, force=False) == (Terminate("n_decode"),)
 
 
 def test_a_forced_stop_ends_all_at_once_and_kills_after_the_floor(whole):
     """Nobody waits for anybody, and nobody longer than the floor."""
-    seen = {name: Seen(pid=1, terminated_s=NOW - 5) for name in whole.entries}
-    seen["stranger"] = Seen(pid=1)
-    actions = plan_stop(whole, seen, NOW, FIGURES.limits, force=True)
+    observed = {name: ObservedProcess(pid=1, terminated_s=NOW - 5) for name in whole.entries}
+    observed["stranger"] = ObservedProcess(pid=1)
+    actions = plan_stop(whole, observed, NOW, FIGURES.limits, force=True)
     assert [type(action) for action in actions] == [Kill, Kill, Kill, Terminate]
-    patient = plan_stop(whole, seen, NOW, FIGURES.limits, force=False)
+    patient = plan_stop(whole, observed, NOW, FIGURES.limits, force=False)
     assert patient == ()

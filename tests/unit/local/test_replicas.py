@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock_core.local_state import EntryState
 from penstock_local.replicas import WITHDRAWN, choose_victim, replicas_of, scale, withdraw
-from penstock_local.statefile import ArbiterInfo, Entry, StateFile, retire
+from penstock_local.statefile import ArbiterInfo, ProcessEntry, StateFile, retire
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_the_gpus_of_existing_workers_never_exceed_the_budget(budget, size, step
     """Through any sequence of wishes and ended drains, ids stay exclusive and inside the budget."""
     arbiter = ArbiterInfo(0, 0.0, "", "", "n", "", "", 1.0, "", gpus=6, budget=budget, router_url="")
     stopped = {
-        f"n_{role}": Entry(role, role, ("c",), state=EntryState.STOPPED, gpus_per_replica=size)
+        f"n_{role}": ProcessEntry(role, role, ("c",), state=EntryState.STOPPED, gpus_per_replica=size)
         for role in ("prefill", "decode")
     }
     state = StateFile(arbiter, stopped)

@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 
 from penstock_core.errors import ConfigError
 from penstock_core.local_state import EntryState
-from penstock_local.gpus import Refusal
+from penstock_local.gpus import GpuRefusal
 from penstock_local.replicas import request_replica, template
-from penstock_local.statefile import free_name, retire
+from penstock_local.statefile import ArbiterInfo, ProcessEntry, free_name, retire
 from penstock_local.statefile_json import entry_to_json, from_json, to_json
 
 
 def add(state):
     """Return the file with one more decode worker."""
     result = request_replica(state, template(state, "decode"))
-    assert not isinstance(result, Refusal)
+    assert not isinstance(result, GpuRefusal)
     return result[0]
 
 
@@ -90,6 +90,9 @@ def test_unknown_keys_are_ignored_and_missing_ones_get_defaults():
     assert state.entries["a_b"].state is EntryState.REQUESTED
 
 
+GOOD = {"service": "b", "role": "decode"}
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -98,7 +101,23 @@ def test_unknown_keys_are_ignored_and_missing_ones_get_defaults():
         ({"arbiter": {"speed": -1}}, "arbiter.speed: -1"),
         ({"arbiter": {}, "a_b": 3}, "a_b: must be an object"),
         ({"arbiter": {}, "a_b": {"role": "decode"}}, "a_b.service: missing"),
-        ({"arbiter": {}, "a_b": {"service": "b", "role": "r", "state": "odd"}}, "'odd' is none of requested"),
+        (
+            {"arbiter": {}, "a_b": {"service": "b", "role": "r", "state": "odd"}},
+            "a_b.state: 'odd': .*'requested'",
+        ),
+        ({"arbiter": {"pid": []}}, "arbiter.pid: "),
+        ({"arbiter": {"speed": "fast"}}, "arbiter.speed: 'fast'"),
+        ({"arbiter": {"speed": float("nan")}}, "arbiter.speed: nan"),
+        ({"arbiter": {"namespace": 7}}, "arbiter.namespace: 7"),
+        ({"arbiter": {}, "a_b": {**GOOD, "cmd": 5}}, "a_b.cmd: 5"),
+        ({"arbiter": {}, "a_b": {**GOOD, "env": ["A"]}}, "a_b.env: "),
+        ({"arbiter": {}, "a_b": {**GOOD, "pid": -1}}, "a_b.pid: -1 must be 1 to"),
+        ({"arbiter": {}, "a_b": {**GOOD, "pid": "one"}}, "a_b.pid: 'one'"),
+        ({"arbiter": {}, "a_b": {**GOOD, "ports": {"port": 70000}}}, "ports.port: 70000 must be 1 to 65535"),
+        ({"arbiter": {}, "a_b": {**GOOD, "port": "x"}}, "ports.port: 'x'"),
+        ({"arbiter": {}, "a_b": {**GOOD, "resources": {"gpus": 3}}}, "a_b.gpus: 3"),
+        ({"arbiter": {}, "a_b": {**GOOD, "grace_s": None}}, "a_b.grace_s: None"),
+        ({"arbiter": {}, "a_b": {**GOOD, "grace_s": float("inf")}}, "a_b.grace_s: inf must be a finite"),
     ],
 )
 def test_what_is_not_a_statefile_is_named(data, words):
@@ -110,10 +129,10 @@ def test_what_is_not_a_statefile_is_named(data, words):
 @given(steps=st.lists(st.integers(min_value=0, max_value=9), max_size=30))
 def test_names_never_collide_and_the_base_entry_stays(steps):
     """Whatever is added and removed, the base entry exists and live names are distinct workers."""
-    from penstock_local.statefile import ArbiterInfo, Entry, StateFile
+    from penstock_local.statefile import ArbiterInfo, ProcessEntry, StateFile
 
-    arbiter = ArbiterInfo(0, 0.0, "", "", "n", "", "", 1.0, "", gpus=8, budget=8, router_url="")
-    base = Entry("s", "decode", ("c",), state=EntryState.STOPPED, gpus_per_replica=1)
+    arbiter = ArbiterInfo(0, "", "", "", "n", "", "", 1.0, "", gpus=8, budget=8, router_url="")
+    base = ProcessEntry("s", "decode", ("c",), state=EntryState.STOPPED, gpus_per_replica=1)
     state = StateFile(arbiter, {"n_s": base})
     for step in steps:
         live = [name for name, entry in state.entries.items() if entry.state is not EntryState.STOPPED]
@@ -123,3 +142,24 @@ def test_names_never_collide_and_the_base_entry_stays(steps):
         elif live:
             state = retire(state, live[step % len(live)])
         assert "n_s" in state.entries
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = st.sampled_from(
+    [*ProcessEntry.__dataclass_fields__, *ArbiterInfo.__dataclass_fields__, "resources", "port"]
+)
+
+
+@given(arbiter=st.dictionaries(FIELDS, JSON_VALUES), entry=st.dictionaries(FIELDS, JSON_VALUES) | JSON_VALUES)
+def test_whatever_stands_in_the_file_is_read_or_refused_by_one_kind_of_error(arbiter, entry):
+    """A value of a wrong type never ends in another exception, wherever it stands."""
+    data = {"arbiter": arbiter, "a_b": {**GOOD, **entry} if isinstance(entry, dict) else entry}
+    try:
+        state = from_json(data, source="f.json")
+    except ConfigError:
+        return
+    assert from_json(to_json(state), source="f.json") == state

@@ -9,7 +9,7 @@ from rich.console import Console
 from penstock_core.errors import NotFoundError
 from penstock_core.local_state import EntryState
 from penstock_local.ledger_tail import LedgerTail
-from penstock_local.probes import QueueView, RouterView, WorkerView
+from penstock_local.probes import RouterQueue, RouterView, WorkerView
 from penstock_local.render import render
 from penstock_local.status import PlannerView, StatusReader, read_planner, summarise
 from penstock_local.store import StateStore
@@ -38,7 +38,7 @@ def summary(state):
             "n_decode": WorkerView("ready", 3, 4096.0, 0.42, None),
             "n_decode_1": WorkerView("circuit_open", 0, 0.0, None, "5 errors in a row"),
         },
-        queue=QueueView(7, 900, 1.5),
+        queue=RouterQueue(7, 900, 1.5),
         lag_p99_s=2.5,
     )
     planner = PlannerView("observing", 12.0, 0.01)
@@ -80,6 +80,27 @@ def test_the_table_shows_what_matters(summary):
         "42%",
     ):
         assert words in text
+
+
+LONG = "gave up after 5 failures in a row; the last: exit code 1: CUDA error: device-side assert " * 2
+
+
+def test_at_80_columns_a_reason_is_readable_and_no_figure_is_cut(state, entry_of):
+    """Reasons stand below the table over the whole width; all states, figures and GPUs are whole."""
+    name = "n_a-service-with-a-long-name_1"
+    entry = entry_of("x", state=EntryState.FAILED, reason=LONG, restarts=1234, gpus=(10, 11, 12, 13))
+    workers = {name: WorkerView("ready", 123_456, 1_234_567.0, 0.99, None)}
+    router = RouterView(workers=workers, queue=RouterQueue(7, 900, 1.5), lag_p99_s=2.5)
+    status = summarise(state.with_entry(name, entry), running=True, router=router, planner=None, decisions=())
+    page = io.StringIO()
+    Console(width=80, file=page).print(render(status))
+    text = page.getvalue()
+    assert "…" not in text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    for word in ("failed", "123,456", "1,234,567", "99%", "1234", "10,11,12,13"):
+        assert word in text
+    assert " ".join(LONG.split()) in " ".join(text.split())
+    assert len([line for line in text.splitlines() if "CUDA" in line]) == 2
 
 
 def record(number, sentence="decode 1 -> 2: KV 0.93 > 0.90"):

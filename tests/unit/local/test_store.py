@@ -101,11 +101,20 @@ def test_removing_leaves_neither_file_nor_lock_and_can_be_repeated(store, state_
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("{", "not JSON"), ("", "not JSON"), ("[]", "not a statefile"), ("{}", "missing")]
+    ("content", "words"),
+    [
+        (b"{", "not JSON"),
+        (b"", "not JSON"),
+        (b"[]", "not a statefile"),
+        (b"{}", "missing"),
+        (b'{"arbiter": "\xff"}', "not JSON .*utf-8"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"arbiter": {"pid": "x"}}', "arbiter.pid"),
+    ],
 )
-def test_a_broken_file_is_named_with_a_remedy(store, text, words):
+def test_a_broken_file_is_named_with_a_remedy(store, content, words):
     """One clear error, and the quiet reader takes it as no file."""
-    store.path.write_text(text)
+    store.path.write_bytes(content)
     with pytest.raises(ConfigError, match=words):
         store.read()
     assert store.read_quietly() is None
@@ -130,10 +139,10 @@ def test_a_live_arbiters_file_cannot_be_claimed_and_a_stale_one_can(store, state
     import os
 
     me = identify(os.getpid())
-    live = state_of("n", pid=me.pid, create_time=me.create_time)
+    live = state_of("n", pid=me.pid, started=me.started)
     store.write(live)
     with pytest.raises(ConfigError, match="already running"):
         store.claim(state_of("n"))
-    store.write(replace(live, arbiter=replace(live.arbiter, create_time=me.create_time - 1000)))
+    store.write(replace(live, arbiter=replace(live.arbiter, started=me.started + "0")))
     store.claim(state_of("n", budget=3))
     assert json.loads(store.path.read_text())["arbiter"]["budget"] == 3

@@ -2,9 +2,9 @@
 
 import pytest
 
+from penstock_api import Role
 from penstock_core.errors import ClusterError
 from penstock_core.local_state import EntryState
-from penstock_graph.models import Role
 from penstock_local.store import StateStore
 from penstock_local.target import LocalTarget, target_state
 
@@ -38,11 +38,11 @@ def test_pools_count_each_state_once(state, entry_of):
         state = state.with_entry(
             f"n_decode_{suffix}", entry_of("decode", state=EntryState(value), reason="why")
         )
-    seen = target_state(state)
-    pool = seen.pools[Role.DECODE]
+    observed = target_state(state)
+    pool = observed.pools[Role.DECODE]
     assert (pool.ready, pool.starting, pool.draining, pool.failed) == (1, 2, 1, ("why",))
-    assert set(seen.pools) == {Role.PREFILL, Role.DECODE}
-    assert [endpoint.name for endpoint in seen.endpoints] == ["n_prefill", "n_decode"]
+    assert set(observed.pools) == {Role.PREFILL, Role.DECODE}
+    assert [endpoint.name for endpoint in observed.endpoints] == ["n_prefill", "n_decode"]
 
 
 @pytest.mark.parametrize(

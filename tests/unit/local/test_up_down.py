@@ -9,12 +9,15 @@ import pytest
 from click.testing import CliRunner
 
 from penstock_cli import local as cli
+from penstock_cli.graph import validate
 from penstock_core.errors import ClusterError, ConfigError, InvalidSpecError, NotFoundError, PortInUseError
 from penstock_core.local_state import EntryState
 from penstock_local.down import choose_namespace, default_timeout_s, down
 from penstock_local.liveness import MARK_VARIABLE, identify
+from penstock_local.private import make_endpoints
+from penstock_local.recovery import recover
 from penstock_local.store import StateStore
-from penstock_local.up import UpOptions, recover, up
+from penstock_local.up import UpOptions, prepare, up
 
 GRAPH = """
 apiVersion: penstock.dev/v1alpha1
@@ -62,7 +65,7 @@ def test_settings_without_effect_are_said_before_anything_starts(tmp_path, state
         server.listen(1)
         result = CliRunner().invoke(cli.up, [str(path), "--port", str(server.getsockname()[1])])
     assert isinstance(result.exception, PortInUseError)
-    assert f"notice: {path}: spec.router.tiers.enabled" in result.stderr
+    assert f"warning: {path}: spec.router.tiers.enabled" in result.stderr
 
 
 async def test_a_port_in_use_is_refused_before_anything_starts(manifest, state_folder):
@@ -76,10 +79,28 @@ async def test_a_port_in_use_is_refused_before_anything_starts(manifest, state_f
     assert list(state_folder.iterdir()) == []
 
 
+async def test_a_graph_whose_planner_lacks_a_package_is_refused_and_validated_with_a_notice(
+    tmp_path, state_folder, monkeypatch
+):
+    """`up` names the package and pip's command; without the planner it is no obstacle."""
+    from penstock_runtimes import extras
+
+    monkeypatch.setattr(extras, "find_spec", lambda _name: None)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(GRAPH + "  planner: {metrics: {source: prometheus, prometheusUrl: 'http://p:9090'}}\n")
+    with pytest.raises(InvalidSpecError, match=r"prometheusUrl: .*pip install 'penstock\[prometheus\]'"):
+        await up(path, UpOptions(), ignore)
+    assert list(state_folder.iterdir()) == []
+    prepare(path, UpOptions(with_planner=False))
+    result = CliRunner().invoke(validate, [str(path)])
+    assert result.exit_code == 0
+    assert "pip install 'penstock[prometheus]'" in result.stderr
+
+
 async def test_a_running_graph_is_not_started_twice(manifest, state_of):
     """The error names the arbiter and how to stop it."""
     me = identify(os.getpid())
-    StateStore.of("tiny").write(state_of("tiny", pid=me.pid, create_time=me.create_time))
+    StateStore.of("tiny").write(state_of("tiny", pid=me.pid, started=me.started))
     with pytest.raises(ConfigError, match="penstock down --namespace tiny"):
         await up(manifest, UpOptions(), ignore)
 
@@ -107,11 +128,12 @@ def test_recovery_ends_orphans_and_removes_the_stale_file(state_of, orphan):
 
 
 def test_recovery_takes_an_unreadable_file_as_stale(state_folder):
-    """`penstock down` and `up` get out of it by themselves."""
+    """`penstock down` and `up` get out of it by themselves, and leave no socket of the arbiter behind."""
     store = StateStore.of("tiny")
+    make_endpoints(store.path, 999_999_999)
     store.path.write_text("{")
     assert recover(store)
-    assert not store.path.exists()
+    assert list(store.path.parent.iterdir()) == []
 
 
 def test_down_of_a_killed_arbiter_clears_up_and_of_nothing_says_so(state_of):
@@ -120,6 +142,25 @@ def test_down_of_a_killed_arbiter_clears_up_and_of_nothing_says_so(state_of):
     assert down("tiny", timeout_s=None, now=False, progress=ignore).notes
     with pytest.raises(NotFoundError, match="nothing is running"):
         down("tiny", timeout_s=None, now=False, progress=ignore)
+
+
+def test_down_ends_the_children_of_a_real_engine_whose_arbiter_and_leader_were_killed(state_of, entry_of):
+    """Their environment is blank, so the recorded group alone leads to them; the note names them."""
+    code = "import subprocess as s, sys; print(s.Popen(['sleep', '60'], env={}).pid, flush=True); input()"
+    leader = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    child = int(leader.stdout.readline())
+    entry = entry_of("worker", pid=leader.pid, started=identify(leader.pid).started)
+    with leader:
+        leader.kill()
+    StateStore.of("tiny").write(state_of("tiny", pid=999_999_999).with_entry("tiny_worker", entry))
+    stopped = down("tiny", timeout_s=None, now=False, progress=ignore)
+    assert f"ended process {child} of an earlier run" in stopped.notes
+    assert identify(child) is None
 
 
 def test_the_namespace_may_be_left_out_when_there_is_one(state_of):
@@ -132,13 +173,13 @@ def test_the_namespace_may_be_left_out_when_there_is_one(state_of):
     with pytest.raises(ConfigError, match="a, b"):
         choose_namespace(None)
     me = identify(os.getpid())
-    StateStore.of("b").write(state_of("b", pid=me.pid, create_time=me.create_time))
+    StateStore.of("b").write(state_of("b", pid=me.pid, started=me.started))
     assert choose_namespace(None) == "b"
     assert choose_namespace("c") == "c"
 
 
 def test_the_default_patience_covers_router_and_workers_one_after_the_other(state_of, entry_of):
-    """900 and 200 modelled seconds at speed 20 are 45 and 10 real ones, and a margin."""
+    """900 and 200 simulated seconds at speed 20 are 45 and 10 real ones, and a margin."""
     state = state_of("n", speed=20.0).with_entry("n_f", entry_of("f", "router", grace_s=200.0))
     state = state.with_entry("n_d", entry_of("d", grace_s=900.0))
     assert default_timeout_s(state) == 10 + 45 + 15
@@ -151,6 +192,15 @@ def test_status_prints_table_or_json(state_of, entry_of):
     runner = CliRunner()
     assert "n_decode" in runner.invoke(cli.status, []).output
     assert '"gpus_used": 1' in runner.invoke(cli.status, ["--json", "--namespace", "n"]).output
+
+
+def test_a_piped_status_has_one_line_a_reason(state_of, entry_of):
+    """Other programs read it, so that nothing is wrapped or cut."""
+    reason = "exit code 3: " + "boom " * 60
+    entry = entry_of("decode", state=EntryState.FAILED, reason=reason)
+    StateStore.of("n").write(state_of("n").with_entry("n_decode", entry))
+    lines = CliRunner().invoke(cli.status, []).output.splitlines()
+    assert f"n_decode: {reason}".rstrip() in [line.rstrip() for line in lines]
 
 
 @pytest.mark.slow

@@ -46,9 +46,13 @@ def adapter(version, *, generation=1, replicas=1):
 async def world():
     """A cluster view without running watches, and its marks."""
     marks = []
-    view = Cluster(FakeApi(), namespace="ns", mark=lambda key, urgent: marks.append((key, urgent)))
+    view = Cluster(FakeApi(), namespace="ns", enqueue=lambda key, urgent: marks.append((key, urgent)))
 
     def watch(kind, change, obj):
+        for store in view.stores:
+            if store.kind is kind:
+                store.report(change, copy.deepcopy(obj))
+                return
         informer = view._informers[kind]
         trimmed = view._trims[kind](copy.deepcopy(obj))
         identity = (obj["metadata"]["namespace"], obj["metadata"]["name"])
@@ -89,9 +93,9 @@ async def test_an_answered_write_is_seen_at_once_and_its_event_marks_nothing(wor
     view, marks, watch = world
     watch(DEPLOYMENT, "ADDED", deployment(1))
     view.note(deployment(5, replicas=2))
-    assert view.sight(KEY).children["Deployment", "g-decode"]["spec"]["replicas"] == 2
+    assert view.snapshot(KEY).children["Deployment", "g-decode"]["spec"]["replicas"] == 2
     watch(DEPLOYMENT, "MODIFIED", deployment(3, replicas=7))
-    assert view.sight(KEY).children["Deployment", "g-decode"]["spec"]["replicas"] == 2
+    assert view.snapshot(KEY).children["Deployment", "g-decode"]["spec"]["replicas"] == 2
     watch(DEPLOYMENT, "MODIFIED", deployment(5, replicas=2))
     assert len(marks) == 1
 
@@ -121,7 +125,7 @@ async def test_an_answer_that_no_watch_confirms_is_dropped(world):
     view, marks, _ = world
     view.note(deployment(3))
     identity = ("Deployment", "ns", "g-decode")
-    view._confirm(DEPLOYMENT, identity, view.sight(KEY).children["Deployment", "g-decode"])
+    view._confirm(DEPLOYMENT, identity, view.snapshot(KEY).children["Deployment", "g-decode"])
     assert (view.known(), marks) == ([], [(KEY, False)])
 
 
@@ -136,7 +140,7 @@ async def test_pods_keep_their_view_and_address(world):
         "status": {"podIP": "1.2.3.4"},
     }
     watch(POD, "ADDED", pod)
-    kept = view.sight(KEY).pods["p"]
+    kept = view.snapshot(KEY).pods["p"]
     assert (kept["ip"], kept["view"].gates, kept["view"].name) == ("1.2.3.4", ("a",), "p")
     assert set(kept) == {"metadata", "view", "ip", "version"}
 
@@ -145,9 +149,9 @@ async def test_a_watch_that_was_quicker_than_the_answer_keeps_its_copy(world):
     """One object in memory, not two."""
     view, _, watch = world
     watch(DEPLOYMENT, "ADDED", deployment(4))
-    kept = view.sight(KEY).children["Deployment", "g-decode"]
+    kept = view.snapshot(KEY).children["Deployment", "g-decode"]
     view.note(deployment(4))
-    assert view.sight(KEY).children["Deployment", "g-decode"] is kept
+    assert view.snapshot(KEY).children["Deployment", "g-decode"] is kept
 
 
 class UnlistableSets(FakeApi):
@@ -167,7 +171,9 @@ class UnlistableSets(FakeApi):
 async def test_sets_that_cannot_be_listed_hold_nobody_up(monkeypatch):
     """The graph that needs them fails with the server's words and is tried again; no worker waits for ever."""
     monkeypatch.setattr(cluster_module, "LIST_S", 0.2)
-    view = Cluster(UnlistableSets(), namespace="ns", mark=lambda _key, _urgent: None)
+    view = Cluster(UnlistableSets(), namespace="ns", enqueue=lambda _key, _urgent: None)
+    for store in view.stores:
+        store.compare({}, 0)
     watching = asyncio.create_task(view.run())
     await view.synced()
     for _ in range(2):

@@ -35,17 +35,17 @@ def _queue(clock=None, **pace):
 def test_a_key_marked_twice_is_worked_on_once():
     """Dedupe."""
     queue = _queue()
-    queue.mark(A)
-    queue.mark(A)
+    queue.enqueue(A)
+    queue.enqueue(A)
     assert (queue.depth, queue.pop(), queue.pop()) == (1, A, None)
 
 
 def test_a_key_marked_while_it_runs_comes_again_afterwards_and_never_twice_at_once():
     """Serialised per key; the mark is not lost."""
     queue = _queue()
-    queue.mark(A)
+    queue.enqueue(A)
     assert queue.pop() == A
-    queue.mark(A)
+    queue.enqueue(A)
     assert queue.pop() is None
     queue.done(A)
     assert queue.pop() == A
@@ -56,13 +56,13 @@ def test_a_key_that_comes_again_waits_behind_the_others():
     clock = Clock()
     queue = _queue(clock)
     for key in (A, B, C):
-        queue.mark(key)
+        queue.enqueue(key)
         clock.s += 0.001
     order = []
     for _ in range(6):
         key = queue.pop()
         order.append(key)
-        queue.mark(key)
+        queue.enqueue(key)
         clock.s += 0.001
         queue.done(key)
     assert order == [A, B, C, A, B, C]
@@ -72,7 +72,7 @@ def test_failures_double_the_wait_up_to_a_limit_and_success_resets_it():
     """Backoff 0.5, 1, 2, 4, 4; then 0.5 again."""
     clock = Clock()
     queue = _queue(clock, first_backoff_s=0.5, max_backoff_s=4.0)
-    queue.mark(A)
+    queue.enqueue(A)
     waits = []
     for _ in range(5):
         assert queue.pop() == A
@@ -81,7 +81,7 @@ def test_failures_double_the_wait_up_to_a_limit_and_success_resets_it():
     assert waits == [0.5, 1.0, 2.0, 4.0, 4.0]
     assert queue.pop() == A
     queue.done(A)
-    queue.mark(A)
+    queue.enqueue(A)
     assert queue.pop() == A
     assert queue.failed(A) == 0.5
 
@@ -89,7 +89,7 @@ def test_failures_double_the_wait_up_to_a_limit_and_success_resets_it():
 def test_the_servers_own_wish_lengthens_the_wait():
     """Retry-After of a 429."""
     queue = _queue()
-    queue.mark(A)
+    queue.enqueue(A)
     queue.pop()
     assert queue.failed(A, retry_after_s=7.0) == 7.0
 
@@ -98,13 +98,13 @@ def test_an_event_does_not_cut_a_backoff_short_but_a_users_change_does():
     """A key whose own writes cause events would spin otherwise."""
     clock = Clock()
     queue = _queue(clock, first_backoff_s=10.0)
-    queue.mark(A)
+    queue.enqueue(A)
     queue.pop()
     queue.failed(A)
-    queue.mark(A)
+    queue.enqueue(A)
     clock.s += 1
     assert queue.pop() is None
-    queue.mark(A, urgent=True)
+    queue.enqueue(A, urgent=True)
     assert queue.pop() == A
 
 
@@ -112,13 +112,13 @@ def test_a_burst_of_events_after_a_look_costs_one_more_look():
     """The gap collects them."""
     clock = Clock()
     queue = _queue(clock, gap_s=0.1)
-    queue.mark(A)
+    queue.enqueue(A)
     queue.pop()
     queue.done(A)
     looks = 0
     for _ in range(9):
         clock.s += 0.01
-        queue.mark(A)
+        queue.enqueue(A)
         looks += queue.pop() is not None
     assert looks == 0
     clock.s += 0.02
@@ -129,7 +129,7 @@ def test_an_unmarked_key_comes_again_after_the_resync_interval():
     """A lost event costs one interval; the spread lies within a fifth."""
     clock = Clock()
     queue = _queue(clock, resync_s=300.0, jitter=0.2)
-    queue.mark(A)
+    queue.enqueue(A)
     queue.pop()
     queue.done(A)
     clock.s += 239.9
@@ -144,7 +144,7 @@ def test_resync_of_many_keys_is_spread():
     queue = _queue(clock, resync_s=300.0, jitter=0.2)
     keys = [("ns", str(i)) for i in range(1000)]
     for key in keys:
-        queue.mark(key)
+        queue.enqueue(key)
     while (key := queue.pop()) is not None:
         queue.done(key)
     seconds = []
@@ -162,15 +162,15 @@ def test_a_wanted_look_comes_when_wanted_unless_an_earlier_mark_does():
     """Drains look again after a second."""
     clock = Clock()
     queue = _queue(clock)
-    queue.mark(A)
+    queue.enqueue(A)
     queue.pop()
-    queue.done(A, look_again_s=1.0)
+    queue.done(A, requeue_after_s=1.0)
     clock.s += 0.9
     assert queue.pop() is None
     clock.s += 0.1
     assert queue.pop() == A
-    queue.done(A, look_again_s=5.0)
-    queue.mark(A)
+    queue.done(A, requeue_after_s=5.0)
+    queue.enqueue(A)
     assert queue.pop() == A
 
 
@@ -178,15 +178,15 @@ def test_a_key_that_is_gone_does_not_come_again_unless_marked():
     """Not at the resync, and nothing of it is kept; a graph of the same name comes as any other."""
     clock = Clock()
     queue = _queue(clock, resync_s=10.0)
-    queue.mark(A)
+    queue.enqueue(A)
     queue.pop()
-    queue.done(A, look_again_s=NEVER_S)
+    queue.done(A, requeue_after_s=NEVER_S)
     clock.s += 100
     assert queue.pop() is None
-    queue.mark(A)
+    queue.enqueue(A)
     assert queue.pop() == A
-    queue.mark(A)
-    queue.done(A, look_again_s=NEVER_S)
+    queue.enqueue(A)
+    queue.done(A, requeue_after_s=NEVER_S)
     assert queue.pop() == A
 
 
@@ -200,7 +200,7 @@ def test_no_key_is_lost_and_none_runs_twice(steps):
         key = ("ns", name)
         clock.s += 0.01
         if step == "mark":
-            queue.mark(key)
+            queue.enqueue(key)
             wanted.add(key)
         elif step == "pop":
             found = queue.pop()
@@ -241,7 +241,7 @@ async def test_workers_survive_failures_and_retry():
 
     task = asyncio.create_task(serve(queue, work, workers=2))
     for key in (A, B, C):
-        queue.mark(key)
+        queue.enqueue(key)
     await asyncio.wait_for(all_done.wait(), 5)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -267,7 +267,7 @@ async def test_a_cancellation_left_behind_by_one_look_does_not_reach_the_next():
         raise ValueError("defect")
 
     task = asyncio.create_task(serve(queue, work, workers=1))
-    queue.mark(A)
+    queue.enqueue(A)
     await asyncio.wait_for(all_done.wait(), 5)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -278,8 +278,8 @@ async def test_a_cancellation_left_behind_by_one_look_does_not_reach_the_next():
 async def test_a_waiting_worker_wakes_for_an_earlier_key():
     """A mark wakes those that sleep until a later one."""
     queue = WorkQueue(Pace(gap_s=0, resync_s=None))
-    queue.mark(A, delay_s=60)
+    queue.enqueue(A, delay_s=60)
     taken = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
-    queue.mark(B)
+    queue.enqueue(B)
     assert await asyncio.wait_for(taken, 5) == B

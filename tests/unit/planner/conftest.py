@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from penstock_api import Role
 from penstock_core.errors import ClusterError
-from penstock_graph.models import Role
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
-from penstock_planner.decide.observation import Observation, PoolCounts, Pull, Window, summarise
+from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Pull, Window, summarise
 from penstock_planner.decide.reading import Reading, judge, missing
 from penstock_planner.ledger import Ledger
 from penstock_planner.loop import LoopSettings, PlannerLoop
+from penstock_planner.observers import Observers, View
 from penstock_planner.sources.base import Query, Readings
 from penstock_planner.targets.base import Endpoint, PoolState, TargetState
-from penstock_planner.view import Audience, View
 
 
 class _Make:
@@ -188,6 +188,7 @@ class _Load:
     killer: _Killer
     kv: Callable[[float, int], float | None] = lambda _now, _workers: 0.7
     queue: Callable[[float, int], float | None] = lambda _now, _workers: 0.3
+    demand: Callable[[float], Demand | None] = lambda _now: None
     name: str = "load"
 
     async def read(self, query: Query) -> Readings:
@@ -207,7 +208,7 @@ class _Load:
             else judge(waiting, age_s=0.0, max_age_s=query.max_age_s, source="load")
         )
         self.killer.step("read: after")
-        return Readings(readings, queue)
+        return Readings(readings, queue, demand=self.demand(now_s))
 
 
 @dataclass
@@ -239,18 +240,20 @@ class _World:
         self.timeline = "test@1"
         self.ledger = Ledger(folder / "ledger.jsonl")
 
-    def planner(self) -> PlannerLoop:
+    def planner(self, *, first_sequence: int = 0) -> PlannerLoop:
         """Return a new planner process."""
         self.ledger.close()
         self.ledger = Ledger(self.folder / "ledger.jsonl")
-        settings = LoopSettings(self.config, 10.0, self.deadline_s, self.timeline, {"speed": 1.0})
+        settings = LoopSettings(
+            self.config, 10.0, self.deadline_s, self.timeline, {"speed": 1.0}, first_sequence
+        )
         return PlannerLoop(
             settings,
             target=self.backend,
             source=self.load,
             ledger=self.ledger,
             time=self.time,
-            audience=Audience([self.watcher]),
+            observers=Observers([self.watcher]),
         )
 
     async def run_until(self, at_s: float, planner: PlannerLoop | None = None) -> None:

@@ -6,11 +6,11 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_planner.decide.codec import config_from, state_from, to_plain, window_from
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action
-from penstock_planner.decide.observation import Observation, PoolCounts, Window, summarise
+from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.reading import judge
 from penstock_planner.decide.state import PlannerState, RoleState
@@ -34,7 +34,20 @@ role_states = st.builds(
     backoff=st.integers(0, 4),
 )
 states = st.builds(
-    PlannerState, st.integers(0, 99), st.dictionaries(st.sampled_from([*Role][1:]), role_states)
+    PlannerState,
+    st.integers(0, 99),
+    st.dictionaries(st.sampled_from([*Role][1:]), role_states),
+    st.dictionaries(st.sampled_from(["mode_key"]), st.integers(0, 9)),
+)
+demands = st.one_of(
+    st.none(),
+    st.builds(
+        Demand,
+        period_s=st.floats(0.1, 60),
+        arrivals=st.floats(0, 1e4),
+        oldest_wait_s=st.one_of(st.none(), st.floats(0, 100)),
+        in_flight=st.dictionaries(st.sampled_from([*Role][1:]), st.floats(0, 100)),
+    ),
 )
 configs = st.builds(
     DecideConfig,
@@ -65,7 +78,8 @@ def _windows(draw):
         }
         waiting = draw(st.one_of(st.none(), st.floats(0, 50)))
         queue = None if is_aggregated else judge(waiting, age_s=0, max_age_s=10, source="s")
-        pulls.append(summarise(Observation(float(at_s), fixed, kv, queue)))
+        inside = {name: judge(1.0, age_s=0, max_age_s=10, source="s") for name in kv} or None
+        pulls.append(summarise(Observation(float(at_s), fixed, kv, queue, draw(demands), inside)))
     return Window(0.0, 30.0, tuple(pulls))
 
 

@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_graph.models import Role
-from penstock_planner.decide.config import DecideConfig
+from penstock_api import Role
+from penstock_core.errors import ConfigError
+from penstock_planner.decide.codec import config_from, to_plain
+from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Action, Reason
-from penstock_planner.decide.observation import PoolCounts
-from penstock_planner.decide.pipeline import decide, withdraw
+from penstock_planner.decide.observation import Demand, PoolCounts, WorkerSummary
+from penstock_planner.decide.pipeline import decide, finish, roll_back
+from penstock_planner.decide.proposal import Proposal, RoleProposal
 from penstock_planner.decide.propose import against
 from penstock_planner.decide.state import PlannerState, RoleState
 
@@ -25,7 +28,9 @@ def _outcome(decision, role):
 
 
 def _run(window, *, state=None, config=CONFIG):
-    return decide(window, state or PlannerState(), config)
+    """Decide; without a state, for a planner that has seen its workers before and remembers nothing else."""
+    seen = {role: RoleState(seen=99) for role in (Role.DECODE, Role.AGGREGATED)}
+    return decide(window, state or PlannerState(roles=seen), config)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,8 @@ def test_decode_follows_kv_with_strict_thresholds(make, kv, action, reason, sent
 )
 def test_prefill_follows_the_queue_per_worker(make, queue, workers, action, sentence):
     """Queued requests are divided by the prefill workers before they are compared."""
-    decision, _ = _run(make.steady(queue=queue, prefill=_pool(workers)))
+    config = replace(CONFIG, queue_per_worker=True)
+    decision, _ = _run(make.steady(queue=queue, prefill=_pool(workers)), config=config)
     found = next(r for r in decision.roles if r.role is Role.PREFILL)
     assert (found.action, found.sentence) == (action, sentence)
 
@@ -110,7 +116,7 @@ def test_an_unknown_queue_holds_prefill(make):
     decision, _ = _run(make.steady(queue=float("nan"), prefill=_pool(3)))
     found = next(r for r in decision.roles if r.role is Role.PREFILL)
     assert (found.action, found.reason) == (Action.HOLD, Reason.METRIC_UNKNOWN)
-    assert found.sentence == "prefill 3: queue per worker unknown (value is NaN)"
+    assert found.sentence == "prefill 3: queue unknown (value is NaN)"
 
 
 def test_a_queue_that_is_only_a_lower_bound_may_grow_the_pool_but_not_shrink_it(make):
@@ -175,10 +181,73 @@ def test_a_worker_added_by_hand_or_back_from_a_crash_has_its_grace_too(make):
     assert after.of(Role.DECODE) == RoleState(seen=3, grace=2)
 
 
-def test_the_first_workers_are_not_new(make):
-    """What was there before the planner has no grace."""
-    decision, _ = _run(make.steady(kv=[0.1, 0.1]))
-    assert _outcome(decision, Role.DECODE)[0] is Action.DOWN
+def test_workers_that_start_with_the_graph_get_the_grace_period_too(make):
+    """Two empty decode workers at the first decision: kept for three intervals, then one goes."""
+    state = PlannerState()
+    actions = []
+    for _ in range(4):
+        decision, state = _run(make.steady(kv=[0.1, 0.1]), state=state)
+        actions.append(_outcome(decision, Role.DECODE)[:2])
+    assert actions == [(Action.HOLD, Reason.DECODE_GRACE_PERIOD)] * 3 + [
+        (Action.DOWN, Reason.BELOW_THRESHOLD)
+    ]
+
+
+@pytest.mark.parametrize("load", [0.92, 0.95, 0.99])
+def test_a_load_of_nearly_one_worker_does_not_flap_between_one_and_two(make, load):
+    """Two workers at half of it are below 0.5, but one would be above 0.9 and be joined again."""
+    decision, _ = _run(make.steady(kv=[load / 2, load / 2]))
+    assert _outcome(decision, Role.DECODE) == (Action.HOLD, Reason.ONE_FEWER_TOO_FEW, 0)
+
+
+def test_decode_does_not_shrink_on_the_zeros_of_workers_behind_a_router_that_is_away(make):
+    """Nothing reaches them: they are idle, fresh and needed again in a minute."""
+    pulls = [make.pull(float(t), kv=[0.0, 0.0, 0.0], queue=None) for t in range(1, 31)]
+    decision, _ = _run(make.window(*pulls))
+    assert _outcome(decision, Role.DECODE) == (Action.HOLD, Reason.METRIC_UNKNOWN, 0)
+
+
+def test_an_aggregated_pool_does_not_shrink_on_zeros_that_no_router_confirms(make):
+    """With the routers' demand it would; without it, it stays."""
+    window = make.steady(kv=[0.0, 0.0], aggregated=_pool(2))
+    seen = replace(window, pulls=tuple(replace(pull, demand=Demand(1.0)) for pull in window.pulls))
+    assert _outcome(_run(window)[0], Role.AGGREGATED)[:2] == (Action.HOLD, Reason.METRIC_UNKNOWN)
+    assert _outcome(_run(seen)[0], Role.AGGREGATED)[0] is Action.DOWN
+
+
+def test_a_saturated_aggregated_pool_grows_however_little_kv_its_prompts_hold(make):
+    """One worker at 0.3 with 147 requests waiting: 0.3 + 147 x 0.02 = 3.24."""
+    window = make.steady(kv=[0.3], aggregated=_pool(1))
+    waiting = WorkerSummary(147.0, 1, 0, 0.0, "test")
+    pulls = tuple(replace(pull, worker_waiting=waiting) for pull in window.pulls)
+    decision, _ = _run(replace(window, pulls=pulls))
+    assert [r.sentence for r in decision.roles] == ["aggregated 1 -> 2: KV 3.24 > 0.90"]
+
+
+def test_a_queue_that_falls_because_requests_are_refused_is_not_draining(make):
+    """4 - 0.05 t would be held back; with refusals it grows."""
+    pulls = [make.pull(float(t), queue=4 - 0.05 * t) for t in range(1, 31)]
+    pulls[10] = replace(pulls[10], demand=Demand(1.0, arrivals=5.0, refused=5.0))
+    decision, _ = _run(make.window(*pulls))
+    assert _outcome(decision, Role.PREFILL) == (Action.UP, Reason.ABOVE_THRESHOLD, 1)
+
+
+def test_a_burst_that_is_over_does_not_grow_prefill(make):
+    """Its mean is above the threshold, its queue has been empty for the last ten seconds."""
+    pulls = [make.pull(float(t), queue=30.0 if 10 < t <= 20 else 0.0) for t in range(1, 31)]
+    decision, _ = _run(make.window(*pulls))
+    assert _outcome(decision, Role.PREFILL) == (Action.HOLD, Reason.PREFILL_QUEUE_FALLING, 0)
+    prefill = next(each for each in decision.roles if each.role is Role.PREFILL)
+    assert prefill.sentence.endswith("but it is worked off: 0.00 < 0.50 in 3 intervals")
+
+
+def test_backoff_does_not_hold_a_role_without_a_ready_replica(make):
+    """One replica restarts, none serves, sixteen intervals of backoff: below a floor of two it grows at once."""
+    state = PlannerState(0, {Role.PREFILL: RoleState(seen=0, withdrawals=4, backoff=16)})
+    config = replace(CONFIG, min_replicas={Role.PREFILL: 2})
+    window = make.steady(prefill=_pool(0, starting=1))
+    decision, _ = _run(window, state=state, config=config)
+    assert _outcome(decision, Role.PREFILL) == (Action.UP, Reason.BELOW_FLOOR, 1)
 
 
 def test_prefill_has_no_grace(make):
@@ -213,7 +282,7 @@ def test_the_trend_is_explained_with_its_numbers(make):
     decision, _ = _run(window)
     found = next(r for r in decision.roles if r.role is Role.PREFILL)
     assert found.sentence == (
-        "prefill 1: queue per worker 3.23 > 0.50, but it falls by 1.50 per interval: 0.00 < 0.50 in 3 intervals"
+        "prefill 1: queue 3.23 > 0.50, but it falls by 1.50 per interval: 0.00 < 0.50 in 3 intervals"
     )
     step = next(s for s in found.steps if s.name == "queue_trend")
     assert step.inputs["predicted"] == pytest.approx(-2.0)
@@ -356,7 +425,7 @@ def test_a_withdrawn_scale_up_is_not_repeated_for_a_doubling_time(make, before, 
     """2, 4, 8, then 16 intervals."""
     state = PlannerState(7, {Role.DECODE: RoleState(seen=2, asked=3, withdrawals=before)})
     pull = make.pull(kv=[0.9, 0.9], decode=_pool(2, starting=1))
-    decision, after = withdraw(Role.DECODE, "no CUDA device", pull=pull, state=state, config=CONFIG)
+    decision, after = roll_back(Role.DECODE, "no CUDA device", pull=pull, state=state, config=CONFIG)
     assert decision.id == "d000008"
     assert [r.sentence for r in decision.roles] == [
         "decode 3 -> 2: withdrawn, never became ready: no CUDA device"
@@ -381,7 +450,7 @@ def test_backoff_ends_and_success_forgets_it(make):
 def test_withdrawing_what_was_never_asked_is_a_mistake(make):
     """Only an outstanding scale-up can be taken back."""
     with pytest.raises(ValueError, match="no scale-up of decode is outstanding"):
-        withdraw(Role.DECODE, "x", pull=make.pull(), state=PlannerState(), config=CONFIG)
+        roll_back(Role.DECODE, "x", pull=make.pull(), state=PlannerState(), config=CONFIG)
 
 
 def test_every_rule_applied_is_among_the_steps(make):
@@ -394,7 +463,7 @@ def test_every_rule_applied_is_among_the_steps(make):
     }
     idle, _ = _run(make.steady(kv=[0.1, 0.1]))
     decode = next(r for r in idle.roles if r.role is Role.DECODE)
-    assert [s.name for s in decode.steps] == ["signal", "thresholds", "decode_grace", "floor"]
+    assert [s.name for s in decode.steps] == ["signal", "thresholds", "decode_grace", "one_fewer", "floor"]
 
 
 @pytest.mark.parametrize(
@@ -410,3 +479,59 @@ def test_every_rule_applied_is_among_the_steps(make):
 def test_numbers_are_shown_with_the_decimals_that_tell_them_apart(value, sign, threshold, text):
     """Nobody should read 0.90 > 0.90."""
     assert against(value, sign, threshold) == text
+
+
+def test_a_mode_without_a_policy_is_refused_by_name(make):
+    """The message names what there is."""
+    with pytest.raises(ConfigError, match="mode oracle: not available in this version; choose from load"):
+        _run(make.steady(), config=replace(CONFIG, mode=Mode.ORACLE))
+
+
+def test_a_configuration_from_before_there_were_modes_is_the_documents_rule():
+    """A ledger written then is read and replayed as mode load."""
+    plain = to_plain(CONFIG)
+    for new in ("mode", "max_step", "ttft_slo_s", "queue_per_worker"):
+        del plain[new]
+    assert config_from(plain) == replace(CONFIG, mode=Mode.LOAD, queue_per_worker=True)
+
+
+@pytest.mark.parametrize(
+    ("amount", "max_step", "free", "expected"),
+    [(3, 1, 8, 1), (3, 2, 8, 2), (3, None, 8, 3), (3, None, 2, 2), (1, 1, 0, 0)],
+)
+def test_a_larger_scale_up_is_cut_to_the_step_and_to_the_budget(make, amount, max_step, free, expected):
+    """As many replicas as step and free GPUs allow, none rather than one too many."""
+    window = make.steady(kv=[0.7])
+    config = replace(CONFIG, max_gpu_budget=2 + free, max_step=max_step, mode=Mode.STATIC)
+    asks = {Role.PREFILL: 0, Role.DECODE: amount}
+    decision, state = finish(_asking(window, asks), window, PlannerState(), config)
+    found = next(r for r in decision.roles if r.role is Role.DECODE)
+    assert found.desired - found.current == expected
+    assert decision.gpus_after == decision.gpus + expected
+    assert state.of(Role.DECODE).asked == (1 + expected if expected else None)
+
+
+def test_a_larger_scale_down_ends_at_the_floor(make):
+    """Four of five are to go, the floor is two: three go."""
+    window = make.steady(kv=[0.1] * 5)
+    config = replace(CONFIG, max_step=None, min_replicas={Role.DECODE: 2}, mode=Mode.STATIC)
+    asks = {Role.PREFILL: 0, Role.DECODE: -4}
+    decision, _ = finish(_asking(window, asks), window, PlannerState(), config)
+    assert _outcome(decision, Role.DECODE) == (Action.DOWN, Reason.BELOW_THRESHOLD, -3)
+
+
+def _asking(window, asks):
+    proposals = [
+        RoleProposal(
+            role,
+            pool,
+            1,
+            Action.UP if asks[role] > 0 else Action.DOWN if asks[role] else Action.HOLD,
+            Reason.ABOVE_THRESHOLD if asks[role] > 0 else Reason.BELOW_THRESHOLD,
+            "asked",
+            (),
+            abs(asks[role]) or 1,
+        )
+        for role, pool in window.pulls[-1].pools.items()
+    ]
+    return Proposal(proposals, {role: RoleState() for role in asks})

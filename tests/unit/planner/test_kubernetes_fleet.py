@@ -12,7 +12,7 @@ from penstock_planner.cluster import fleet as fleet_module
 from penstock_planner.cluster.fleet import Fleet
 from penstock_planner.cluster.plan import parse, plan_of
 from penstock_planner.cluster.service import ClusterService
-from penstock_planner.cluster.status import Standing
+from penstock_planner.cluster.status import PlannerReason
 from penstock_planner.cluster.watch import Watch, _trim_adapter, _trim_graph, _trim_pod
 
 A, B = ("serving", "a"), ("serving", "b")
@@ -66,7 +66,7 @@ class _World:
             del self.running[job.key]
 
     def _say(self, key, report):
-        self.said.append((key[1], report.standing, report.message))
+        self.said.append((key[1], report.reason, report.message))
 
     async def put(self, obj):
         key = obj["metadata"]["namespace"], obj["metadata"]["name"]
@@ -127,20 +127,24 @@ async def test_a_graph_made_anew_under_the_same_name_gets_a_new_loop(world):
 
 
 @pytest.mark.parametrize(
-    ("planner", "standing", "words"),
+    ("planner", "reason", "words"),
     [
-        ({"enabled": False}, Standing.DISABLED, "spec.planner.enabled is false"),
-        ({"environment": "local"}, Standing.DISABLED, "spec.planner.environment is local"),
-        ({"mode": "sla"}, Standing.MISCONFIGURED, "spec.planner.mode: sla is not available in this version"),
-        ({"bogus": 1}, Standing.MISCONFIGURED, "spec.planner.bogus"),
+        ({"enabled": False}, PlannerReason.DISABLED, "spec.planner.enabled is false"),
+        ({"environment": "local"}, PlannerReason.DISABLED, "spec.planner.environment is local"),
+        (
+            {"mode": "sla"},
+            PlannerReason.MISCONFIGURED,
+            "spec.planner.mode: sla is not available in this version",
+        ),
+        ({"bogus": 1}, PlannerReason.MISCONFIGURED, "spec.planner.bogus"),
     ],
 )
-async def test_why_a_graph_is_not_planned_is_said_and_a_change_starts_it(world, planner, standing, words):
+async def test_why_a_graph_is_not_planned_is_said_and_a_change_starts_it(world, planner, reason, words):
     """Then it is planned without waiting."""
     await world.put(_graph("a", **planner))
     assert world.running == {}
     ((_, said, message),) = world.said
-    assert said is standing
+    assert said is reason
     assert words in message
     await world.put(_graph("a", generation=2))
     assert set(world.running) == {A}
@@ -152,28 +156,28 @@ async def test_a_graph_without_scaling_has_nothing_to_plan(world):
     for service in graph["spec"]["services"].values():
         service.pop("scaling", None)
     await world.put(graph)
-    assert world.said == [("a", Standing.DISABLED, "no worker service has spec.services.*.scaling")]
+    assert world.said == [("a", PlannerReason.DISABLED, "no worker service has spec.services.*.scaling")]
 
 
 @pytest.mark.parametrize(
-    ("failure", "standing"),
+    ("failure", "reason"),
     [
-        (ConfigError("--log-dir: held by another planner"), Standing.MISCONFIGURED),
-        (LedgerError("disk full"), Standing.FAILED),
-        (RuntimeError("a bug"), Standing.FAILED),
+        (ConfigError("--log-dir: held by another planner"), PlannerReason.MISCONFIGURED),
+        (LedgerError("disk full"), PlannerReason.FAILED),
+        (RuntimeError("a bug"), PlannerReason.FAILED),
     ],
 )
-async def test_one_graphs_failure_is_told_retried_and_touches_no_other(world, monkeypatch, failure, standing):
+async def test_one_graphs_failure_is_told_retried_and_touches_no_other(world, monkeypatch, failure, reason):
     """The other one goes on; the failed one comes back after a pause."""
-    monkeypatch.setattr(fleet_module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(fleet_module, "FIRST_PAUSE_S", 0.3)
     world.failures[A] = [failure]
     await world.put(_graph("b"))
     await world.put(_graph("a"))
     assert set(world.running) == {B}
-    assert [said[:2] for said in world.said] == [("a", standing)]
-    async with asyncio.timeout(2):
-        while A not in world.running:  # noqa: ASYNC110 - a pause of 10 ms
-            await asyncio.sleep(0.001)
+    assert [said[:2] for said in world.said] == [("a", reason)]
+    async with asyncio.timeout(30):
+        while A not in world.running:  # noqa: ASYNC110 - a pause of 0.3 s
+            await asyncio.sleep(0.01)
     assert world.begun == [("b", 30), ("a", 30), ("a", 30)]
 
 

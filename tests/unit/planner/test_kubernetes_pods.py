@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_planner.targets.base import Endpoint
 from penstock_planner.targets.pods import PodFacts, count, pod_facts
 
@@ -230,3 +230,14 @@ def test_a_group_of_pods_is_one_replica_that_its_leader_stands_for():
     pool = _count(*one, *two, wish=2, failing={"g2-1": "no node"})
     assert (_numbers(pool), pool.state.failed) == ((1, 0, 1), ("no node",))
     assert [e.name for e in pool.endpoints] == ["g1-0"]
+
+
+def test_missing_replicas_whose_pods_are_refused_are_given_up():
+    """As many as are missing, whether or not other pods are given up, too; none if nothing is missing."""
+    pool = count(D, [_facts("a")], wish=3, gpus=2, served=set(), failing={}, refused="quota")
+    assert (_numbers(pool), pool.state.failed, pool.adjusting) == ((1, 0, 0), ("quota", "quota"), False)
+    lost = _facts("b", ready=False, bound=False)
+    pool = count(D, [_facts("a"), lost], wish=3, gpus=2, served=set(), failing={"b": "no node"}, refused="q")
+    assert (_numbers(pool), pool.state.failed, pool.adjusting) == ((1, 0, 0), ("no node", "q"), False)
+    pool = count(D, [_facts("a")], wish=1, gpus=2, served=set(), failing={}, refused="quota")
+    assert (_numbers(pool), pool.state.failed, pool.adjusting) == ((1, 0, 0), (), False)

@@ -7,19 +7,23 @@ from dataclasses import replace
 
 import pytest
 
+from penstock_api import Role
 from penstock_core.errors import NotFoundError, UnavailableError
-from penstock_graph.models import Role
 from penstock_kube.events import MAX_NOTE, Note
 from penstock_planner.cluster import events as events_module
 from penstock_planner.cluster import status as status_module
-from penstock_planner.cluster.events import EventListener, EventWriter
+from penstock_planner.cluster.events import DecisionEventWriter, EventListener
 from penstock_planner.cluster.fleet import last_report
-from penstock_planner.cluster.status import Report, Standing, StatusListener, StatusWriter, is_said
+from penstock_planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter, is_said
+from penstock_planner.decide.config import Mode
+from penstock_planner.decide.observation import Demand
 
 KEY = ("serving", "llama")
 D = Role.DECODE
 
-CALM = Report(Standing.OBSERVING, "decides every 30 s", 3, "decode 2 -> 3: KV 0.93 > 0.90", "d000012", 3, 8)
+CALM = Report(
+    PlannerReason.OBSERVING, "decides every 30 s", 3, "decode 2 -> 3: KV 0.93 > 0.90", "d000012", 3, 8
+)
 
 
 def _live(report=None, **status):
@@ -138,7 +142,7 @@ async def test_a_write_that_the_watch_does_not_show_yet_is_believed(status):
 async def test_back_and_forth_is_written_although_the_watch_lags(status):
     """A, B, A: the live object still shows the first A."""
     status.live = _live(CALM)
-    busy = replace(CALM, standing=Standing.ADJUSTING)
+    busy = replace(CALM, reason=PlannerReason.ADJUSTING)
     assert await status.say(busy, follows=False) == 1
     assert await status.say(CALM, follows=False) == 1
     assert [s["conditions"][0]["reason"] for s in status.server.applied] == ["Adjusting", "Observing"]
@@ -147,8 +151,8 @@ async def test_back_and_forth_is_written_although_the_watch_lags(status):
 async def test_the_transition_time_is_that_of_the_status_not_of_the_reason(status):
     """Observing and Adjusting are both True."""
     status.live = _live(CALM)
-    await status.say(replace(CALM, standing=Standing.ADJUSTING))
-    await status.say(replace(CALM, standing=Standing.METRICS_MISSING))
+    await status.say(replace(CALM, reason=PlannerReason.ADJUSTING))
+    await status.say(replace(CALM, reason=PlannerReason.METRICS_MISSING))
     first, second = (s["conditions"][0] for s in status.server.applied)
     assert (first["status"], first["lastTransitionTime"]) == ("True", "2026-01-01T00:00:00Z")
     assert (second["status"], second["lastTransitionTime"]) == ("False", "2027-01-15T08:00:00Z")
@@ -177,7 +181,7 @@ def test_without_a_ceiling_there_is_no_budget():
 
 def test_a_new_planner_keeps_what_was_said_about_decisions():
     """The last decision stays the last decision."""
-    report = last_report(_live(CALM), Standing.DISABLED, "spec.planner.enabled is false")
+    report = last_report(_live(CALM), PlannerReason.DISABLED, "spec.planner.enabled is false")
     assert (report.decision_id, report.gpus, report.budget) == ("d000012", 3, 8)
     assert report.condition["status"] == "False"
 
@@ -185,14 +189,12 @@ def test_a_new_planner_keeps_what_was_said_about_decisions():
 async def _said(world, seconds):
     """Return the distinct (reason, lastDecision) of a run, in order."""
     said = []
-    listener = StatusListener(
-        Report(Standing.OBSERVING, "", 1), interval_s=30, no_operation=False, say=said.append
-    )
+    listener = StatusListener(Report(PlannerReason.OBSERVING, "", 1), world.config, say=said.append)
     world.watcher.tick, world.watcher.decided = listener.tick, listener.decided
     await world.run_until(seconds)
     distinct = []
     for report in said:
-        shown = (report.standing.value, report.decision_id, report.gpus)
+        shown = (report.reason.value, report.decision_id, report.gpus)
         if not distinct or distinct[-1] != shown:
             distinct.append(shown)
     return distinct
@@ -215,6 +217,14 @@ async def test_metrics_that_nobody_knows_are_reported_after_a_while(world):
     assert [reason for reason, *_ in await _said(world, 40)] == ["Observing", "MetricsMissing", "Observing"]
 
 
+@pytest.mark.parametrize(("mode", "reasons"), [(Mode.ADAPTIVE, ["MetricsMissing"]), (Mode.LOAD, [])])
+async def test_a_demand_that_no_router_tells_is_reported_where_it_is_needed(world, mode, reasons):
+    """KV usage and queue are known all along; mode load does not look at the demand."""
+    world.config = replace(world.config, mode=mode)
+    world.load.demand = lambda now: Demand(period_s=1.0) if now < 1005 else None
+    assert [reason for reason, *_ in await _said(world, 25)] == ["Observing", *reasons]
+
+
 async def test_missing_metrics_stay_missing_over_the_ends_of_intervals(world):
     """A new interval begins without a pull, which says nothing about the metrics."""
     world.load.kv = lambda now, _workers: None if now >= 1012 else 0.7
@@ -230,14 +240,18 @@ async def test_a_backend_that_cannot_be_read_makes_the_planner_blind(world):
         return await observe()
 
     world.backend.observe = failing
-    assert await _said(world, 20) == [("Observing", "", 2), ("Blind", "", 2), ("Observing", "", 2)]
+    assert await _said(world, 20) == [
+        ("Observing", "", 2),
+        ("TargetUnavailable", "", 2),
+        ("Observing", "", 2),
+    ]
 
 
 # ---------------------------------------------------------------- events
 
 
 async def _written(server, *notes, regarding=None):
-    writer = EventWriter(server, instance="planner-0", now_s=lambda: 1.8e9)
+    writer = DecisionEventWriter(server, instance="planner-0", now_s=lambda: 1.8e9)
     for note in notes:
         writer.post(regarding or _live(), note)
     task = asyncio.create_task(writer.run())

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from penstock_api import GraphDeployment, Role
 from penstock_core.errors import ClusterError, ConflictError, NotFoundError, UnavailableError
-from penstock_graph.models import GraphDeployment, Role
 from penstock_planner.targets.kubernetes import GATED_S, STUCK_S, KubernetesTarget
 from penstock_planner.targets.pods import PodFacts
 
@@ -353,3 +353,23 @@ async def test_a_worker_that_served_is_never_given_up(target, cluster, clock):
     clock.at_s += 1000
     state = await target.observe()
     assert (state.pools[D].starting, state.pools[D].failed, state.adjusting) == (1, (), False)
+
+
+async def test_pods_that_the_api_server_refuses_are_given_up_after_a_while(target, cluster, clock):
+    """No pod exists that could be in trouble; a refusal that ends and comes back is waited for again."""
+    cluster.edit("decode", 2, owner="penstock-planner")
+
+    def refuse(why):
+        cluster.copies["llama-decode"] = {**cluster.objects["llama-decode"], "refused": why}
+
+    refuse("exceeded quota: q")
+    state = await target.observe()
+    assert (state.pools[D].starting, state.pools[D].failed, state.adjusting) == (1, (), True)
+    clock.at_s += 15.1
+    state = await target.observe()
+    assert (state.pools[D].starting, state.pools[D].failed) == (0, ("exceeded quota: q",))
+    assert not state.adjusting
+    refuse("")
+    assert (await target.observe()).pools[D].starting == 1
+    refuse("exceeded quota: q")
+    assert (await target.observe()).pools[D].failed == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import threading
 
@@ -11,12 +12,13 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
+from penstock_api import Role
 from penstock_core.errors import PortInUseError
 from penstock_core.exposition import parse_samples
-from penstock_graph.models import Role
 from penstock_planner import dashboard as dashboard_module
-from penstock_planner.dashboard import Dashboard, layout_of
+from penstock_planner.dashboard import Dashboard, demand_points, layout_of
 from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.observation import Demand
 from penstock_planner.metrics import PlannerMetrics, serve
 from penstock_planner.snapshot import SnapshotWriter
 from penstock_wire.client import ConnectionPool
@@ -41,10 +43,11 @@ async def _drawn_run(world, tmp_path):
         answer = await read(query)
         count = world.time.at_s - 1000
         buckets = ((0.1, count), (0.5, 2 * count), (float("inf"), 2 * count))
-        return Readings(answer.kv, answer.queue, latency={"ttft": buckets, "itl": ()})
+        return Readings(answer.kv, answer.queue, demand=answer.demand, latency={"ttft": buckets, "itl": ()})
 
     world.load.read = with_latency
     world.load.kv = lambda _now, _workers: 0.95
+    world.load.demand = lambda now: _demand(now) if now < 1100 else None
     board = Dashboard(tmp_path / "board", DecideConfig())
     world.watcher.tick, world.watcher.decided = board.tick, board.decided
     await world.run_until(120)
@@ -53,16 +56,30 @@ async def _drawn_run(world, tmp_path):
     return _drawn(tmp_path / "board")
 
 
+def _demand(now_s):
+    """Each pull brings 4 requests, one of them refused; the oldest has waited for as long as the run."""
+    return Demand(
+        period_s=1.0,
+        arrivals=4,
+        refused=1,
+        completed=3,
+        uncached_tokens=4000,
+        prefilled_tokens=3000,
+        waiting=7,
+        oldest_wait_s=now_s - 1000,
+    )
+
+
 def _values(events, tag):
     return {e.step: round(e.value, 6) for e in events.Scalars(tag)}
 
 
 def test_signals_are_drawn_with_their_thresholds(drawn):
-    """Mean and thresholds share a step axis of modelled seconds since the start."""
+    """Mean and thresholds share a step axis of simulated seconds since the start."""
     assert set(_values(drawn, "kv/mean").values()) == {0.95}
     assert set(_values(drawn, "kv/scale_up").values()) == {0.9}
     assert set(_values(drawn, "kv/scale_down").values()) == {0.5}
-    assert set(_values(drawn, "prefill_queue/per_worker").values()) == {0.3}
+    assert set(_values(drawn, "prefill_queue/compared").values()) == {0.3}
     assert max(_values(drawn, "kv/scale_up")) <= 120
 
 
@@ -85,10 +102,32 @@ def test_gpu_hours_are_the_integral_of_gpus_over_modelled_time(drawn):
 
 
 def test_latencies_are_quantiles_of_each_interval(drawn):
-    """Half of the samples up to 0.1 s, the rest up to 0.5 s."""
-    assert set(_values(drawn, "ttft/p50_seconds").values()) == {0.1}
-    assert set(_values(drawn, "ttft/p99_seconds").values()) == {0.492}
+    """Half of the samples up to 0.1 s, the rest in (0.1 s, 0.5 s]."""
+    assert set(_values(drawn, "ttft/p50_seconds").values()) == {0.05}
+    assert list(_values(drawn, "ttft/p99_seconds").values()) == pytest.approx([math.sqrt(0.05)] * 3, abs=1e-3)
     assert "itl/p50_seconds" not in drawn.Tags()["scalars"]
+
+
+def test_demand_supply_and_waits_are_drawn(drawn):
+    """Rates over the pulls since the last point, the newest wait beside the SLO; nothing while unknown."""
+    assert set(_values(drawn, "demand/arrivals_per_second").values()) == {4.0}
+    assert set(_values(drawn, "demand/rejected_per_second").values()) == {1.0}
+    assert set(_values(drawn, "prefill/uncached_tokens_per_second").values()) == {4000.0}
+    assert set(_values(drawn, "prefill/computed_tokens_per_second").values()) == {3000.0}
+    waits = _values(drawn, "wait/oldest_seconds")
+    assert all(step == waited_s for step, waited_s in waits.items())
+    assert max(waits) <= 100
+    assert set(_values(drawn, "wait/slo_seconds").values()) == {5.0}
+    assert _values(drawn, "replicas/decode_starting")[33] == 1
+    assert set(_values(drawn, "startup/decode_seconds").values()) == {12.0}
+
+
+def test_demand_is_averaged_over_the_pulls_of_a_point():
+    """Two pulls of different length: requests over seconds, not a mean of rates."""
+    short, long = Demand(period_s=1.0, arrivals=9), Demand(period_s=2.0, arrivals=0, waiting=3)
+    points = demand_points([short, long])
+    assert (points["demand/arrivals_per_second"], points["wait/requests"]) == (3.0, 3)
+    assert demand_points([]) == {}
 
 
 def test_decisions_are_texts_with_reasons(drawn):
@@ -107,6 +146,7 @@ def test_the_layout_arranges_every_drawn_tag(drawn):
     patterns = [tag for c in layout.category for chart in c.chart for tag in chart.multiline.tag]
     assert [c.title for c in layout.category] == [
         "Load and thresholds",
+        "Demand and supply",
         "Replicas",
         "GPUs",
         "Latency",
@@ -151,6 +191,25 @@ async def test_points_are_dropped_when_the_disk_does_not_keep_up(world, tmp_path
 
 
 # ---------------------------------------------------------------- metrics
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_the_metrics_page_shows_demand_and_start_up(world, is_known):
+    """Rates and the oldest wait of the newest pull, NaN while unknown; how long the newest replica took."""
+    metrics = PlannerMetrics()
+    world.watcher.tick = metrics.of("serving", "llama").tick
+    world.load.kv = lambda now, _workers: 0.95 if now < 1031 else 0.7
+    world.load.demand = lambda now: _demand(now) if is_known else None
+    await world.run_until(50)
+    names = {
+        "penstock_planner_arrivals_per_second": 4.0,
+        "penstock_planner_rejected_per_second": 1.0,
+        "penstock_planner_oldest_wait_seconds": 50.0,
+    }
+    found = {s.name: s.value for s in parse_samples(metrics.page().decode(), names)}
+    assert found == pytest.approx(names if is_known else dict.fromkeys(names, math.nan), nan_ok=True)
+    (startup,) = parse_samples(metrics.page().decode(), ["penstock_planner_replica_startup_seconds"])
+    assert (startup.labels["role"], startup.value) == ("decode", 12.0)
 
 
 async def test_the_metrics_page_shows_decisions_replicas_and_ages(world):
@@ -238,6 +297,25 @@ async def test_the_metrics_are_served_and_a_taken_port_is_named():
         await server.close(grace_s=0)
 
 
+async def test_health_fails_when_only_a_restart_helps():
+    """A planner whose leadership ended and whose work did not is not alive; its metrics are still served."""
+    faults = ["lease l: leadership is over"]
+    server = await serve(PlannerMetrics(), "127.0.0.1", 0, fault=lambda: faults[0] if faults else None)
+    pool = ConnectionPool()
+    url = f"http://127.0.0.1:{server.port}"
+    try:
+        for path in ("/health", "/healthz"):
+            answer = await pool.request("GET", url + path)
+            assert answer.status == 503
+            assert b"leadership is over" in answer.body
+        assert (await pool.request("GET", url + "/metrics")).status == 200
+        faults.clear()
+        assert (await pool.request("GET", url + "/health")).status == 200
+    finally:
+        await pool.close()
+        await server.close(grace_s=0)
+
+
 # ---------------------------------------------------------------- state file
 
 
@@ -269,4 +347,4 @@ async def test_a_state_file_that_cannot_be_written_stops_nothing(world, monkeypa
     world.watcher.tick = writer.tick
     await world.run_until(35)
     assert len(world.watcher.decisions) == 1
-    assert [r.getMessage() for r in caplog.records if "listener" in r.getMessage()] == ["listener failed"]
+    assert [r.getMessage() for r in caplog.records if "observer" in r.getMessage()] == ["observer failed"]

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_graph.models import Role
+from penstock_api import Role
+from penstock_planner.core.state import PlannerPhase
 from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay
-from penstock_planner.view import Phase
 
 D, P = Role.DECODE, Role.PREFILL
 
@@ -47,7 +47,7 @@ async def test_a_ramp_scales_decode_by_one_per_interval_and_blocks_in_between(wo
     assert world.backend.calls == [(D, 2, "d000001"), (D, 3, "d000002"), (D, 4, "d000003")]
     # 30 s to decide, 12 s to start, 30 s, 12 s, 30 s.
     assert [d.at_s - 1000 for d in world.watcher.decisions] == [30.0, 72.0, 114.0]
-    blocked = [v.at_s - 1000 for v in world.watcher.views if v.phase is Phase.ADJUSTING]
+    blocked = [v.at_s - 1000 for v in world.watcher.views if v.phase is PlannerPhase.ADJUSTING]
     assert blocked[:12] == [31.0 + t for t in range(12)]
     assert not [p for p in _records(world, "pull") if 1030 < p["at_s"] <= 1042]
 
@@ -125,6 +125,7 @@ async def test_a_drain_that_never_ends_does_not_freeze_the_planner(world):
     """After the deadline it is ignored, its GPUs still counted."""
     world.load.kv = lambda now, _workers: 0.1 if now < 1100 else 0.95
     world.backend.replicas[D] = 2
+    world.config = replace(world.config, decode_grace_intervals=0)
     world.backend.drain_s = float("inf")
     world.deadline_s = 100.0
     await world.run_until(200)
@@ -162,11 +163,11 @@ async def test_a_refused_scale_is_recorded_and_decided_again(world):
 
 
 async def test_a_backend_that_cannot_be_read_is_waited_for(world):
-    """Blind: no pull, no decision, no busy loop; afterwards the overdue decision is made."""
+    """Target unavailable: no pull, no decision, no busy loop; afterwards the overdue decision is made."""
     world.backend.fails = True
     await world.run_until(40)
     assert world.watcher.decisions == []
-    assert {v.phase for v in world.watcher.views} == {Phase.BLIND}
+    assert {v.phase for v in world.watcher.views} == {PlannerPhase.TARGET_UNAVAILABLE}
     assert len(world.watcher.views) == 40
     world.backend.fails = False
     await world.run_until(80)
@@ -247,7 +248,7 @@ async def test_a_late_wake_up_is_lag(world):
     assert world.watcher.views[-1].lag_p99_s == 2.0
 
 
-async def test_a_failing_listener_is_logged_once_and_stops_nothing(world, caplog):
+async def test_a_failing_observer_is_logged_once_and_stops_nothing(world, caplog):
     """A broken dashboard is not worth an outage."""
 
     def explode(*_args):
@@ -256,7 +257,7 @@ async def test_a_failing_listener_is_logged_once_and_stops_nothing(world, caplog
     world.watcher.tick = explode
     await world.run_until(65)
     assert len(_records(world, "decision")) == 2
-    assert [r.getMessage() for r in caplog.records if "listener" in r.getMessage()] == ["listener failed"]
+    assert [r.getMessage() for r in caplog.records if "observer" in r.getMessage()] == ["observer failed"]
 
 
 async def test_an_unreadable_ledger_is_set_aside_and_planning_begins_anew(world):
@@ -286,8 +287,7 @@ async def test_an_aggregated_graph_has_one_pool_and_no_queue(world, role, kv):
 
 async def test_ids_go_on_behind_those_known_elsewhere(world):
     """The ledger is lost, the cluster still shows d000041."""
-    planner = world.planner()
-    planner._first_sequence = 41
+    planner = world.planner(first_sequence=41)
     world.load.kv = lambda _now, _workers: 0.95
     await world.run_until(35, planner)
     assert [d.id for d in world.watcher.decisions] == ["d000042"]

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from penstock_api import Role
+from penstock_api.planner import PlannerConfig
 from penstock_core.errors import ConfigError, InvalidSpecError
-from penstock_graph.loading import load_graph
-from penstock_graph.models import Role
-from penstock_planner.decide.config import DecideConfig
-from penstock_planner.options import FLAGS, join
+from penstock_manifests import load_graph
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.options import FLAGS, SETTINGS, PlannerOptions, join
 
 GRAPH = """\
 apiVersion: penstock.dev/v1alpha1
@@ -56,8 +59,24 @@ def test_the_documents_fifteen_options_have_its_defaults():
 
 
 def test_the_rules_own_defaults_are_the_same():
-    """A planner told nothing decides by the documented numbers."""
-    assert join(given={}).decide_config() == DecideConfig()
+    """A planner without options decides by the documented numbers, and on demand."""
+    assert join(given={}).decide_config() == replace(DecideConfig(), mode=Mode.ADAPTIVE)
+
+
+def test_every_setting_of_a_graphs_planner_has_one_declaration():
+    """What ``spec.planner`` declares is an option with its bounds, default and help, or known to be none."""
+    without_option = {
+        "enabled",
+        "new_decode_worker_grace_intervals",
+        "new_prefill_worker_queue_buffer_intervals",
+    }
+    own_words = {"namespace", "environment", "served_model_name", "log_dir"}  # null means the graph's
+    declared = {setting.key[0] for setting in SETTINGS.values()}
+    assert set(PlannerConfig.model_fields) - declared == without_option | own_words | {"sla"}
+    for name in ("adjustment_interval", "min_gpu_budget", "max_step", "prefill_queue_scale_up_threshold"):
+        of_graph = PlannerConfig.model_fields[SETTINGS[name].key[0]]
+        option = PlannerOptions.model_fields[name]
+        assert (option.default, option.description) == (of_graph.default, of_graph.description)
 
 
 def test_the_documents_yaml_form_is_read(tmp_path):
@@ -118,7 +137,13 @@ def test_a_graph_gives_names_gpus_bounds_and_rules():
             "--max-gpu-budget: 5 is below the floor of 4 for decode + 3 for prefill",
         ),
         ({"max-gpu-budget": "1"}, "--max-gpu-budget: 1 is below the floor of 1 for decode + 1 for prefill"),
-        ({"metrics-source": "prometheus"}, "--prometheus-url: missing, yet --metrics-source is prometheus"),
+        ({"metrics-source": "prometheus"}, "--prometheus-url: null, yet --metrics-source is prometheus"),
+        (
+            {"min-gpu-budget": "9"},
+            "--min-gpu-budget: 9 exceeds --max-gpu-budget 8; lower it or raise --max-gpu-budget",
+        ),
+        ({"max-step": "1001"}, "--max-step: '1001': input should be less than or equal to 1000"),
+        ({"decode-engine-num-gpu": "513"}, "--decode-engine-num-gpu: '513': input should be less"),
         (
             {"decode-kv-scale-up-threshold": "1.5"},
             "--decode-kv-scale-up-threshold: '1.5': input should be less",
@@ -171,6 +196,23 @@ def test_no_ceiling_is_said_with_none():
     assert join(given={"max-gpu-budget": "none"}).max_gpu_budget is None
 
 
+@pytest.mark.parametrize("mode", ["adaptive", "load"])
+def test_mode_step_and_slo_come_from_the_graph(mode):
+    """The decision gets all three; a flag wins."""
+    text = GRAPH.replace(
+        "    maxGpuBudget: null", f"    mode: {mode}\n    maxStep: 3\n    maxGpuBudget: null"
+    )
+    graph = load_graph(text.replace("spec:\n", "spec:\n  router: {ttftSloSeconds: 1.5}\n", 1))
+    config = join(given={}, graph=graph).decide_config(graph)
+    assert (config.mode, config.max_step, config.ttft_slo_s) == (Mode(mode), 3, 1.5)
+    assert not config.queue_per_worker
+    per_worker = join(given={"prefill-queue-per-worker": "true"}, graph=graph).decide_config(graph)
+    assert per_worker.queue_per_worker
+    given = {"mode": "load", "max-step": 2, "ttft-slo": 0.5}
+    config = join(given=given, graph=graph).decide_config(graph)
+    assert (config.mode, config.max_step, config.ttft_slo_s) == (Mode.LOAD, 2, 0.5)
+
+
 def test_sla_mode_is_refused_rather_than_ignored():
     """A planner that silently runs another mode would mislead."""
     graph = load_graph(GRAPH.replace("    maxGpuBudget: null", "    mode: sla\n    maxGpuBudget: null"))
@@ -194,3 +236,9 @@ def test_without_a_log_dir_the_ledger_lies_beside_the_statefile(tmp_path, monkey
     monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path))
     assert join(given={"namespace": "llama"}).log_folder() == tmp_path / "llama-planner"
     assert join(given={"log-dir": "log/planner"}).log_folder().parts == ("log", "planner")
+
+
+def test_the_queue_is_divided_by_the_workers_only_on_request():
+    """The document compares the whole queue."""
+    assert join(given={}).decide_config().queue_per_worker is False
+    assert join(given={"prefill-queue-per-worker": "true"}).decide_config().queue_per_worker is True

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_planner.decide.codec import state_from, to_plain
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.decide.observation import PoolCounts
 from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.stabilise import withdrawn
+from penstock_planner.decide.stabilise import rolled_back
 from penstock_planner.decide.state import PlannerState, RoleState
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay
@@ -123,7 +123,7 @@ def test_an_engine_of_several_gpus_is_paid_for_by_several_workers(make):
 
 def test_a_withdrawal_ends_the_claim():
     """What never became ready is not owed another try."""
-    assert not withdrawn(RoleState(seen=2, asked=3, owed=True)).owed
+    assert not rolled_back(RoleState(seen=2, asked=3, owed=True), DecideConfig()).owed
 
 
 def test_the_claim_is_part_of_the_recorded_state():
@@ -139,7 +139,7 @@ async def test_rebalancing_never_exceeds_the_budget_and_survives_a_kill_at_every
 
     def build():
         world = new_world()
-        world.config = replace(world.config, max_gpu_budget=4)
+        world.config = replace(world.config, max_gpu_budget=4, metric_pulling_interval_s=5.0)
         world.backend.replicas = {P: 2, D: 2}
         world.load.kv = lambda _now, _workers: 0.95
         world.load.queue = lambda _now, workers: 0.0 if workers == 2 else 0.3
@@ -149,7 +149,7 @@ async def test_rebalancing_never_exceeds_the_budget_and_survives_a_kill_at_every
     await calm.run_until(120)
     assert [(role, n) for role, n, _ in calm.backend.calls] == [(P, 1), (D, 3)]
     assert max(calm.backend.seen_gpus) == 4
-    for at in range(1, calm.killer.steps, 7):
+    for at in range(1, calm.killer.steps, 2):
         world = build()
         world.killer.at = at
         with pytest.raises(kill_type):

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import orjson
 import pytest
 from click.testing import CliRunner
 
+from penstock_api import Role
 from penstock_cli.planner import planner
 from penstock_core.errors import ConfigError, LedgerError
-from penstock_graph.models import Role
-from penstock_planner import question
+from penstock_planner import decision_input
+from penstock_planner.decide.config import Mode
+from penstock_planner.decide.observation import Demand
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.explain import in_words, select
 from penstock_planner.ledger import read_ledger
@@ -126,6 +130,26 @@ def test_explain_tells_the_last_decisions_rule_by_rule(folder):
     assert _invoke("explain", "--log-dir", folder, "--last", "3").stdout.count("adjustment at") == 3
 
 
+async def test_explain_tells_demand_and_supply(world):
+    """What came, what was rejected, what waits; and how long the replicas that start have been at it."""
+    world.config = replace(world.config, mode=Mode.HPA, adjustment_interval_s=15.0)
+    world.backend.start_s = 40.0
+    world.load.kv = lambda _now, _workers: 0.95
+    world.load.demand = lambda now: Demand(
+        period_s=1.0, arrivals=2, uncached_tokens=1500, refused=1, waiting=3, oldest_wait_s=now - 1000
+    )
+    await world.run_until(30)
+    text = _invoke("explain", "--log-dir", world.folder).stdout
+    assert "demand 2 requests/s, 1,500 uncached tokens/s; 15 rejected; 3 wait, the oldest for 30.0 s" in text
+    assert "supply prefill 1 ready; decode 1 ready, 1 starting for 15 s" in text
+
+
+def test_explain_says_when_demand_is_unknown(folder):
+    """An older ledger, or a graph without a router of ours."""
+    text = _invoke("explain", "--log-dir", folder, "--id", "d000001").stdout
+    assert "demand unknown: no router told it" in text
+
+
 def test_explain_as_json_gives_the_records(folder):
     """With their actuations."""
     (record,) = orjson.loads(_invoke("explain", "--log-dir", folder, "--id", "d000001", "--json").stdout)
@@ -194,7 +218,7 @@ def test_bad_numbers_in_a_file_are_unknown_and_hold():
 observations:
   - {at_s: 1, pools: {prefill: {ready: 1}, decode: {ready: 3}}, kv: {a: null, b: .nan, c: 1.7}, queue: -1}
 """
-    decision, _ = decide(*question.parse(text, name="x"))
+    decision, _ = decide(*decision_input.parse(text, name="x"))
     assert {r.reason.value for r in decision.roles} == {"metric_unknown"}
 
 
@@ -214,7 +238,50 @@ observations:
 def test_a_file_that_is_no_question_is_refused(text, message):
     """One message that names what is wrong."""
     with pytest.raises(ConfigError, match=message):
-        question.parse(text, name="x.yaml")
+        decision_input.parse(text, name="x.yaml")
+
+
+_SEEN = "at_s: 1, pools: {prefill: {ready: 1}, decode: {ready: 1}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("observations: [{at_s: 1, pools: {decode: {ready: -1}}}]", "pools.decode.ready -1 must be a whole"),
+        (
+            "observations: [{at_s: 1, pools: {decode: {ready: 1.5}}}]",
+            "pools.decode.ready 1.5 must be a whole",
+        ),
+        (
+            "observations: [{at_s: 1, pools: {decode: {ready: true}}}]",
+            "pools.decode.ready True must be a whole",
+        ),
+        (
+            "observations: [{at_s: 1, pools: {decode: {ready: 1}, router: {ready: 1}}}]",
+            "pools decode, router",
+        ),
+        (
+            "observations: [{at_s: 1, pools: {decode: {ready: 1}, aggregated: {ready: 1}}}]",
+            "pools aggregated",
+        ),
+        ("observations: [{at_s: .nan, pools: {decode: {ready: 1}}}]", "at_s nan must be a number above 0"),
+        (f"observations: [{{{_SEEN}}}, {{{_SEEN}}}]", "at_s 1 must be a number above 1"),
+        (f"start_s: .inf\nobservations: [{{{_SEEN}}}]", "at_s 1 must be a number above inf"),
+        (f"end_s: 0.5\nobservations: [{{{_SEEN}}}]", "end_s 0.5 must hold every observation"),
+        (
+            f"config: {{decode-kv-scale-down-threshold: 0.95}}\nobservations: [{{{_SEEN}}}]",
+            "config.decode-kv-scale-down-threshold: 0.95 is not below",
+        ),
+        (
+            f"config: {{max-gpu-budget: 1}}\nobservations: [{{{_SEEN}}}]",
+            "config.max-gpu-budget: 1 is below the floor of 1 for decode",
+        ),
+    ],
+)
+def test_decide_refuses_what_no_running_planner_sees(text, message):
+    """Counts that are none, pools that no planner scales together, times that go back, options that contradict."""
+    with pytest.raises(ConfigError, match=message):
+        decision_input.parse(text, name="x.yaml")
 
 
 def test_decide_without_a_file_says_how_to_get_one(tmp_path):

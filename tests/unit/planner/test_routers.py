@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
+from penstock_api import Role
 from penstock_core.errors import ObservationError
-from penstock_graph.models import Role
 from penstock_planner.decide.reading import Quality
-from penstock_planner.sources import base
+from penstock_planner.sources import pages
 from penstock_planner.sources.base import Query
+from penstock_planner.sources.pages import MetricsPages
 from penstock_planner.sources.router import RouterSource
 from penstock_planner.targets.base import Endpoint
 from penstock_wire.client import ConnectionPool
@@ -83,10 +85,17 @@ async def _routers():
     await made.close()
 
 
+@pytest.fixture(name="now_s")
+def _now_s():
+    """Simulated seconds at which routers are read."""
+    return [0.0]
+
+
 @pytest.fixture(name="source")
-async def _source(routers):
+async def _source(routers, now_s):
     pool = ConnectionPool()
-    yield RouterSource(pool, routers.urls)
+    pages = MetricsPages(pool, real_now_s=time.monotonic)
+    yield RouterSource(pages, routers.urls, now_s=lambda: now_s[0])
     await pool.close()
 
 
@@ -154,9 +163,60 @@ async def test_latencies_of_all_routers_add_up_and_survive_their_restarts(router
 
 async def test_a_router_that_hangs_costs_one_timeout_and_only_the_queue(routers, source, monkeypatch):
     """The other one is read meanwhile."""
-    monkeypatch.setattr(base, "PULL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(pages, "PULL_TIMEOUT_S", 0.1)
     await routers.put("a", _page(queue=3, kv=0.5))
     await routers.put("b", "hang")
     readings = await source.read(QUERY)
     assert readings.queue.why.startswith("1 of 2 routers cannot be read")
     assert readings.kv["llama-decode-a"].is_known
+
+
+DOOR = (
+    "arrivals_total",
+    "arrived_prompt_tokens_total",
+    "refused_requests_total",
+    "queue_timeouts_total",
+    "completed_requests_total",
+    "completed_output_tokens_total",
+    "routed_prompt_tokens_total",
+    "routed_uncached_tokens_total",
+    "computed_prompt_tokens_total",
+    "prefill_queue_uncached_tokens",
+    "prefill_queue_oldest_seconds",
+    "time_to_first_token_seconds_sum",
+    "time_to_first_token_seconds_count",
+    "inter_token_latency_seconds_sum",
+    "inter_token_latency_seconds_count",
+)
+
+
+async def test_routers_tell_the_demand_between_two_pulls(routers, source, now_s):
+    """Arrivals of both; an answer too old to count them leaves the demand unknown and nothing else."""
+
+    def page(count):
+        return _page(queue=1, kv=0.5) + "".join(f"penstock_router_{name} {count}\n" for name in DOOR)
+
+    await routers.put("a", page(10))
+    await routers.put("b", page(10))
+    assert (await source.read(QUERY)).demand is None
+    now_s[0] = 2.0
+    await routers.put("a", page(13))
+    await routers.put("b", page(14))
+    demand = (await source.read(QUERY)).demand
+    assert (demand.period_s, demand.arrivals, demand.waiting) == (2.0, 7.0, 2.0)
+    await routers.put("b", _page(queue=1, kv=0.5))
+    readings = await source.read(QUERY)
+    assert readings.demand is None
+    assert readings.queue.is_known
+
+
+async def test_routers_tell_what_waits_inside_the_workers(routers, source):
+    """The freshest reading with its age; None if no router tells any."""
+    worker = 'penstock_router_worker_waiting_requests{worker="llama-decode-a",role="decode"}'
+    await routers.put("a", _page(queue=0, kv=0.5, age=8.0) + f"{worker} 9\n")
+    await routers.put("b", _page(queue=0, kv=0.5, age=1.0) + f"{worker} 4\n")
+    reading = (await source.read(QUERY)).worker_waiting["llama-decode-a"]
+    assert (reading.value, reading.age_s) == (4.0, 1.0)
+    await routers.put("a", _page(queue=0, kv=0.5))
+    await routers.put("b", _page(queue=0, kv=0.5))
+    assert (await source.read(QUERY)).worker_waiting is None

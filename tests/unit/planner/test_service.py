@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
+from dataclasses import dataclass, field
 
 import orjson
 import pytest
 from click.testing import CliRunner
 
+from penstock_api import Role
 from penstock_cli.planner import planner
 from penstock_core.errors import ConfigError, InvalidSpecError
-from penstock_graph.models import Role
 from penstock_planner.ledger import read_ledger
 from penstock_planner.options import join
 from penstock_planner.replay import replay
-from penstock_planner.service import Service, run_until_stopped
-from penstock_planner.targets.base import Endpoint, PoolState, TargetState
-from penstock_planner.targets.record import RecordingTarget, Request
+from penstock_planner.service import PlannerService, run_until_stopped
+from penstock_planner.targets.base import Endpoint, PoolState, Target, TargetState
 from penstock_wire.server import HttpServer
 
 D, P = Role.DECODE, Role.PREFILL
@@ -70,6 +72,33 @@ def test_a_flag_beats_the_environment_and_that_beats_the_file(tmp_path):
     chosen = [options[k] for k in ("adjustment-interval", "min-gpu-budget", "no-operation", "namespace")]
     assert chosen == [80.0, 3, True, "dynamo"]
     assert _dry_run("--config", str(file), "--operate", env=env)["no-operation"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--no-operation"], True),
+        (["--no-operation=true"], True),
+        (["--no-operation=false"], False),
+        (["--no-operation", "--max-gpu-budget", "4"], True),
+        (["--operate"], False),
+        ([], True),
+    ],
+)
+def test_no_operation_is_written_as_in_the_document(tmp_path, arguments, expected):
+    """Alone or with a value; either beats the file."""
+    file = tmp_path / "planner.yaml"
+    file.write_text("Planner: {no-operation: true}\n")
+    assert _dry_run("--config", str(file), *arguments)["no-operation"] is expected
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_prometheus_without_its_client_is_refused_at_the_start(monkeypatch, more):
+    """Before anything is looked for or begun, with the command that mends it."""
+    monkeypatch.setitem(sys.modules, "prometheus_api_client", None)
+    answer = CliRunner().invoke(planner, ["run", "--prometheus-url", "http://p:9090", *more])
+    assert isinstance(answer.exception, ConfigError)
+    assert "pip install 'penstock[prometheus]'" in str(answer.exception)
 
 
 def test_on_kubernetes_only_what_was_said_overrides_the_graphs(tmp_path):
@@ -130,7 +159,37 @@ class _Still:
         return TargetState(pools, adjusting=False, endpoints=endpoints)
 
 
-class _StoppingWhenAsked(RecordingTarget):
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One call of `scale`."""
+
+    role: Role
+    replicas: int
+    decision_id: str
+
+
+@dataclass
+class _RecordingTarget:
+    """Observes through another target and keeps every request to itself.
+
+    Attributes:
+        observed: The target that is looked at.
+        requests: What would have been asked of it.
+    """
+
+    observed: Target
+    requests: list[_Request] = field(default_factory=list)
+
+    async def observe(self) -> TargetState:
+        """Return what the observed target says."""
+        return await self.observed.observe()
+
+    async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
+        """Keep the request."""
+        self.requests.append(_Request(role, replicas, decision_id))
+
+
+class _StoppingWhenAsked(_RecordingTarget):
     """Ends the planner with its first request."""
 
     stop: asyncio.Event
@@ -150,12 +209,12 @@ async def test_a_planner_pulls_decides_records_and_draws_in_real_time(tmp_path):
     await router.start("127.0.0.1", 0)
     target = _StoppingWhenAsked(_Still())
     target.stop = asyncio.Event()
-    options = join(given={"log-dir": str(tmp_path / "planner"), "namespace": "llama"})
-    service = Service(options, None, speed=SPEED, host="127.0.0.1", metrics_port=0)
+    options = join(given={"log-dir": str(tmp_path / "planner"), "namespace": "llama", "mode": "load"})
+    service = PlannerService(options, None, speed=SPEED, host="127.0.0.1", metrics_port=0)
     async with asyncio.timeout(10):
         await run_until_stopped(service, target, f"http://127.0.0.1:{router.port}", target.stop)
     await router.close(grace_s=0)
-    assert target.requests[0] == Request(D, 2, "d000001")
+    assert target.requests[0] == _Request(D, 2, "d000001")
     ledger = read_ledger(tmp_path / "planner")
     kinds = [r["type"] for r in ledger.records]
     assert kinds[0] == "header"
@@ -165,27 +224,50 @@ async def test_a_planner_pulls_decides_records_and_draws_in_real_time(tmp_path):
     assert (tmp_path / "planner" / "state.json").exists()
 
 
+async def test_a_planner_that_only_observes_draws_without_a_log_dir(tmp_path, monkeypatch):
+    """In a folder of its own, named by the time, beside the ledger; one that acts draws nothing there."""
+    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path))
+
+    class Stopping(_RecordingTarget):
+        async def observe(self):
+            stop.set()
+            return await super().observe()
+
+    async def run(**given):
+        options = join(given={"namespace": "llama", **given})
+        service = PlannerService(options, None, speed=SPEED, host="127.0.0.1", metrics_port=0)
+        stop.clear()
+        async with asyncio.timeout(10):
+            await run_until_stopped(service, Stopping(_Still()), "http://127.0.0.1:9", stop)
+        return list((tmp_path / "llama-planner").glob("runs/*/events.out.tfevents.*"))
+
+    stop = asyncio.Event()
+    assert await run() == []
+    (events,) = await run(**{"no-operation": True})
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", events.parent.name)
+
+
 async def test_the_metrics_source_named_must_be_reachable_by_name(tmp_path):
     """Source router without a URL is a configuration error, and the ledger stays free for the next try."""
     options = join(given={"log-dir": str(tmp_path)})
-    service = Service(options, None, speed=1.0, host="127.0.0.1", metrics_port=0)
+    service = PlannerService(options, None, speed=1.0, host="127.0.0.1", metrics_port=0)
     with pytest.raises(ConfigError, match="--router-url: not given and not in the statefile"):
-        await run_until_stopped(service, RecordingTarget(_Still()), None, asyncio.Event())
+        await run_until_stopped(service, _RecordingTarget(_Still()), None, asyncio.Event())
 
 
 async def test_a_log_folder_that_cannot_be_made_is_named(tmp_path):
     """A file in its place."""
     (tmp_path / "log").write_text("in the way")
     options = join(given={"log-dir": str(tmp_path / "log" / "planner")})
-    service = Service(options, None, speed=1.0, host="127.0.0.1", metrics_port=0)
+    service = PlannerService(options, None, speed=1.0, host="127.0.0.1", metrics_port=0)
     with pytest.raises(ConfigError, match=r"--log-dir: .* cannot be made: Not a directory"):
-        await run_until_stopped(service, RecordingTarget(_Still()), "http://127.0.0.1:9", asyncio.Event())
+        await run_until_stopped(service, _RecordingTarget(_Still()), "http://127.0.0.1:9", asyncio.Event())
 
 
 def test_real_floors_keep_high_speeds_sane():
     """At speed 200 nothing is stale within one real second or withdrawn within thirty."""
-    settings = Service(join(given={}), None, speed=200.0, host="", metrics_port=0).settings()
+    settings = PlannerService(join(given={}), None, speed=200.0, host="", metrics_port=0).settings()
     assert (settings.max_age_s, settings.adjustment_deadline_s) == (200.0, 6000.0)
-    calm = Service(join(given={}), None, speed=1.0, host="", metrics_port=0).settings()
+    calm = PlannerService(join(given={}), None, speed=1.0, host="", metrics_port=0).settings()
     assert (calm.max_age_s, calm.adjustment_deadline_s) == (10.0, 600.0)
     assert settings.timeline != calm.timeline

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import asynccontextmanager
 
+import orjson
 import pytest
 
-from penstock_core.clock import ModelClock
+from penstock_api import Role
+from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ObservationError
-from penstock_graph.models import Role
+from penstock_planner.decide.observation import Demand
 from penstock_planner.decide.reading import Quality, judge, missing
-from penstock_planner.sources import base
+from penstock_planner.sources import pages as pages_module
 from penstock_planner.sources.base import Query, Readings
 from penstock_planner.sources.chain import SourceChain
-from penstock_planner.sources.prometheus import PrometheusSource, connect
+from penstock_planner.sources.pages import MetricsPages
+from penstock_planner.sources.prometheus import GraphLabels, PrometheusSource, connect
 from penstock_planner.sources.router import RouterSource, at
 from penstock_planner.sources.scrape import ScrapeSource
 from penstock_planner.targets.base import Endpoint
@@ -43,6 +47,17 @@ async def _pool():
     await made.close()
 
 
+@pytest.fixture(name="real_s")
+def _real_s():
+    """Real seconds that the pages' pauses go by."""
+    return [0.0]
+
+
+@pytest.fixture(name="pages")
+def _pages(pool, real_s):
+    return MetricsPages(pool, real_now_s=lambda: real_s[0])
+
+
 def _decode(index, url="http://127.0.0.1:9"):
     return Endpoint(f"llama_decode_{index}", Role.DECODE, url)
 
@@ -65,11 +80,11 @@ penstock_router_time_to_first_token_seconds_bucket{model_name="llama",le="+Inf"}
 """
 
 
-async def test_the_router_tells_queue_and_kv_with_their_ages(pool):
+async def test_the_router_tells_queue_and_kv_with_their_ages(pages):
     """Fresh, ten minutes old, NaN and not reported come out as they are."""
     async with _serving(ROUTER_PAGE) as url:
         query = Query((*(_decode(i) for i in range(4)), _prefill(0)), 10.0)
-        readings = await RouterSource(pool, at(url)).read(query)
+        readings = await RouterSource(pages, at(url), now_s=lambda: 0.0).read(query)
     assert [(r.quality, r.value) for r in readings.kv.values()] == [
         (Quality.FRESH, 0.93),
         (Quality.STALE, 0.4),
@@ -87,10 +102,10 @@ async def test_the_router_tells_queue_and_kv_with_their_ages(pool):
     assert readings.latency["itl"] == ()
 
 
-async def test_a_router_without_the_queue_metric_leaves_it_missing(pool):
+async def test_a_router_without_the_queue_metric_leaves_it_missing(pages):
     """Absent is not zero."""
     async with _serving("") as url:
-        readings = await RouterSource(pool, at(url)).read(Query((_prefill(0),), 10.0))
+        readings = await RouterSource(pages, at(url), now_s=lambda: 0.0).read(Query((_prefill(0),), 10.0))
     assert readings.queue == missing("not reported", source="router")
 
 
@@ -102,16 +117,16 @@ async def test_a_router_without_the_queue_metric_leaves_it_missing(pool):
         ("penstock_router_prefill_queue_requests seven", 200, "is not a number"),
     ],
 )
-async def test_a_router_that_answers_nonsense_is_gone(pool, page, status, message):
+async def test_a_router_that_answers_nonsense_is_gone(pages, page, status, message):
     """An error status or a garbled page is one clear error."""
     async with _serving(page, status) as url:
         with pytest.raises(ObservationError, match=message):
-            await RouterSource(pool, at(url)).read(Query((), 10.0))
+            await RouterSource(pages, at(url), now_s=lambda: 0.0).read(Query((), 10.0))
 
 
-async def test_a_router_that_hangs_is_given_up(pool, monkeypatch):
+async def test_a_router_that_hangs_is_given_up(pages, monkeypatch):
     """The pull's time-out ends it."""
-    monkeypatch.setattr(base, "PULL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(pages_module, "PULL_TIMEOUT_S", 0.05)
 
     async def never(_request, _responder):
         await asyncio.sleep(30)
@@ -119,13 +134,39 @@ async def test_a_router_that_hangs_is_given_up(pool, monkeypatch):
     silent = HttpServer(never)
     await silent.start("127.0.0.1", 0)
     with pytest.raises(ObservationError, match=r"127\.0\.0\.1"):
-        await RouterSource(pool, at(f"http://127.0.0.1:{silent.port}")).read(Query((), 10.0))
+        await RouterSource(pages, at(f"http://127.0.0.1:{silent.port}"), now_s=lambda: 0.0).read(
+            Query((), 10.0)
+        )
     await silent.close(grace_s=0)
 
 
-async def test_workers_are_scraped_by_vllms_names(pool):
+async def test_a_hung_worker_does_not_hold_up_every_pull(pages, real_s, monkeypatch):
+    """After one time-out it is not asked for 1, 2, 4 ... s; it is missing meanwhile, and the others are read."""
+    monkeypatch.setattr(pages_module, "PULL_TIMEOUT_S", 0.2)
+    asked = []
+
+    async def never(_request, _responder):
+        asked.append(real_s[0])
+        await asyncio.sleep(30)
+
+    hung = HttpServer(never)
+    await hung.start("127.0.0.1", 0)
+    async with _serving("vllm:kv_cache_usage_perc 0.5\n") as living:
+        query = Query((_decode(0, f"http://127.0.0.1:{hung.port}"), _decode(1, living)), 10.0)
+        source = ScrapeSource(pages)
+        for second in range(8):
+            real_s[0] = float(second)
+            readings = await source.read(query)
+            assert readings.kv["llama_decode_1"].value == 0.5
+            assert not readings.kv["llama_decode_0"].is_known
+    await hung.close(grace_s=0)
+    assert asked == [0.0, 1.0, 3.0, 7.0]
+
+
+async def test_workers_are_scraped_by_vllms_names(pages):
     """KV is a fraction despite its name, averaged over a worker's engines; capacity waiters are summed."""
     decode = 'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:kv_cache_usage_perc{engine="1"} 0.7\n'
+    decode += 'vllm:num_requests_waiting{engine="0"} 4\nvllm:num_requests_waiting{engine="1"} 7\n'
     prefill = (
         'vllm:num_requests_waiting{engine="0"} 9\n'
         'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 4\n'
@@ -134,29 +175,31 @@ async def test_workers_are_scraped_by_vllms_names(pool):
     old_prefill = "vllm:num_requests_waiting 2\n"
     async with _serving(decode) as d, _serving(prefill) as p, _serving(old_prefill) as q:
         query = Query((_decode(0, d), _prefill(0, p), _prefill(1, q)), 10.0)
-        readings = await ScrapeSource(pool).read(query)
+        readings = await ScrapeSource(pages).read(query)
     assert readings.kv["llama_decode_0"].value == pytest.approx(0.6)
     assert readings.queue.value == 6.0
+    assert readings.worker_waiting["llama_decode_0"].value == 11.0
+    assert readings.demand is None
 
 
-async def test_a_dead_worker_is_missing_and_a_dead_prefill_worker_hides_the_queue(pool):
+async def test_a_dead_worker_is_missing_and_a_dead_prefill_worker_hides_the_queue(pages):
     """The sum of a part would be too small, so it is unknown."""
     async with (
         _serving("vllm:num_requests_waiting 2\n") as p,
         _serving("vllm:kv_cache_usage_perc 1.7\n") as d,
     ):
         query = Query((_decode(0), _decode(1, d), _prefill(0, p), _prefill(1)), 10.0)
-        readings = await ScrapeSource(pool).read(query)
+        readings = await ScrapeSource(pages).read(query)
     assert not readings.kv["llama_decode_0"].is_known
     assert readings.kv["llama_decode_1"].why == "value 1.7 is above 1"
     assert readings.queue.quality is Quality.MISSING
     assert readings.queue.why.startswith("llama_prefill_1: ")
 
 
-async def test_a_negative_queue_is_refused_with_the_workers_name(pool):
+async def test_a_negative_queue_is_refused_with_the_workers_name(pages):
     """One worker's nonsense is not averaged away."""
     async with _serving("vllm:num_requests_waiting -3\n") as p, _serving("vllm:other 1\n") as q:
-        readings = await ScrapeSource(pool).read(Query((_prefill(0, p), _prefill(1, q)), 10.0))
+        readings = await ScrapeSource(pages).read(Query((_prefill(0, p), _prefill(1, q)), 10.0))
     assert readings.queue.why == (
         "llama_prefill_0: value -3 is negative; llama_prefill_1: vllm:num_requests_waiting not reported"
     )
@@ -168,8 +211,12 @@ async def test_a_negative_queue_is_refused_with_the_workers_name(pool):
 class _Scripted:
     """A source that answers from a list; an exception in it is raised."""
 
-    def __init__(self, name, *answers, whole=True):
+    def __init__(self, name, *answers, whole=True, demand=None, waiting=None):
         self.name = name
+        # An empty one is not known yet.
+        self.counts_demand = demand is not None
+        self.demand = demand
+        self.waiting = waiting
         self.whole = whole
         self.answers = list(answers)
         self.calls = 0
@@ -184,6 +231,10 @@ class _Scripted:
             {w.name: _reading(kv, self.name, 1.0) for w in query.kv_workers},
             _reading(queue, self.name),
             queue_is_whole=self.whole,
+            demand=self.demand or None,
+            worker_waiting=None
+            if self.waiting is None
+            else {w.name: _reading(self.waiting, self.name) for w in query.kv_workers},
         )
 
 
@@ -304,21 +355,64 @@ async def test_an_aggregated_graph_needs_no_queue():
     assert (readings.kv["llama_agg"].value, second.calls) == (0.9, 0)
 
 
+async def test_demand_comes_from_the_first_source_that_counts_it():
+    """The preferred source cannot know it: the router is asked for it, and the workers are not."""
+    demand = Demand(period_s=1.0, arrivals=5)
+    first = _Scripted("prometheus", (0.9, 3))
+    second = _Scripted("router", (0.1, 0), demand=demand)
+    third = _Scripted("scrape", (0.1, 0))
+    chain, _ = _chain(first, second, third)
+    readings = await chain.read(QUERY)
+    assert readings.demand == demand
+    assert (readings.queue.value, readings.queue.source) == (3.0, "prometheus")
+    assert (second.calls, third.calls) == (1, 0)
+
+
+async def test_an_unknown_demand_asks_no_worker():
+    """The router's first pull has no period yet; scraping could not help."""
+    first, second = _Scripted("router", (0.9, 3), demand=()), _Scripted("scrape", (0.1, 0))
+    chain, _ = _chain(first, second)
+    assert (await chain.read(QUERY)).demand is None
+    assert second.calls == 0
+
+
+async def test_waiting_requests_of_workers_are_kept_like_their_kv():
+    """From the source that tells them, then with their age, then not at all."""
+    first = _Scripted("router", (0.9, 3), (0.9, 3), GONE, waiting=6)
+    chain, clock = _chain(first)
+    assert (await chain.read(QUERY)).worker_waiting["llama_decode_0"].value == 6.0
+    assert (await chain.read(QUERY)).worker_waiting["llama_decode_0"].value == 6.0
+    clock.model_s = 11.0
+    assert not (await chain.read(QUERY)).worker_waiting["llama_decode_0"].is_known
+
+
 # ---------------------------------------------------------------- Prometheus
 
 
-def _prometheus(series, now_s):
+MATCHER = re.compile(r'(\w+)(=~|=)"((?:[^"\\]|\\.)*)"')
+
+
+def _matches(labels, selector):
+    """Evaluate a selector as Prometheus does: a label that is not there is empty."""
+    for label, operator, quoted in MATCHER.findall(selector):
+        value = quoted.replace('\\"', '"').replace("\\\\", "\\")
+        found = labels.get(label, "")
+        if not (re.fullmatch(value, found) if operator == "=~" else found == value):
+            return False
+    return True
+
+
+def _prometheus(series, now_s=1e9):
     """Answer instant queries: {metric name: [(labels, value, age)]}, timestamp() included."""
 
     def page(request):
-        import orjson
-
         asked = request.query["query"]
         is_stamp = asked.startswith("timestamp(")
-        metric = asked.removeprefix("timestamp(").split("{")[0]
+        metric, selector = asked.removeprefix("timestamp(").removesuffix(")").split("{", 1)
         result = []
-        for labels, value, age_s in series.get(metric, []):
-            if 'reason="capacity"' in asked and labels.get("reason") != "capacity":
+        for own, value, age_s in series.get(metric, []):
+            labels = {"model_name": MODEL, **own}
+            if not _matches(labels, selector):
                 continue
             shown = {**labels} if is_stamp else {"__name__": metric, **labels}
             number = now_s - age_s if is_stamp else value
@@ -330,12 +424,21 @@ def _prometheus(series, now_s):
     return page
 
 
+MODEL = 'lla"ma'
+QUEUE = "penstock_router_prefill_queue_requests"
+
+
 @pytest.fixture(name="prometheus")
 async def _prometheus_source():
     made = []
 
-    def build(url):
-        source = PrometheusSource(connect(url), served_model_name='lla"ma', clock=ModelClock(1.0))
+    def build(url, *, graph="chat", namespace=None, routers=None):
+        source = PrometheusSource(
+            connect(url),
+            GraphLabels(MODEL, graph, namespace),
+            clock=SimulatedClock(1.0),
+            routers=None if routers is None else lambda: [f"http://{each}" for each in routers],
+        )
         made.append(source)
         return source
 
@@ -346,19 +449,18 @@ async def _prometheus_source():
 
 async def test_prometheus_gives_values_with_the_age_of_their_samples(prometheus):
     """Instance is host:port; a sample's age comes from timestamp(), not from the query's time."""
-    import time
-
     series = {
         "vllm:kv_cache_usage_perc": [
             ({"instance": "10.0.0.1:8000"}, 0.93, 5.0),
             ({"instance": "10.0.0.2:8000"}, 0.5, 290.0),
             ({"pod": "llama_decode_2", "instance": "10.0.0.3:8000"}, "NaN", 5.0),
         ],
-        "penstock_router_prefill_queue_requests": [({"instance": "r"}, 3, 4.0), ({"instance": "s"}, 2, 4.0)],
+        QUEUE: [({"instance": "10.0.1.1:8000"}, 3, 4.0), ({"instance": "10.0.1.2:8000"}, 2, 4.0)],
     }
-    async with _serving(_prometheus(series, time.time())) as url:
+    async with _serving(_prometheus(series)) as url:
         workers = [_decode(i, f"http://10.0.0.{i + 1}:8000") for i in range(4)]
-        readings = await prometheus(url).read(Query((*workers, _prefill(0)), 10.0))
+        source = prometheus(url, routers=["10.0.1.1:8000", "10.0.1.2:8000"])
+        readings = await source.read(Query((*workers, _prefill(0)), 10.0))
     assert [r.quality for r in readings.kv.values()] == [
         Quality.FRESH,
         Quality.STALE,
@@ -366,8 +468,101 @@ async def test_prometheus_gives_values_with_the_age_of_their_samples(prometheus)
         Quality.MISSING,
     ]
     assert readings.kv["llama_decode_0"].value == 0.93
-    assert readings.kv["llama_decode_0"].age_s == pytest.approx(5.0, abs=2.0)
+    assert readings.kv["llama_decode_0"].age_s == 5.0
     assert readings.kv["llama_decode_3"].why == "no such series"
+    assert (readings.queue.value, readings.queue.age_s) == (5.0, 4.0)
+
+
+ROUTER_A = {"instance": "10.0.1.1:8000", "pod": "chat-router-a"}
+ROUTER_B = {"instance": "10.0.1.2:8000", "pod": "chat-router-b"}
+
+
+@pytest.mark.parametrize(
+    ("series", "expected"),
+    [
+        ([({**ROUTER_A, "graph": "chat"}, 3, 1.0), ({**ROUTER_B, "graph": "chat"}, 4, 1.0)], 7.0),
+        (
+            [({**ROUTER_A, "job": "pods"}, 3, 9.0), ({**ROUTER_A, "job": "own"}, 5, 1.0), (ROUTER_B, 0, 1.0)],
+            5.0,
+        ),
+        (
+            [
+                ({**ROUTER_A, "graph": "chat"}, 3, 1.0),
+                ({**ROUTER_B, "graph": "chat"}, 4, 1.0),
+                ({"instance": "10.0.9.9:8000", "graph": "chat-2"}, 100, 1.0),
+            ],
+            7.0,
+        ),
+        ([(ROUTER_A, 3, 1.0), (ROUTER_B, 4, 1.0), ({"instance": "10.0.9.9:8000"}, 100, 1.0)], 7.0),
+        (
+            [
+                (ROUTER_A, 3, 1.0),
+                (ROUTER_B, 4, 1.0),
+                ({**ROUTER_A, "namespace": "other", "instance": "10.0.1.3:8000", "graph": "chat"}, 100, 1.0),
+            ],
+            7.0,
+        ),
+    ],
+    ids=[
+        "pod and instance are one",
+        "two jobs are one",
+        "another graph",
+        "no graph label",
+        "another namespace",
+    ],
+)
+async def test_the_queue_in_prometheus_is_the_own_graphs_and_counts_once(prometheus, series, expected):
+    """One series per router of this graph, whatever else serves the model on the same server."""
+    series = {QUEUE: [({"namespace": "prod", **labels}, value, age_s) for labels, value, age_s in series]}
+    async with _serving(_prometheus(series)) as url:
+        source = prometheus(url, namespace="prod", routers=["10.0.1.1:8000", "10.0.1.2:8000"])
+        readings = await source.read(Query((_prefill(0),), 10.0))
+    assert (readings.queue.value, readings.queue.why) == (expected, "")
+
+
+async def test_a_router_without_a_series_makes_the_queue_unknown_in_prometheus(prometheus):
+    """Its part is not 0, and no worker's own queue stands in for it."""
+    series = {
+        QUEUE: [(ROUTER_A, 3, 1.0)],
+        "vllm:num_requests_waiting": [({"instance": "10.0.0.1:8000"}, 0, 1.0)],
+    }
+    async with _serving(_prometheus(series)) as url:
+        source = prometheus(url, routers=["10.0.1.1:8000", "10.0.1.2:8000"])
+        readings = await source.read(Query((_prefill(0, "http://10.0.0.1:8000"),), 10.0))
+    assert readings.queue.value is None
+    assert readings.queue.why.startswith(f"{QUEUE}: 1 of 2 routers have a series")
+
+
+async def test_while_no_router_is_ready_prometheus_knows_a_lower_bound(prometheus):
+    """The graph's routers are between two pods: what the workers queue is a part of what waits."""
+    series = {"vllm:num_requests_waiting": [({"instance": "10.0.0.1:8000"}, 2, 1.0)]}
+    async with _serving(_prometheus(series)) as url:
+        source = prometheus(url, routers=[])
+        readings = await source.read(Query((_prefill(0, "http://10.0.0.1:8000"),), 10.0))
+    assert (readings.queue.value, readings.queue.at_least) == (2.0, True)
+
+
+async def test_a_data_parallel_workers_engines_are_averaged_in_prometheus(prometheus):
+    """KV is the mean over the engines, the queue their sum; an engine without a number hides its worker."""
+    worker = {"instance": "10.0.0.1:8000", "pod": "llama_decode_0"}
+    other = {"instance": "10.0.0.2:8000", "pod": "llama_decode_1"}
+    series = {
+        "vllm:kv_cache_usage_perc": [
+            ({**worker, "engine": "0"}, 1.0, 1.0),
+            ({**worker, "engine": "1"}, 0.5, 3.0),
+            ({**other, "engine": "0"}, 0.5, 1.0),
+            ({**other, "engine": "1"}, "NaN", 1.0),
+        ],
+        "vllm:num_requests_waiting": [
+            ({"instance": "10.0.0.3:8000", "engine": "0"}, 2, 1.0),
+            ({"instance": "10.0.0.3:8000", "engine": "1"}, 3, 1.0),
+        ],
+    }
+    async with _serving(_prometheus(series)) as url:
+        workers = (_decode(0), _decode(1), _prefill(0, "http://10.0.0.3:8000"))
+        readings = await prometheus(url).read(Query(workers, 10.0))
+    assert (readings.kv["llama_decode_0"].value, readings.kv["llama_decode_0"].age_s) == (0.75, 3.0)
+    assert readings.kv["llama_decode_1"].why == "value is NaN"
     assert readings.queue.value == 5.0
 
 
@@ -390,9 +585,7 @@ async def test_prometheus_gives_values_with_the_age_of_their_samples(prometheus)
 )
 async def test_without_a_router_prometheus_asks_for_the_workers_queues(prometheus, series, value, why):
     """By reason first, then in all, else unknown."""
-    import time
-
-    async with _serving(_prometheus(series, time.time())) as url:
+    async with _serving(_prometheus(series)) as url:
         readings = await prometheus(url).read(Query((_prefill(0, "http://10.0.0.1:8000"),), 10.0))
     assert (readings.queue.value, readings.queue.why) == (value, why)
 

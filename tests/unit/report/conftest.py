@@ -1,21 +1,21 @@
 """A synthetic load run and a synthetic planner ledger: made up here, decided by the planner's own rules."""
 
 from array import array
+from functools import partial
 
 import numpy as np
 import pytest
 
-from penstock_graph.models import Role
-from penstock_planner import records
+from penstock_api import Role
+from penstock_planner.core import records
+from penstock_planner.core.records import Change, Deciding, DecisionKind, Header, Outcome, Place
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.observation import KvSummary, PoolCounts, Pull, Window
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.reading import Quality, Reading
 from penstock_planner.decide.state import PlannerState
-from penstock_planner.history import Change
 from penstock_planner.ledger import Ledger, read_ledger
-from penstock_planner.records import Deciding, Place
-from penstock_workload.record import RequestResult, Status
+from penstock_workload.record import RequestResult, RequestStatus
 from penstock_workload.results import SCHEMA, ResultWriter
 from penstock_workload.statistics import Punctuality, summarise
 
@@ -47,7 +47,7 @@ def _results(rng):
                 arrival_s=arrival_s,
                 sent_s=arrival_s + 0.004,
                 ended_s=arrival_s + 0.004 + e2e_s,
-                status=Status.REJECTED if is_bad else Status.OK,
+                status=RequestStatus.REJECTED if is_bad else RequestStatus.OK,
                 http_status=503 if is_bad else 200,
                 error="prefill queue is full" if is_bad else None,
                 error_class="http_503" if is_bad else None,
@@ -95,8 +95,11 @@ def _pull(at_s, ready, draining):
     return Pull(
         at_s=at_s + ZERO_MODEL_S,
         pools=pools,
-        kv=KvSummary(kv * ready[Role.DECODE], ready[Role.DECODE], 0, 0.5, "router", ""),
+        kv=WorkerSummary(kv * ready[Role.DECODE], ready[Role.DECODE], 0, 0.5, "router", ""),
         queue=Reading(Quality.FRESH, queue, 0.5, "router"),
+        demand=Demand(
+            period_s=1.0, arrivals=4 * load, refused=load, uncached_tokens=900 * load, waiting=queue
+        ),
     )
 
 
@@ -107,38 +110,38 @@ def _ledger_records(config):
     place = Place("boot-1", start_s + ZERO_MODEL_S, start_s + ZERO_MODEL_S)
     about = {"namespace": "synthetic", "environment": "local", "speed": SPEED}
     wall_s = ZERO_UNIX_S + start_s / SPEED
-    yield records.header(
-        place, at_s=place.start_s, wall_s=wall_s, resumed=False, config=config, state=state, **about
-    )
+    header = Header(place, place.start_s, state, is_resumed=False)
+    yield records.header_record(header, wall_s=wall_s, config=config, about=about)
     while start_s < 900:
         pulls = []
         for slot in range(1, 31):
             pulls.append(_pull(start_s + slot, ready, {}))
-            yield records.pull(pulls[-1], slot)
+            yield records.pull_record(pulls[-1], slot)
         end_s = start_s + 30
         window = Window(start_s + ZERO_MODEL_S, end_s + ZERO_MODEL_S, tuple(pulls))
         decision, after = decide(window, state, config)
-        deciding = Deciding("adjustment", config, state, after, decision, window=window)
+        deciding = Deciding(DecisionKind.ADJUSTMENT, config, state, after, decision, window=window)
         place = Place("boot-1", place.origin_s, end_s + ZERO_MODEL_S)
-        yield records.decision(deciding, place, wall_s=ZERO_UNIX_S + end_s / SPEED)
+        yield records.decision_record(deciding, place, wall_s=ZERO_UNIX_S + end_s / SPEED)
         state = after
         for role in decision.changes:
             change = Change(decision.id, role.role, role.current, role.desired, decision.at_s)
-            yield records.actuation(change, at_s=decision.at_s, outcome="applied")
+            yield records.actuation_record(change, at_s=decision.at_s, outcome=Outcome.APPLIED)
             ready[role.role] = role.desired
         start_s = end_s
         if decision.changes:
             start_s += SETTLE_S
             place = Place("boot-1", place.origin_s, start_s + ZERO_MODEL_S)
-            yield records.settled(place, at_s=place.start_s, took_s=SETTLE_S, state=state, overdue=False)
+            yield records.converged_record(
+                place, at_s=place.start_s, took_s=SETTLE_S, state=state, is_overdue=False
+            )
 
 
-@pytest.fixture
-def make_run(tmp_path):
-    """Write a synthetic load run and return its folder."""
+@pytest.fixture(scope="session")
+def write_run():
+    """Return a function that writes a synthetic load run and returns its folder."""
 
-    def make(*, lag_s=0.01, with_gaps=True):
-        folder = tmp_path / "run"
+    def write(folder, *, lag_s=0.01, with_gaps=True):
         results = _results(np.random.default_rng(3))
         writer = ResultWriter(folder, with_gaps=with_gaps)
         for result in results:
@@ -147,17 +150,33 @@ def make_run(tmp_path):
         writer.close(is_failing=False)
         return folder
 
-    return make
+    return write
+
+
+@pytest.fixture(scope="session")
+def write_ledger():
+    """Return a function that writes a synthetic ledger under a budget of four GPUs by the planner's own writer."""
+
+    def write(path):
+        ledger = Ledger(path)
+        for record in _ledger_records(DecideConfig(max_gpu_budget=4)):
+            ledger.append(record)
+        ledger.close()
+        return ledger.path
+
+    return write
 
 
 @pytest.fixture
-def ledger_file(tmp_path):
-    """A synthetic ledger under a budget of four GPUs, written by the planner's own writer."""
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    for record in _ledger_records(DecideConfig(max_gpu_budget=4)):
-        ledger.append(record)
-    ledger.close()
-    return ledger.path
+def make_run(write_run, tmp_path):
+    """Write a synthetic load run into the test's folder and return where."""
+    return partial(write_run, tmp_path / "run")
+
+
+@pytest.fixture
+def ledger_file(write_ledger, tmp_path):
+    """A synthetic ledger in the test's folder."""
+    return write_ledger(tmp_path / "ledger.jsonl")
 
 
 @pytest.fixture

@@ -3,18 +3,29 @@
 from array import array
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.observation import PoolCounts
 from penstock_report.analysis import gpu_steps, gpu_use, violations
-from penstock_report.ledger_view import DecisionMark, LoadOrigin, PlannerRun, RoleChange, Sample, view_of
-from penstock_workload.record import RequestResult, Status
+from penstock_report.findings import RunReport
+from penstock_report.ledger_view import (
+    DecisionMark,
+    LedgerSample,
+    LoadOrigin,
+    PlannerRun,
+    RoleChange,
+    view_of,
+)
+from penstock_workload.record import RequestResult, RequestStatus
+from penstock_workload.results import LoadRun
 
 
 def _sample(at_s, prefill=1, decode=1, draining=0):
     pools = {Role.PREFILL: PoolCounts(prefill), Role.DECODE: PoolCounts(decode, 0, draining)}
-    return Sample(at_s, pools, prefill + decode + draining, 0.5, 0.1)
+    return LedgerSample(at_s, pools, prefill + decode + draining, 0.5, 0.1, None)
 
 
 def _mark(at_s, gpus_after, outcome="applied", action="up"):
@@ -61,6 +72,46 @@ def test_the_span_is_what_the_ledger_saw(start_s, end_s, span, hours):
     assert use.used_hours == pytest.approx(hours)
 
 
+STEPS = st.lists(st.tuples(st.floats(0, 100), st.integers(1, 9)), min_size=1, max_size=20)
+
+
+@given(steps=STEPS, cut_s=st.floats(0, 100))
+def test_the_hours_of_two_halves_are_those_of_the_whole(steps, cut_s):
+    """Wherever a run is cut; never below the least that was held nor above the peak."""
+    samples = [_sample(at_s, decode=count) for at_s, count in sorted(steps)]
+    run = _run(samples, end_s=120.0)
+    start_s = samples[0].at_s
+
+    whole = gpu_use(run, start_s=0, end_s=120.0)
+    halves = [gpu_use(run, start_s=0, end_s=cut_s), gpu_use(run, start_s=cut_s, end_s=120.0)]
+
+    assert whole.used_hours == pytest.approx(sum(half.used_hours for half in halves if half is not None))
+    hours = (120.0 - start_s) / 3600
+    assert min(each.gpus for each in samples) * hours <= whole.used_hours * (1 + 1e-9)
+    assert whole.used_hours <= whole.peak_gpus * hours * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("from_s", "to_s", "note"),
+    [
+        (0, 700, None),
+        (0, 300, "the ledger covers 300 s of the load run's 600 s"),
+        (900, 1000, "the ledger holds nothing from the time of the load run"),
+    ],
+)
+def test_a_ledger_that_saw_part_of_the_run_says_so(from_s, to_s, note):
+    """Figures over half of a run are not passed off as the whole's."""
+    run = _run([_sample(from_s)], end_s=to_s)
+    load = LoadRun({"throughput": {"duration_s": 600.0}}, ())
+    report = RunReport(load, run, gpu_use(run, start_s=0, end_s=600.0), _nothing_missed())
+
+    assert report.notes == (() if note is None else (note,))
+
+
+def _nothing_missed():
+    return violations([], ttft_target_s=None, itl_target_s=None)
+
+
 def test_nothing_seen_gives_no_figure():
     """Unknown is never zero."""
     assert gpu_use(_run([], end_s=0), start_s=0, end_s=10) is None
@@ -75,7 +126,7 @@ def test_without_a_ceiling_the_peak_is_the_static_maximum():
     assert use.static_max_hours == pytest.approx(4 * 100 / 3600)
 
 
-def _result(status=Status.OK, ttft_s=1.0, gaps=()):
+def _result(status=RequestStatus.OK, ttft_s=1.0, gaps=()):
     return RequestResult(
         id="r",
         line=1,
@@ -98,8 +149,8 @@ def test_violations_count_requests_that_got_nothing():
     results = [
         _result(gaps=[0.1, 0.3]),
         _result(ttft_s=1.1),
-        _result(Status.FAILED),
-        _result(Status.REJECTED, None),
+        _result(RequestStatus.FAILED),
+        _result(RequestStatus.REJECTED, None),
     ]
 
     missed = violations(results, ttft_target_s=1.0, itl_target_s=0.2)
@@ -110,7 +161,7 @@ def test_violations_count_requests_that_got_nothing():
 
 
 def test_the_view_counts_from_the_load_runs_zero(ledger_records):
-    """One host: the shared modelled clock; the first pull of the synthetic ledger is 19 s before zero."""
+    """One host: the shared simulated clock; the first pull of the synthetic ledger is 19 s before zero."""
     origin = LoadOrigin(model_s=100_000.0, unix_s=1_700_000_000.0, speed=20.0, duration_s=600.0)
 
     run = view_of(ledger_records, origin=origin)
@@ -148,3 +199,24 @@ def test_only_the_newest_timeline_is_shown(ledger_records):
     run = view_of([old, *ledger_records], origin=None)
 
     assert run.samples[0].at_s == pytest.approx(1)
+
+
+def test_a_planner_that_goes_on_is_shaded_while_replicas_start_or_drain(ledger_records):
+    """It settles nothing: from the first pull with a starting replica to the first without."""
+    header, *others = [record for record in ledger_records if record["type"] in ("header", "pull")]
+    header = {**header, "config": {**header["config"], "mode": "hpa"}}
+    for record in others[4:9]:
+        record["pull"]["pools"]["decode"]["starting"] = 1
+    run = view_of([header, *others], origin=None)
+    assert run.adjusting == ((run.samples[4].at_s, run.samples[9].at_s),)
+    others[-1]["pull"]["pools"]["prefill"]["draining"] = 1
+    assert view_of([header, *others], origin=None).adjusting[1:] == ((run.end_s, run.end_s),)
+
+
+def test_the_view_shows_the_demand_of_each_pull(ledger_records):
+    """None where a pull did not know it, as in an older ledger."""
+    for record in ledger_records[1:4]:
+        del record["pull"]["demand"]
+    samples = view_of(ledger_records, origin=None).samples
+    assert [sample.demand is None for sample in samples[:5]] == [True, True, True, False, False]
+    assert samples[4].demand.period_s == 1.0

@@ -1,8 +1,11 @@
 """A whole report from a synthetic run and ledger: every file, nothing external, every mark."""
 
+import importlib
 import importlib.util
 import re
+from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 
 import orjson
 import pytest
@@ -11,6 +14,7 @@ from rich.console import Console
 
 from penstock_cli.report import report as report_command
 from penstock_core.errors import ConfigError, LedgerError
+from penstock_planner.decide.config import Mode
 from penstock_report.build import as_json, write_report
 from penstock_report.findings import analyse
 from penstock_report.text import report_text
@@ -22,30 +26,44 @@ def _printed(report):
     return console.file.getvalue()
 
 
-@pytest.fixture
-def written(make_run, ledger_file, tmp_path):
-    """A report with everything, and its files."""
-    report = analyse(make_run(lag_s=0.4), ledger=ledger_file, ttft_target_s=1.0, itl_target_s=0.05)
-    return report, write_report(report, tmp_path / "out")
+@pytest.fixture(scope="module")
+def written(write_run, write_ledger, tmp_path_factory):
+    """What the command prints as JSON of a run with everything, and the folder that it was given."""
+    folder = tmp_path_factory.mktemp("written")
+    run, ledger = write_run(folder / "run", lag_s=0.4), write_ledger(folder / "ledger.jsonl")
+    inputs = ["--run", str(run), "--ledger", str(ledger), "--output", str(folder / "out")]
+    targets = ["--ttft-target-s", "1", "--itl-target-s", "0.05"]
+    ended = CliRunner().invoke(report_command, [*inputs, *targets, "--json"])
+    assert ended.exit_code == 0, ended.output
+    return orjson.loads(ended.stdout), folder
 
 
 def test_every_file_is_written_and_the_page_stands_alone(written):
-    """Five pictures and a page that holds them and refers to nothing outside itself."""
-    _, files = written
+    """Six pictures and a page that holds them and refers to nothing outside itself."""
+    files = [Path(each) for each in written[0]["files"]]
     page = files[-1].read_text()
 
-    names = ["replicas.png", "signals.png", "ttft.png", "itl.png", "requests.png", "report.html"]
+    names = [
+        "replicas.png",
+        "signals.png",
+        "demand.png",
+        "ttft.png",
+        "itl.png",
+        "requests.png",
+        "report.html",
+    ]
     assert [path.name for path in files] == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in files[:-1])
-    assert page.count("data:image/png;base64,") == 5
+    assert page.count("data:image/png;base64,") == 6
     assert re.findall(r"https?://|<script|<link|url\(|@import", page) == []
     assert all(source.startswith("data:") for source in re.findall(r'(?:src|href)="([^"]*)"', page))
 
 
 def test_the_page_shows_decisions_marks_and_settings(written):
     """Each change with its reason, the lag mark, skipped rows, targets; names are escaped."""
-    report, files = written
-    page = files[-1].read_text()
+    found, folder = written
+    report = analyse(folder / "run", ledger=folder / "ledger.jsonl")
+    page = Path(found["files"][-1]).read_text()
 
     for mark in report.planner.decisions:
         for role in mark.roles:
@@ -65,7 +83,7 @@ def test_the_text_says_the_same(make_run, ledger_file):
 
     assert "396 ok, 0 failed, 4 rejected of 400 requests" in text
     assert "GPU-hours: " in text
-    assert "prefill 1 -> 2: queue per worker" in text
+    assert "prefill 1 -> 2: queue" in text
     assert "DISTORTED" in text
     assert "TTFT target 1.00 s: missed by" in text
     assert "errors: http_503 4" in text
@@ -127,17 +145,39 @@ def test_a_ledger_that_cannot_be_read_is_refused(make_run, tmp_path):
         analyse(run, ledger=damaged)
 
 
-def test_the_command_prints_text_or_json(make_run, ledger_file, tmp_path):
-    """Both name the files; the JSON holds every decision."""
-    run = make_run()
-    base = ["--run", str(run), "--ledger", str(ledger_file), "--output", str(tmp_path / "out")]
-
-    text = CliRunner().invoke(report_command, base)
-    as_json_ = CliRunner().invoke(report_command, [*base, "--json", "--ttft-target-s", "1"])
+def test_the_command_prints_text(make_run, tmp_path):
+    """It names the page."""
+    text = CliRunner().invoke(report_command, ["--run", str(make_run()), "--output", str(tmp_path / "out")])
 
     assert text.exit_code == 0, text.output
     assert "report.html" in text.output
-    found = orjson.loads(as_json_.stdout)
-    assert len(found["files"]) == 6
+
+
+def test_the_command_prints_every_decision_as_json(written):
+    """What missed the target and what each role did about it is there."""
+    found, _ = written
+
     assert found["violations"]["late_first_tokens"] > 4
     assert {part["action"] for mark in found["decisions"] for part in mark["roles"]} == {"up", "hold", "down"}
+
+
+@pytest.mark.parametrize(("mode", "lines"), [(Mode.LOAD, 2), (Mode.ADAPTIVE, 0)])
+def test_thresholds_are_drawn_where_the_planner_goes_by_them(written, mode, lines):
+    """Mode load compares both signals with two thresholds each; mode adaptive with none."""
+    pytest.importorskip("matplotlib")
+    charts = importlib.import_module("penstock_report.charts")
+    folder = written[1]
+    report = analyse(folder / "run", ledger=folder / "ledger.jsonl")
+    run = replace(report.planner, config=replace(report.planner.config, mode=mode))
+    scene = charts.Scene(
+        results=report.load.results,
+        planner=run,
+        duration_s=900.0,
+        ttft_target_s=None,
+        itl_target_s=None,
+        is_distorted=False,
+        is_itl_distorted=False,
+    )
+
+    labels = [text.get_text() for text in charts.signals(scene).axes[0].get_legend().get_texts()]
+    assert len([label for label in labels if label.startswith(("up above", "down below"))]) == lines

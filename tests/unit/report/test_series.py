@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_report import series
-from penstock_workload.record import Status
+from penstock_workload.record import RequestStatus
 
 
 def _result(sent_s, ended_s, **changes):
-    fields = {"sent_s": sent_s, "ended_s": ended_s, "arrival_s": sent_s, "status": Status.OK}
+    fields = {"sent_s": sent_s, "ended_s": ended_s, "arrival_s": sent_s, "status": RequestStatus.OK}
     return SimpleNamespace(**{**fields, **changes})
 
 
@@ -50,7 +50,7 @@ def test_windows_follow_the_span(span_s, window_s):
 def test_gaps_are_placed_at_their_tokens():
     """A gap's time is when the later token came; failed requests have none."""
     good = _result(10.0, 12.0, ttft_s=1.0, itl_s=array("f", [0.5, 0.25]))
-    bad = _result(0.0, 1.0, ttft_s=1.0, itl_s=array("f", [9.0]), status=Status.FAILED)
+    bad = _result(0.0, 1.0, ttft_s=1.0, itl_s=array("f", [9.0]), status=RequestStatus.FAILED)
 
     times, gaps = series.token_gaps([good, bad])
 

@@ -6,9 +6,10 @@ import time
 
 import orjson
 import pytest
+import uvloop
 
-from penstock_graph.models import Role, RouterConfig
-from penstock_router.discovery.spec import WorkerSpec
+from penstock_api import Role, RouterConfig
+from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.server import RouterServer
 from penstock_router.settings import RouterSettings
 from penstock_wire.client import ConnectionPool, Timeouts
@@ -24,6 +25,7 @@ PARAMS = {
     "remote_port": 5600,
     "tp_size": 1,
 }
+DONE = b"data: [DONE]\n\n"
 _JSON = ((b"content-type", b"application/json"),)
 
 
@@ -100,7 +102,7 @@ class FakeWorker:
         if (body.get("stream_options") or {}).get("include_usage"):
             usage = {"choices": [], "usage": self.usage(count)}
             responder.write(b"data: " + orjson.dumps(usage) + b"\n\n")
-        responder.write(b"data: [DONE]\n\n")
+        responder.write(DONE)
         responder.end()
 
 
@@ -145,7 +147,7 @@ class Answers:
 
     @staticmethod
     def events_then(*data, event, broken=False):
-        """Stream some bytes, wait for an event, then end, or break the connection."""
+        """Stream some bytes, wait for an event, then end in order, or break the connection."""
 
         async def handler(request, responder):
             responder.start(200)
@@ -155,6 +157,7 @@ class Answers:
             if broken:
                 responder.abort()
             else:
+                responder.write(DONE)
                 responder.end()
 
         return handler
@@ -167,6 +170,7 @@ class Harness:
         self.client = ConnectionPool()
         self.answers = Answers
         self.token_event = token_event
+        self.done = DONE
         self.params = PARAMS
         self._closers = []
         self._numbers = {role: itertools.count() for role in ("prefill", "decode", "aggregated")}
@@ -200,7 +204,7 @@ class Harness:
         self._closers.append(server.close)
         router = Router(server, self.client)
         if ready:
-            await router.until(lambda: not server.gate.problems())
+            await router.until(lambda: not server.admission.problems())
         return router
 
     async def close(self):
@@ -218,7 +222,7 @@ class Router:
         self.client = client
         self.url = f"http://127.0.0.1:{server.port}"
 
-    async def until(self, condition, within_s=5.0):
+    async def until(self, condition, within_s=30.0):
         """Wait for a condition."""
         deadline_s = time.monotonic() + within_s
         while not condition():
@@ -254,7 +258,7 @@ class Router:
 
     async def assert_idle(self):
         """Every counter of what is under way is back at zero."""
-        fleet, queue = self.server.fleet, self.server.gate.queue
+        fleet, queue = self.server.core.pool, self.server.core.entry_queue
         await self.until(lambda: not len(queue) and not any(each.inflight_requests for each in fleet))
         assert [(each.inflight_requests, each.inflight_tokens) for each in fleet] == [(0, 0)] * len(
             list(fleet)
@@ -262,9 +266,14 @@ class Router:
         assert (len(queue), queue.tokens) == (0, 0)
 
 
+def pytest_asyncio_loop_factories(config, item):
+    """Run these tests on the loop that the processes run on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
 @pytest.fixture
-async def harness():
-    """Fake workers and routers; all stopped at the end."""
+async def harness(no_cover):
+    """Fake workers and routers; all stopped at the end. Coverage is off, as these tests run in real time."""
     harness = Harness()
     yield harness
     await harness.close()

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_router.policy.breaker import Circuit, CircuitBreaker
-from penstock_router.policy.retry_budget import RetryBudget
+from penstock_router.core.retries import RetryBudget
+from penstock_router.policy.breaker import Circuit, CircuitBreaker, may_eject
 from penstock_router.policy.token_estimate import TokenEstimator
 
 
@@ -75,6 +75,117 @@ def test_reset_forgets():
     breaker.reset()
 
     assert breaker.state(0) is Circuit.CLOSED
+
+
+def _fail_probes(breaker, count):
+    """Fail so many probes, each as soon as it is allowed; return the times that the circuit stayed open."""
+    now_s, lengths_s = 0.0, []
+    for _ in range(count):
+        lengths_s.append(breaker.probe_in_s(now_s))
+        now_s += lengths_s[-1]
+        breaker.failed(now_s, probe=breaker.sent(now_s))
+    return lengths_s
+
+
+def test_each_opening_lasts_longer_up_to_a_bound():
+    """Envoy's base time times the number of ejections: 10, 20, 30, then the maximum of 35."""
+    breaker = CircuitBreaker(consecutive_failures=1, open_s=10, max_open_s=35)
+    breaker.failed(0, probe=False)
+
+    assert _fail_probes(breaker, 5) == [10, 20, 30, 35, 35]
+    assert breaker.openings == 6
+
+
+@pytest.mark.parametrize(("healthy_s", "next_s"), [(0, 30), (10, 20), (20, 10), (1000, 10)])
+def test_openings_are_forgotten_with_time(healthy_s, next_s):
+    """One for each base time that the circuit has been closed since."""
+    breaker = CircuitBreaker(consecutive_failures=1, open_s=10, max_open_s=100)
+    breaker.failed(0, probe=False)
+    breaker.failed(10, probe=breaker.sent(10))
+    breaker.succeeded(probe=breaker.sent(30))
+
+    breaker.failed(30 + healthy_s, probe=False)
+
+    assert breaker.probe_in_s(30 + healthy_s) == next_s
+
+
+def test_the_last_of_a_pool_is_probed_after_the_base_time():
+    """However long it would stay open while others serve."""
+    breaker = CircuitBreaker(consecutive_failures=1, open_s=10, max_open_s=100)
+    breaker.failed(0, probe=False)
+    breaker.failed(10, probe=breaker.sent(10))
+
+    assert [breaker.allows(now_s) for now_s in (20, 29.9, 30)] == [False, False, True]
+    assert [breaker.allows(now_s, is_last=True) for now_s in (19.9, 20)] == [False, True]
+    assert breaker.sent(20)
+    assert not breaker.allows(20, is_last=True)
+
+
+def test_a_forbidden_opening_is_asked_for_again():
+    """The worker is kept and counts as failing; its next failure opens the circuit if the pool has recovered."""
+    allowed = False
+    breaker = CircuitBreaker(consecutive_failures=2, open_s=10, may_open=lambda: allowed)
+    for _ in range(3):
+        breaker.failed(0, probe=False)
+    assert (breaker.is_closed, breaker.is_failing) == (True, True)
+
+    allowed = True
+    breaker.failed(0, probe=False)
+
+    assert breaker.state(0) is Circuit.OPEN
+
+
+@pytest.mark.parametrize(
+    ("pool", "max_fraction", "most"),
+    [(1, 0.5, 1), (2, 0.5, 1), (4, 0.5, 2), (4, 0.0, 1), (10, 0.25, 2), (3, 1.0, 3)],
+)
+def test_a_share_of_the_pool_may_be_ejected(pool, max_fraction, most):
+    """Rounded down, and always one."""
+    ejected = 0
+    while may_eject(ejected=ejected, pool=pool, max_fraction=max_fraction):
+        ejected += 1
+
+    assert ejected == most
+
+
+def test_unproven_failures_open_nothing_until_one_is_proven():
+    """Three of them leave the circuit closed; the proof of one opens it."""
+    breaker = CircuitBreaker(consecutive_failures=3, open_s=10)
+    for _ in range(3):
+        breaker.failed(0, probe=False, proven=False)
+    assert (breaker.is_closed, breaker.is_failing) == (True, True)
+
+    breaker.convicted(1)
+
+    assert breaker.state(1) is Circuit.OPEN
+
+
+def test_pardoned_failures_are_not_counted():
+    """Neither in the row of failures, nor in the openings that lengthen the next one."""
+    breaker = CircuitBreaker(consecutive_failures=2, open_s=10, max_open_s=100)
+    breaker.failed(0, probe=False, proven=False)
+    breaker.pardoned(0, probe=False)
+    breaker.failed(0, probe=False)
+    assert breaker.is_closed
+
+    breaker.failed(0, probe=False)
+    breaker.pardoned(1, probe=False)
+
+    assert (breaker.is_closed, breaker.failures) == (True, 1)
+    breaker.failed(2, probe=False)
+    assert breaker.probe_in_s(2) == 10
+
+
+def test_a_pardoned_probe_makes_room_for_another():
+    """The circuit is half-open again, as if the probe had not been sent."""
+    breaker = _opened()
+    breaker.failed(10, probe=breaker.sent(10), proven=False)
+    assert not breaker.allows(11)
+
+    breaker.pardoned(11, probe=True)
+
+    assert breaker.state(11) is Circuit.HALF_OPEN
+    assert breaker.sent(11)
 
 
 @given(st.lists(st.sampled_from(["ok", "fail", "abandon", "wait"]), max_size=80))

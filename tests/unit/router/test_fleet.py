@@ -2,22 +2,31 @@ from dataclasses import replace
 
 import pytest
 
+from penstock_api import BreakerConfig, Role
 from penstock_core.errors import NotFoundError
-from penstock_graph.models import BreakerConfig, Role
-from penstock_router.discovery.spec import WorkerSpec
-from penstock_router.fleet import KV_MAX_AGE_S, Fleet, InFlight, WorkerState
+from penstock_router.core.assignment import Assignment
+from penstock_router.core.worker import WorkerState
+from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.core.worker_spec import WorkerSpec
 
 SPEC = WorkerSpec("w", Role.DECODE, "http://127.0.0.1:9", supervised=True)
 
 
 def _fleet(*specs):
-    fleet = Fleet(BreakerConfig(consecutive_failures=2, open_seconds=10))
+    fleet = WorkerPool(BreakerConfig(consecutive_failures=2, open_seconds=10))
     fleet.apply(specs or [SPEC])
     return fleet
 
 
 def _routable(fleet, now_s=0.0):
     return [worker.name for worker in fleet.routable(Role.DECODE, now_s)]
+
+
+def fail(worker, now_s, at_s, cause):
+    """Let one request fail at a worker."""
+    assignment = Assignment(None, worker, 1, now_s=now_s)
+    assignment.failed(at_s, cause)
+    assignment.end()
 
 
 @pytest.mark.parametrize(
@@ -45,41 +54,43 @@ def test_failures_open_the_circuit_and_time_lets_one_probe_through():
     fleet = _fleet()
     worker = fleet.get("w")
     for _ in range(2):
-        InFlight(worker, 1, now_s=0).failed(0)
+        fail(worker, 0, 0, "answered 500")
 
     assert worker.state(0)[0] is WorkerState.CIRCUIT_OPEN
     assert (_routable(fleet, 9), _routable(fleet, 10)) == ([], ["w"])
-    probe = InFlight(worker, 1, now_s=10)
+    probe = Assignment(None, worker, 1, now_s=10)
     assert _routable(fleet, 10) == []
     probe.succeeded()
     assert worker.state(10)[0] is WorkerState.READY
 
 
 @pytest.mark.parametrize(
-    "ends", [["abandon"], ["succeeded"], ["failed"], ["failed", "abandon"], ["succeeded"] * 2]
+    "verdicts", [[], ["succeeded"], ["failed"], ["failed", "succeeded"], ["succeeded"] * 2]
 )
-def test_counters_return_to_zero_exactly_once(ends):
+def test_counters_return_to_zero_exactly_once(verdicts):
     """However often and in whatever way a request is ended."""
     worker = _fleet().get("w")
-    calls = []
-    inflight = InFlight(worker, 10, now_s=0, on_end=lambda: calls.append(1))
-    inflight.grow(3)
+    assignment = Assignment(None, worker, 10, now_s=0)
+    assignment.grow(3)
     assert (worker.inflight_requests, worker.inflight_tokens) == (1, 13)
 
-    for end in ends:
-        inflight.failed(0) if end == "failed" else getattr(inflight, end)()
+    for verdict in verdicts:
+        assignment.failed(0, "answered 500") if verdict == "failed" else assignment.succeeded()
+    for _ in range(2):
+        assignment.end()
 
-    assert (worker.inflight_requests, worker.inflight_tokens, calls) == (0, 0, [1])
+    assert (worker.inflight_requests, worker.inflight_tokens) == (0, 0)
+    assert worker.failures == (verdicts[:1] == ["failed"])
 
 
 def test_a_drained_worker_takes_nothing_new_and_comes_back():
     """Requests under way are told; undrain restores it."""
     fleet = _fleet()
-    inflight = InFlight(fleet.get("w"), 1, now_s=0)
+    assignment = Assignment(None, fleet.get("w"), 1, now_s=0)
     fleet.set_drained("w", drained=True)
 
     assert (_routable(fleet), fleet.inflight_requests("w")) == ([], 1)
-    inflight.abandon()
+    assignment.end()
     fleet.set_drained("w", drained=False)
     assert (_routable(fleet), fleet.inflight_requests("w")) == (["w"], 0)
 
@@ -87,12 +98,12 @@ def test_a_drained_worker_takes_nothing_new_and_comes_back():
 def test_a_worker_that_left_is_counted_until_its_requests_end():
     """The supervisor waits for this number, also when the entry has been replaced under the same name."""
     fleet = _fleet()
-    inflight = InFlight(fleet.get("w"), 1, now_s=0)
+    assignment = Assignment(None, fleet.get("w"), 1, now_s=0)
     fleet.apply([replace(SPEC, url="http://127.0.0.1:10")])
-    InFlight(fleet.get("w"), 1, now_s=0)
+    Assignment(None, fleet.get("w"), 1, now_s=0)
 
     assert fleet.inflight_requests("w") == 2
-    inflight.abandon()
+    assignment.end()
     assert fleet.inflight_requests("w") == 1
     fleet.apply([])
     assert fleet.inflight_requests("w") == 1
@@ -113,7 +124,7 @@ def test_a_restarted_process_is_trusted_anew():
     fleet = _fleet(replace(SPEC, incarnation="1"))
     worker = fleet.get("w")
     for _ in range(2):
-        InFlight(worker, 1, now_s=0).failed(0)
+        fail(worker, 0, 0, "answered 500")
     worker.suspect("refused a connection")
     worker.kv_usage_fraction = 0.5
     fleet.apply([replace(SPEC, ready=False, reason="starting")])
@@ -126,6 +137,63 @@ def test_a_restarted_process_is_trusted_anew():
     assert worker.kv_usage_fraction is None
 
 
+def test_an_only_worker_with_an_open_circuit_is_waited_for():
+    """In a fixed fleet too: time brings it back. One that fails its health check is not."""
+    fleet = _fleet(replace(SPEC, supervised=False))
+    worker = fleet.get("w")
+    worker.health_problem = None
+    for _ in range(2):
+        fail(worker, 0, 0, "answered 302")
+
+    assert _routable(fleet) == []
+    assert fleet.expects(Role.DECODE)
+    worker.health_problem = "health check failed"
+    assert not fleet.expects(Role.DECODE)
+
+
+def test_an_ejected_worker_is_named_with_its_cause():
+    """And with the time of the next try; a pool of two keeps its second worker, with the cause as well."""
+    fleet = _fleet(replace(SPEC, name="a"), replace(SPEC, name="b"))
+    for name in ("a", "b"):
+        for _ in range(2):
+            fail(fleet.get(name), 0, 0, f"{name} answered 302")
+
+    assert fleet.get("a").state(4) == (
+        WorkerState.CIRCUIT_OPEN,
+        "2 failed requests in a row, last: a answered 302; next try in 6 s",
+    )
+    assert fleet.get("b").state(4) == (WorkerState.READY, "2 failed requests in a row, last: b answered 302")
+    assert _routable(fleet, 4) == ["b"]
+
+
+def test_while_all_are_ejected_each_is_probed_after_the_base_time():
+    """The other worker of the role is ill, so the growth of the first one's ejection does not count."""
+    fleet = _fleet(replace(SPEC, name="a"), replace(SPEC, name="b"))
+    worker = fleet.get("a")
+    for _ in range(2):
+        fail(worker, 0, 0, "answered 302")
+    fail(worker, 10, 10, "answered 302")
+    assert _routable(fleet, 20) == ["b"]
+
+    fleet.get("b").health_problem = "health check failed"
+
+    assert (_routable(fleet, 19), _routable(fleet, 20)) == ([], ["a"])
+
+
+def test_a_probe_is_decided_by_the_beginning_of_its_answer():
+    """Others need not wait for the end of its stream."""
+    fleet = _fleet()
+    worker = fleet.get("w")
+    for _ in range(2):
+        fail(worker, 0, 0, "answered 302")
+    probe = Assignment(None, worker, 1, now_s=10)
+    assert _routable(fleet, 10) == []
+    probe.proved()
+
+    assert _routable(fleet, 10) == ["w"]
+    assert worker.inflight_requests == 1
+
+
 def test_unknown_names_are_not_found():
     """Both for the drain and for its count."""
     fleet = _fleet()
@@ -135,13 +203,12 @@ def test_unknown_names_are_not_found():
         fleet.inflight_requests("x")
 
 
-def test_old_kv_readings_are_unknown_to_policies():
-    """After ten missed scrapes tokens decide; the export keeps value and age."""
+def test_the_age_of_metrics_is_exported():
+    """Since the newest scrape; unknown before the first."""
     worker = _fleet().get("w")
-    worker.kv_usage_fraction, worker.metrics_at_s = 0.4, 100.0
+    assert worker.metrics_age_s(150) is None
+    worker.metrics_at_s = 100.0
 
-    assert worker.candidate(100 + KV_MAX_AGE_S).kv_usage_fraction == 0.4
-    assert worker.candidate(100.1 + KV_MAX_AGE_S).kv_usage_fraction is None
     assert worker.metrics_age_s(150) == 50
 
 

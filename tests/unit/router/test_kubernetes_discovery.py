@@ -5,8 +5,8 @@ import asyncio
 import orjson
 import pytest
 
+from penstock_api import Role
 from penstock_core.errors import ConfigError
-from penstock_graph.models import Role
 from penstock_router import server as server_module
 from penstock_router.discovery import kubernetes as kubernetes_module
 from penstock_router.discovery.endpoint_slices import parse_slices
@@ -283,7 +283,7 @@ async def test_requests_wait_for_the_first_workers_and_are_then_served(harness, 
     prefill, decode = await harness.pair()
     router = await kubernetes_router(harness)
     asked = asyncio.create_task(router.post(max_tokens=2))
-    await router.until(lambda: len(router.server.gate.queue))
+    await router.until(lambda: len(router.server.core.entry_queue))
     ready = orjson.loads((await router.get("/ready")).body)
     assert any("no prefill worker" in each for each in ready["reasons"])
     FakeInformer.made.show(*slices_for(prefill, decode))
@@ -304,11 +304,11 @@ async def test_a_pod_that_left_its_slices_finishes_its_streams(harness, cluster)
     last = asyncio.Event()
     old.script.append(harness.answers.events_then(harness.token_event(0), b"data: [DONE]\n\n", event=last))
     router = await kubernetes_router(harness, *slices_for(prefill, old))
-    await router.until(lambda: not router.server.gate.problems())
+    await router.until(lambda: not router.server.admission.problems())
     stream = await router.stream()
     FakeInformer.made.show(*slices_for(prefill, new))
-    await router.until(lambda: router.server.fleet.get(old.name) is None)
-    assert router.server.fleet.inflight_requests(old.name) == 1
+    await router.until(lambda: router.server.core.pool.get(old.name) is None)
+    assert router.server.core.pool.inflight_requests(old.name) == 1
     assert (await router.post(max_tokens=1)).status == 200
     assert len(new.seen) == 1
     last.set()
@@ -321,9 +321,9 @@ async def test_a_terminating_pod_takes_nothing_new(harness, cluster):
     """Its state is draining in /workers; requests go to the other one."""
     prefill, old, new = [await harness.worker(role) for role in ("prefill", "decode", "decode")]
     router = await kubernetes_router(harness, *slices_for(prefill, old, new))
-    await router.until(lambda: len(list(router.server.fleet)) == 3)
+    await router.until(lambda: len(list(router.server.core.pool)) == 3)
     FakeInformer.made.show(*slices_for(prefill, old, new, **{old.name.replace("-", "_"): LEAVING}))
-    await router.until(lambda: router.server.fleet.get(old.name).spec.draining)
+    await router.until(lambda: router.server.core.pool.get(old.name).spec.draining)
     for _ in range(4):
         assert (await router.post(max_tokens=1)).status == 200
     assert (len(old.seen), len(new.seen)) == (0, 4)
@@ -334,7 +334,7 @@ async def test_a_cluster_that_is_away_stops_no_request_and_is_reported(harness, 
     """With the API server gone requests are served from the last view; /workers and /metrics say so."""
     prefill, decode = await harness.pair()
     router = await kubernetes_router(harness, *slices_for(prefill, decode))
-    await router.until(lambda: not router.server.gate.problems())
+    await router.until(lambda: not router.server.admission.problems())
     assert await router.metric("penstock_router_discovery_current") == 1
     FakeInformer.made.problem = "the API server does not answer"
     assert (await router.post(max_tokens=1)).status == 200
@@ -344,7 +344,7 @@ async def test_a_cluster_that_is_away_stops_no_request_and_is_reported(harness, 
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch):
-    """A router installed without kr8s says what to install."""
+    """A router installed without the Kubernetes packages says what to install."""
     monkeypatch.setitem(__import__("sys").modules, "penstock_router.discovery.kubernetes", None)
     settings = RouterSettings(model="llama", disaggregated=True, kubernetes=GraphPlace("llama"))
     with pytest.raises(ConfigError, match=r"penstock\[kubernetes\]"):

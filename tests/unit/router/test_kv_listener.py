@@ -5,11 +5,13 @@ import sys
 
 import pytest
 
+from penstock_api import BreakerConfig, Role, RouterConfig
 from penstock_core.errors import ConfigError
-from penstock_graph.models import BreakerConfig, Role
-from penstock_router.discovery.spec import WorkerSpec
-from penstock_router.fleet import Fleet
+from penstock_router.admission import Admission
+from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.kv_listener import KvListener
+from penstock_router.make_core import make_core
 from penstock_router.policy.keys import Prefix, exact_keys, token_keys
 from penstock_router.policy.kv_events import KvEvents
 from penstock_router.policy.prefix_index import PrefixIndex
@@ -61,18 +63,21 @@ class Publisher:
 
 def listener(index, *, port=1, workers=("a",)):
     """Return a listener whose worker "a" has this index."""
-    fleet = Fleet(BreakerConfig())
-    fleet.apply([WorkerSpec(name, Role.PREFILL, "http://127.0.0.1:1", supervised=True) for name in workers])
-    found = KvListener(fleet, Role.PREFILL, lambda name: index if name == "a" else None, port=port)
-    return fleet, found
+    core = make_core(RouterConfig(), WorkerPool(BreakerConfig()), is_disaggregated=True)
+    admission = Admission(core, lambda: 0.0)
+    admission.set_workers(
+        [WorkerSpec(name, Role.PREFILL, "http://127.0.0.1:1", supervised=True) for name in workers]
+    )
+    found = KvListener(admission, lambda name: index if name == "a" else None, port=port)
+    return admission, found
 
 
 async def test_what_a_worker_says_it_holds_is_held():
     """Stored blocks count as hits for the same tokens; removed ones no more."""
     index, publisher = PrefixIndex(100), Publisher()
-    fleet, events = listener(index, port=publisher.port)
+    admission, events = listener(index, port=publisher.port)
     events.start()
-    prefix = Prefix(token_keys(TOKENS, unit_tokens=16))
+    prefix = Prefix(token_keys(TOKENS, engine_block_tokens=16))
     number = 0
     async with asyncio.timeout(10):
         # A subscription takes a moment; batches sent before are lost, as they may be in life.
@@ -87,7 +92,7 @@ async def test_what_a_worker_says_it_holds_is_held():
             await asyncio.sleep(0.01)
 
     assert index.held(prefix) == 1
-    fleet.apply([])
+    admission.set_workers([])
     await events.close()
     publisher.close()
     assert events.malformed == 0
@@ -117,7 +122,7 @@ def test_messages_that_are_none_are_counted(message):
     index = PrefixIndex(100)
     _, events = listener(index)
 
-    events.apply(KvEvents(index, unit_tokens=16), message)
+    events.apply(KvEvents(index, engine_block_tokens=16), message)
 
     assert events.malformed == 1
     assert index.count == 0
@@ -127,7 +132,7 @@ def apply_all(*messages):
     """Return the index and the listener after some messages of one worker."""
     index = PrefixIndex(100)
     _, events = listener(index)
-    of_worker = KvEvents(index, unit_tokens=16)
+    of_worker = KvEvents(index, engine_block_tokens=16)
     for message in messages:
         events.apply(of_worker, message)
     return index, events
@@ -176,11 +181,11 @@ def test_blocks_that_plain_prompts_cannot_hit_change_nothing(event):
 async def test_a_workers_own_port_goes_before_the_graphs():
     """Workers of one host publish on a port each; an address may be IPv6."""
     index, publisher = PrefixIndex(100), Publisher()
-    fleet, events = listener(index, port=1)
+    admission, events = listener(index, port=1)
     own = publisher.port
     spec = WorkerSpec("a", Role.PREFILL, "http://127.0.0.1:1", supervised=True, kv_events_port=own)
     events.start()
-    fleet.apply([spec])
+    admission.set_workers([spec])
     number = 0
     async with asyncio.timeout(10):
         while events.batches == 0:
@@ -197,7 +202,9 @@ def test_tokens_that_are_none_teach_nothing(tokens):
     index = PrefixIndex(100)
     _, events = listener(index)
 
-    events.apply(KvEvents(index, unit_tokens=16), frames(0, ["BlockStored", HASHES, None, tokens, 16]))
+    events.apply(
+        KvEvents(index, engine_block_tokens=16), frames(0, ["BlockStored", HASHES, None, tokens, 16])
+    )
 
     assert index.count == 0
 
@@ -206,7 +213,7 @@ def test_a_lost_batch_forgets_what_may_be_gone():
     """Numbers jump: removals may be among what was lost."""
     index = PrefixIndex(100)
     _, events = listener(index)
-    of_worker = KvEvents(index, unit_tokens=16)
+    of_worker = KvEvents(index, engine_block_tokens=16)
     events.apply(of_worker, frames(0, STORED))
     assert index.count == 2
 

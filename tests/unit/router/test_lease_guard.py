@@ -160,14 +160,33 @@ async def test_a_stream_of_roles_that_ends_is_broken(harness):
     await router.assert_idle()
 
 
-@pytest.mark.parametrize(
-    "first",
-    [b"data: not json\n\n", b"data: 5\n\n", b'data: {"choices":[]}\n\n', b": keep\n\ndata: [DONE]\n\n"],
-)
-async def test_whatever_else_begins_a_stream_is_passed_on(harness, first):
-    """What is neither role nor error is the client's to read."""
+async def test_a_chunk_without_choices_begins_a_stream(harness):
+    """Some servers send such a one first, and the rest follows as it comes."""
     prefill, decode = await harness.pair()
     router = await harness.router(prefill, decode)
-    decode.script.append(_send(first))
+    first = b'data: {"choices":[]}\n\n'
+    decode.script.append(_send(first, TOKEN, DONE))
 
-    assert (await router.post(stream=True)).body == first
+    assert (await router.post(stream=True)).body == first + TOKEN + DONE
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"data: not json\n\n",
+        b"data: 5\n\n",
+        b'data: {"detail":"x"}\n\n',
+        b": keep\n\ndata: [DONE]\n\n",
+        b": keep\n\n" * (1 << 20),
+    ],
+)
+async def test_a_stream_that_begins_with_no_chunk_is_no_answer(harness, first):
+    """The client sees nothing of it: 502 where there is no other worker."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode)
+    decode.otherwise = _send(first)
+
+    answer = await router.post(stream=True)
+
+    assert (answer.status, orjson.loads(answer.body)["error"]["code"]) == (502, "upstream_wrong_answer")
+    await router.assert_idle()

@@ -2,21 +2,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_api import RouterPolicy
 from penstock_core.errors import ConfigError
-from penstock_graph.models import Role, RouterPolicy
-from penstock_router.policy.candidate import Candidate, RoutedRequest
-from penstock_router.policy.registry import POLICIES, make_policy
+from penstock_router.policy.load import KV_MAX_AGE_S, WorkerLoad
+from penstock_router.policy.registry import POLICIES, decode_policy, make_policy
+from penstock_router.policy.routing_policy import Arrival, AssignTime, Estimates
+from penstock_router.policy.worker_queue import WorkerQueue
 
-REQUEST = RoutedRequest(prompt_tokens=100)
+REQUEST = Arrival((), 100)
+WHEN_FREE = sorted(name for name in POLICIES if make_policy(name).assigns is AssignTime.WHEN_FREE)
 
 
-def _candidate(name, tokens=0, *, kv=None, scraped=0, requests=0, role=Role.DECODE):
-    return Candidate(name, role, requests, tokens, kv, scraped)
+def _candidate(name, tokens=0, *, kv=None, scraped=0, requests=0):
+    load = WorkerLoad(name)
+    load.inflight_requests, load.inflight_tokens = requests, tokens
+    load.kv_usage_fraction, load.scraped_tokens, load.metrics_at_s = kv, scraped, 0.0
+    return WorkerQueue(load, cache_blocks=8, now_s=0.0)
+
+
+def _route(policy, candidates):
+    return policy.route(REQUEST, {each.name: each for each in candidates}, Estimates())
 
 
 def _chosen(policy, candidates, times):
-    state = policy.new_state()
-    return [policy.choose(candidates, REQUEST, state).candidate.name for _ in range(times)]
+    return [_route(policy, candidates).worker for _ in range(times)]
 
 
 def test_round_robin_takes_turns():
@@ -35,11 +44,10 @@ def test_round_robin_takes_turns():
 def test_round_robin_survives_a_shrinking_pool():
     """A turn beyond the pool's new size still gives a candidate."""
     policy = make_policy(RouterPolicy.ROUND_ROBIN)
-    state = policy.new_state()
     for _ in range(4):
-        policy.choose([_candidate("a"), _candidate("b"), _candidate("c")], REQUEST, state)
+        _route(policy, [_candidate("a"), _candidate("b"), _candidate("c")])
 
-    assert policy.choose([_candidate("a")], REQUEST, state).candidate.name == "a"
+    assert _route(policy, [_candidate("a")]).worker == "a"
 
 
 @pytest.mark.parametrize(
@@ -82,11 +90,19 @@ def test_least_loaded_rotates_among_equals():
 )
 def test_kv_usage_is_projected_by_the_tokens_since_the_scrape(kv, scraped, tokens, expected):
     """Usage follows the tokens in flight, at most 1; without a basis it stays as read."""
-    assert _candidate("a", tokens, kv=kv, scraped=scraped).projected_kv_usage() == expected
+    assert _candidate("a", tokens, kv=kv, scraped=scraped).projected_kv_usage(0.0) == expected
+
+
+def test_old_kv_readings_are_unknown():
+    """After ten missed scrapes tokens decide."""
+    candidate = _candidate("a", 100, kv=0.4, scraped=100)
+
+    assert candidate.projected_kv_usage(KV_MAX_AGE_S) == 0.4
+    assert candidate.projected_kv_usage(KV_MAX_AGE_S + 0.1) is None
 
 
 @given(
-    st.sampled_from(sorted(POLICIES)),
+    st.sampled_from(WHEN_FREE),
     st.lists(
         st.builds(
             _candidate,
@@ -104,25 +120,33 @@ def test_kv_usage_is_projected_by_the_tokens_since_the_scrape(kv, scraped, token
 def test_every_policy_chooses_one_of_the_candidates(name, candidates, times):
     """Whatever the pool, the choice is in it and has a reason."""
     policy = make_policy(name)
-    state = policy.new_state()
     for _ in range(times):
-        choice = policy.choose(candidates, REQUEST, state)
-        assert choice.candidate in candidates
-        assert choice.reason
+        decision = _route(policy, candidates)
+        assert decision.worker in {each.name for each in candidates}
+        assert decision.reason
 
 
 @given(st.lists(st.integers(0, 1000), min_size=2, max_size=6))
 def test_least_loaded_without_kv_never_takes_a_fuller_worker(tokens):
     """No other candidate has fewer tokens in flight than the chosen one."""
-    policy = make_policy(RouterPolicy.LEAST_LOADED)
     candidates = [_candidate(str(index), count) for index, count in enumerate(tokens)]
 
-    choice = policy.choose(candidates, REQUEST, policy.new_state())
+    decision = _route(make_policy(RouterPolicy.LEAST_LOADED), candidates)
 
-    assert choice.candidate.inflight_tokens == min(tokens)
+    assert tokens[int(decision.worker)] == min(tokens)
 
 
-def test_a_placing_policy_does_not_choose_and_those_that_do_are_named():
-    """The message names the key, the value and what can be chosen."""
-    with pytest.raises(ConfigError, match=r"router\.policy: dualmap .*least-loaded, round-robin"):
-        make_policy(RouterPolicy.DUALMAP)
+def test_every_policy_of_a_manifest_is_known_and_an_unknown_one_is_refused():
+    """The message names the value and what can be chosen."""
+    assert {each.value for each in RouterPolicy} <= set(POLICIES)
+    with pytest.raises(ConfigError, match=r"policy 'fastest': choose from .*least-loaded, round-robin"):
+        make_policy("fastest")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("round-robin", "RoundRobin"), ("least-loaded", "LeastLoaded"), ("dualmap", "LeastLoaded")],
+)
+def test_decode_workers_are_chosen_by_load(name, expected):
+    """A policy that reads prompts knows nothing of decode: the least loaded worker is taken."""
+    assert type(decode_policy(name)).__name__ == expected

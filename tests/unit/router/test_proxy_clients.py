@@ -61,14 +61,44 @@ async def test_a_client_that_leaves_in_mid_stream_cancels_its_worker(harness):
     await router.assert_idle()
 
 
+async def test_a_client_that_closes_at_done_has_its_whole_answer(harness):
+    """Many close there, before the body ends: a 200 with its latency, which counts for the worker, and no 499."""
+    worker = await harness.worker("aggregated")
+    end = asyncio.Event()
+
+    async def dawdle_after_done(request, responder):
+        responder.start(200)
+        responder.write(harness.token_event(0) + harness.done)
+        await end.wait()
+        responder.end()
+
+    worker.script = [dawdle_after_done]
+    router = await harness.router(worker)
+    stream = await router.stream()
+    while not (await anext(stream)).endswith(harness.done):
+        pass
+
+    stream.abort()
+    await router.until(lambda: worker.disconnects == 1)
+
+    await router.assert_idle()
+    counts = router.server.metrics
+    assert dict(counts.requests) == {("completions", 200): 1}
+    assert not counts.errors
+    assert await router.metric("penstock_router_e2e_request_latency_seconds_count", model_name="llama") == 1
+    assert await router.metric("penstock_router_generation_tokens_total", model_name="llama") == 1
+    assert router.server.core.pool.get(worker.name).failures == 0
+    end.set()
+
+
 async def test_a_client_that_leaves_the_queue_makes_room(harness):
     """It is not sent to the worker later, and the next in line is."""
     router, prefill, first = await _taken(harness)
     leaver, waiter = asyncio.create_task(router.post()), asyncio.create_task(router.post())
-    await router.until(lambda: len(router.server.gate.queue) == 2)
+    await router.until(lambda: len(router.server.core.entry_queue) == 2)
 
     leaver.cancel()
-    await router.until(lambda: len(router.server.gate.queue) == 1)
+    await router.until(lambda: len(router.server.core.entry_queue) == 1)
     first.cancel()
 
     assert (await waiter).status == 200
@@ -81,7 +111,7 @@ async def test_a_slow_client_pauses_its_worker(harness):
     worker = await harness.worker("aggregated")
     sent = 0
     total = 500
-    chunk = b"data: " + b"x" * 65_536 + b"\n\n"
+    chunk = b'data: {"choices":[{"index":0,"text":"' + b"x" * 65_536 + b'"}]}\n\n'
 
     async def flood(request, responder):
         nonlocal sent
@@ -90,6 +120,7 @@ async def test_a_slow_client_pauses_its_worker(harness):
             responder.write(chunk)
             sent += 1
             await responder.drain()
+        responder.write(harness.done)
         responder.end()
 
     worker.script = [flood]
@@ -104,8 +135,8 @@ async def test_a_slow_client_pauses_its_worker(harness):
     # The kernel holds some megabytes on each of the two hops; the router adds its own two small buffers.
     assert sent < total - 100
     stream.resume()
-    body = await stream.read(limit_bytes=total * len(chunk))
-    assert body == chunk * total
+    body = await stream.read(limit_bytes=(total + 1) * len(chunk))
+    assert body == chunk * total + harness.done
     await router.assert_idle()
 
 
@@ -113,7 +144,7 @@ async def test_the_prefill_queue_holds_what_workers_cannot_take(harness):
     """One request per slot goes to the worker, the others wait, and the queue's numbers show it."""
     router, prefill, first = await _taken(harness)
     others = [asyncio.create_task(router.post(prompt="x" * 40)) for _ in range(3)]
-    await router.until(lambda: len(router.server.gate.queue) == 3)
+    await router.until(lambda: len(router.server.core.entry_queue) == 3)
 
     queue = orjson.loads((await router.get("/workers")).body)["prefill_queue"]
     assert (queue["requests"], queue["tokens"]) == (3, 30)
@@ -130,7 +161,7 @@ async def test_a_full_queue_refuses(harness):
     """429 with Retry-After, and not ready; the waiting ones are not disturbed."""
     router, _, first = await _taken(harness, maxRequests=1)
     waiter = asyncio.create_task(router.post())
-    await router.until(lambda: len(router.server.gate.queue) == 1)
+    await router.until(lambda: len(router.server.core.entry_queue) == 1)
 
     refused = await router.post()
 
@@ -163,7 +194,7 @@ async def test_more_prompt_tokens_than_the_slot_wait(harness):
     router = await harness.router(prefill, decode, config={"prefillQueue": {"workerTokens": 20}})
 
     tasks = [asyncio.create_task(router.post(prompt=f"{index}" * 60)) for index in range(3)]
-    await router.until(lambda: len(router.server.gate.queue) == 1)
+    await router.until(lambda: len(router.server.core.entry_queue) == 1)
 
     # 15 tokens are below 20, so a second one is taken; 30 are not.
     assert (await router.workers())["prefill-0"]["inflight_tokens"] == 30
@@ -230,7 +261,7 @@ async def test_bad_requests_never_reach_a_worker(harness, raw, headers, status, 
     ],
 )
 async def test_keys_are_asked_for(harness, sent, status):
-    """Any of the keys opens completions, models and drains; the worker never sees it."""
+    """Any of the keys opens completions and models; the worker never sees it."""
     worker = await harness.worker("aggregated")
     router = await harness.router(worker, api_keys=frozenset({b"right", b"other"}))
     headers = (JSON_TYPE, *(((b"authorization", sent),) if sent is not None else ()))
@@ -238,10 +269,9 @@ async def test_keys_are_asked_for(harness, sent, status):
     answers = [
         await router.post(headers=headers),
         await harness.client.request("GET", router.url + "/v1/models", headers=headers),
-        await harness.client.request("POST", router.url + "/workers/aggregated-0/undrain", headers=headers),
     ]
 
-    assert [answer.status for answer in answers] == [status] * 3
+    assert [answer.status for answer in answers] == [status] * 2
     if status == 401:
         assert {_error(answer)["code"] for answer in answers} == {"invalid_api_key"}
         assert answers[0].headers[b"www-authenticate"] == b"Bearer"

@@ -37,7 +37,7 @@ async def test_a_dead_worker_is_passed_over_and_left_alone(harness):
     """A refused connection is retried elsewhere, and nothing goes there until a health check succeeds."""
     alive, dead = await harness.worker("aggregated"), await harness.worker("aggregated")
     router = await harness.router(alive, dead, config={"policy": "round-robin"})
-    await router.until(lambda: all(w.health_problem is None for w in router.server.fleet))
+    await router.until(lambda: all(w.health_problem is None for w in router.server.core.pool))
     await dead.server.close(grace_s=0)
 
     answers = [await router.post() for _ in range(4)]
@@ -94,6 +94,64 @@ async def test_a_stream_that_breaks_is_never_retried(harness, data):
     assert b"[DONE]" not in received
     assert len(worker.seen) == 1
     assert await router.metric("penstock_router_errors_total", reason="upstream_broken") == 1
+    await router.assert_idle()
+
+
+@pytest.mark.parametrize("stage", ["decode", "aggregated"])
+@pytest.mark.parametrize("end", [b"", b"data: {half an eve"])
+async def test_a_stream_without_done_is_cut(harness, stage, end):
+    """It looks complete in HTTP and is not: the client gets an error event, and the worker a failure."""
+    worker = await harness.worker(stage)
+    others = [await harness.worker("prefill")] if stage == "decode" else []
+
+    async def forget_done(request, responder):
+        responder.start(200)
+        responder.write(harness.token_event(0) + end)
+        responder.end()
+
+    worker.otherwise = forget_done
+    router = await harness.router(worker, *others)
+
+    body = (await router.post(stream=True)).body
+
+    first, *_, last, rest = body.split(b"\n\n")
+    assert (first + b"\n\n", rest) == (harness.token_event(0), b"")
+    assert orjson.loads(last.removeprefix(b"data: "))["error"]["code"] == "upstream_broken"
+    assert b"[DONE]" not in body
+    assert router.server.core.pool.get(worker.name).last_failure.endswith("without [DONE]")
+    assert await router.metric("penstock_router_e2e_request_latency_seconds_count", model_name="llama") == 0
+    await router.assert_idle()
+
+
+async def test_an_error_event_in_mid_stream_is_a_failure(harness):
+    """The client sees it as the worker wrote it; the stream counts as broken, though [DONE] follows."""
+    worker = await harness.worker("aggregated")
+    now = asyncio.Event()
+    now.set()
+    error = b'data: {"error": {"message": "engine died", "code": 500}}\n\n'
+    token = harness.token_event(0)
+    worker.script = [harness.answers.events_then(token, token + error, event=now)]
+    router = await harness.router(worker)
+
+    assert (await router.post(stream=True)).body == token + token + error + harness.done
+    assert router.server.core.pool.get(worker.name).last_failure == "ended a stream by an error event"
+    assert await router.metric("penstock_router_errors_total", reason="upstream_broken") == 1
+    assert await router.metric("penstock_router_e2e_request_latency_seconds_count", model_name="llama") == 0
+    await router.assert_idle()
+
+
+async def test_what_breaks_after_done_breaks_nothing(harness):
+    """The client has its whole answer, and the worker has given it."""
+    worker = await harness.worker("aggregated")
+    now = asyncio.Event()
+    now.set()
+    worker.script = [
+        harness.answers.events_then(harness.token_event(0) + harness.done, event=now, broken=True)
+    ]
+    router = await harness.router(worker)
+
+    assert (await router.post(stream=True)).body == harness.token_event(0) + harness.done
+    assert router.server.core.pool.get(worker.name).failures == 0
     await router.assert_idle()
 
 
@@ -188,29 +246,49 @@ async def test_client_errors_pass_through_and_never_open_a_circuit(harness, stat
         assert (answer.status, _error(answer)["message"]) == (status, "worker says no")
 
     assert len(worker.seen) == 4
-    assert all(each.breaker.state(0) is Circuit.CLOSED for each in router.server.fleet)
+    assert all(each.breaker.state(0) is Circuit.CLOSED for each in router.server.core.pool)
     assert await router.metric("penstock_router_errors_total", reason="upstream_4xx") == 4
     await router.assert_idle()
 
 
-async def test_server_errors_open_the_circuit_and_time_closes_it(harness):
-    """500s are passed on without a retry; after five the worker is left alone, then tried again."""
+async def test_an_only_workers_500_is_passed_on_and_opens_no_circuit(harness):
+    """Without another worker nothing tells whether the request or the worker is at fault."""
     worker = await harness.worker("aggregated")
     worker.otherwise = harness.answers.status(500)
-    router = await harness.router(worker, config={"breaker": {"openSeconds": 0.2}})
+    router = await harness.router(worker)
 
-    statuses = [(await router.post()).status for _ in range(5)]
-    refused = await router.post()
+    answers = [await router.post() for _ in range(6)]
 
-    assert statuses == [500] * 5
-    assert (refused.status, _error(refused)["code"]) == (503, "no_worker")
-    assert int(refused.headers[b"retry-after"]) >= 1
-    assert len(worker.seen) == 5
-    assert (await router.workers())["aggregated-0"]["state"] == "circuit_open"
-    worker.otherwise = worker.complete
-    await router.until(lambda: not router.server.gate.problems())
-    assert (await router.post()).status == 200
+    assert [(answer.status, _error(answer)["message"]) for answer in answers] == [(500, "worker says no")] * 6
+    assert len(worker.seen) == 6
     assert (await router.workers())["aggregated-0"]["state"] == "ready"
+    await router.assert_idle()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "aggregated"])
+async def test_while_the_only_circuit_is_open_requests_wait(harness, role):
+    """None is refused: one probes the worker when its time is over, and the others follow its first token."""
+    worker = await harness.worker(role)
+    others = {"prefill": ["decode"], "decode": ["prefill"], "aggregated": []}[role]
+    worker.script = [harness.answers.drop()] * 2
+    config = {
+        "breaker": {"consecutiveFailures": 2, "openSeconds": 0.2},
+        "retries": {"maxPerRequest": 1},
+    }
+    router = await harness.router(worker, *[await harness.worker(each) for each in others], config=config)
+    assert (await router.post()).status == 502
+    assert (await router.workers())[worker.name]["state"] == "circuit_open"
+    seen, hold = len(worker.seen), asyncio.Event()
+    if role != "prefill":
+        worker.script = [harness.answers.events_then(harness.token_event(0), event=hold)]
+
+    waiting = [asyncio.create_task(router.post(stream=True, max_tokens=1)) for _ in range(5)]
+    await router.until(lambda: len(worker.seen) == seen + 5)
+    hold.set()
+
+    assert [(await each).status for each in waiting] == [200] * 5
+    assert (await router.workers())[worker.name]["state"] == "ready"
+    await router.assert_idle()
 
 
 GARBAGE = [
@@ -243,7 +321,8 @@ async def test_garbage_from_a_worker_is_a_502(harness, garbage, stage):
     answer = await router.post()
 
     babbler.close()
-    assert (answer.status, _error(answer)["code"]) == (502, "upstream_broken")
+    assert answer.status == 502
+    assert _error(answer)["code"] in {"upstream_broken", "upstream_wrong_answer"}
     await router.assert_idle()
 
 
@@ -269,7 +348,7 @@ async def test_a_worker_that_dies_during_a_stream_of_many_fails_only_its_own(har
     first.script = [harness.answers.events_then(harness.token_event(0), event=end)]
     second.script = [harness.answers.events_then(harness.token_event(0), event=never)]
     router = await harness.router(first, second, config={"policy": "round-robin"})
-    await router.until(lambda: all(w.health_problem is None for w in router.server.fleet))
+    await router.until(lambda: all(w.health_problem is None for w in router.server.core.pool))
     streams = [await router.stream() for _ in range(2)]
     for stream in streams:
         await anext(stream)
@@ -278,7 +357,7 @@ async def test_a_worker_that_dies_during_a_stream_of_many_fails_only_its_own(har
     end.set()
     rests = sorted([await stream.read(limit_bytes=10_000) for stream in streams], key=len)
 
-    assert rests[0] == b""
+    assert rests[0] == harness.done
     assert b"upstream_broken" in rests[1]
     await router.assert_idle()
 
@@ -294,3 +373,20 @@ async def test_the_router_closes_a_client_that_it_failed(harness):
     await stream.read(limit_bytes=10_000)
 
     await router.until(lambda: router.client.connections == 0)
+
+
+DEEP = b'{"model":"llama","prompt":"x","vllm_xargs":' + b'{"a":' * 300 + b"1" + b"}" * 301
+
+
+@pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
+async def test_a_request_that_cannot_be_passed_on_takes_no_worker_away(harness, policy):
+    """JSON that can be read and not written is a 400, and the prefill worker has room for the next request."""
+    prefill, decode = await harness.pair()
+    config = {"policy": policy, "prefillQueue": {"workerTokens": 1, "maxWaitSeconds": 1}}
+    router = await harness.router(prefill, decode, config=config)
+
+    refused = await router.post(raw=DEEP)
+
+    assert (refused.status, _error(refused)["code"]) == (400, "body_too_deep")
+    await router.assert_idle()
+    assert (await router.post()).status == 200

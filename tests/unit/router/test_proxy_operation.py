@@ -7,11 +7,12 @@ import os
 import orjson
 import pytest
 
+from penstock_api import Role
 from penstock_core.errors import ConfigError, PortInUseError, UpstreamError
-from penstock_graph.models import Role
 from penstock_router.access_log import AccessLog
-from penstock_router.discovery.spec import WorkerSpec
-from penstock_router.proxy.auth import read_api_keys
+from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.proxy.auth import API_KEYS, read_keys
+from penstock_router.server import RouterServer
 from penstock_router.settings import RouterSettings
 
 _MTIMES = iter(range(1_000, 10_000))
@@ -50,7 +51,7 @@ async def test_workers_come_and_go_with_the_statefile(harness, tmp_path):
     assert (await router.post()).status == 200
 
     _statefile(path, [first, second], **{first.name: "draining"})
-    await router.until(lambda: router.server.fleet.get(second.name) is not None)
+    await router.until(lambda: router.server.core.pool.get(second.name) is not None)
     assert (await router.post()).status == 200
     shown = await router.workers()
 
@@ -60,7 +61,7 @@ async def test_workers_come_and_go_with_the_statefile(harness, tmp_path):
     await asyncio.sleep(0.15)
     assert (await router.post()).status == 200
     _statefile(path, [second])
-    await router.until(lambda: router.server.fleet.get(first.name) is None)
+    await router.until(lambda: router.server.core.pool.get(first.name) is None)
 
 
 async def test_requests_wait_for_a_worker_that_is_being_restarted(harness, tmp_path):
@@ -68,7 +69,7 @@ async def test_requests_wait_for_a_worker_that_is_being_restarted(harness, tmp_p
     path = tmp_path / "llama.json"
     router, pair = await _starting(harness, path, "prefill")
     request = asyncio.create_task(router.post())
-    await router.until(lambda: len(router.server.gate.queue) == 1)
+    await router.until(lambda: len(router.server.core.entry_queue) == 1)
     assert (await router.get("/ready")).status == 503
 
     _statefile(path, pair)
@@ -83,7 +84,7 @@ async def test_a_prefill_waits_until_somebody_can_decode(harness, tmp_path):
     path = tmp_path / "llama.json"
     router, pair = await _starting(harness, path, "decode")
     request = asyncio.create_task(router.post())
-    await router.until(lambda: len(router.server.gate.queue) == 1)
+    await router.until(lambda: len(router.server.core.entry_queue) == 1)
     assert pair[0].seen == []
 
     _statefile(path, pair)
@@ -97,7 +98,7 @@ async def test_a_drain_lets_streams_finish_and_takes_nothing_new(harness):
     end = asyncio.Event()
     first.script = [harness.answers.events_then(harness.token_event(0), event=end)]
     router = await harness.router(first, second, config={"policy": "round-robin"})
-    await router.until(lambda: all(w.health_problem is None for w in router.server.fleet))
+    await router.until(lambda: all(w.health_problem is None for w in router.server.core.pool))
     stream = await router.stream()
     await anext(stream)
 
@@ -107,7 +108,7 @@ async def test_a_drain_lets_streams_finish_and_takes_nothing_new(harness):
     assert [(await router.post()).status for _ in range(3)] == [200] * 3
     assert (len(first.seen), len(second.seen)) == (1, 3)
     end.set()
-    assert await stream.read(limit_bytes=1000) == b""
+    assert await stream.read(limit_bytes=1000) == harness.done
     assert (await router.workers())[first.name]["inflight_requests"] == 0
     await harness.client.request("POST", f"{router.url}/workers/{first.name}/undrain")
     for _ in range(2):
@@ -120,15 +121,26 @@ async def test_an_unhealthy_worker_is_left_alone_until_it_is_well(harness):
     worker = await harness.worker("aggregated")
     router = await harness.router(worker, config={"health": {"intervalSeconds": 0.01, "unhealthyAfter": 2}})
     worker.health_status = 503
-    await router.until(lambda: bool(router.server.gate.problems()))
+    await router.until(lambda: bool(router.server.admission.problems()))
 
     shown = (await router.workers())[worker.name]
     assert (shown["state"], shown["reason"]) == ("unhealthy", "health check answered 503")
     assert (await router.post()).status == 503
     assert await router.metric("penstock_router_worker_ready", worker=worker.name, role="aggregated") == 0
     worker.health_status = 200
-    await router.until(lambda: not router.server.gate.problems())
+    await router.until(lambda: not router.server.admission.problems())
     assert (await router.post()).status == 200
+
+
+async def test_a_role_without_any_worker_has_a_zero(harness):
+    """Its alert reads a series; one that vanishes with the last worker alarms no one."""
+    prefill, decode = await harness.worker("prefill"), await harness.worker("decode")
+    router = await harness.router(prefill, decode)
+    router.server.admission.set_workers(
+        [each.spec for each in router.server.core.pool if each.spec.role is Role.PREFILL]
+    )
+    assert await router.metric("penstock_router_ready_workers", role="prefill") == 1
+    assert await router.metric("penstock_router_ready_workers", role="decode") == 0
 
 
 @pytest.mark.parametrize(
@@ -138,7 +150,7 @@ async def test_worker_metrics_are_scraped_and_exported(harness, page_value, show
     """A fraction is shown; what is none is unknown; an unreadable page keeps the last reading."""
     worker = await harness.worker("aggregated")
     router = await harness.router(worker, config={"health": {"intervalSeconds": 0.01}})
-    scraped = router.server.fleet.get(worker.name)
+    scraped = router.server.core.pool.get(worker.name)
     await router.until(lambda: scraped.kv_usage_fraction == 0.25)
     worker.kv_usage = page_value
     before_s = scraped.metrics_at_s
@@ -170,7 +182,7 @@ async def test_shutdown_lets_streams_finish(harness):
     assert not closing.done()
     end.set()
 
-    assert await stream.read(limit_bytes=100) == b""
+    assert await stream.read(limit_bytes=100) == harness.done
     await asyncio.wait_for(closing, 2)
 
 
@@ -195,6 +207,32 @@ async def test_a_taken_port_is_told(harness):
     worker = await harness.worker("aggregated")
     with pytest.raises(PortInUseError, match=str(worker.server.port)):
         await harness.router(worker, port=worker.server.port)
+
+
+class _StuckDiscovery:
+    """Finds no worker, and never ends."""
+
+    problem = None
+
+    def poll(self):
+        """Nothing has changed."""
+
+    async def start(self):
+        """Begin nothing."""
+
+    async def close(self):
+        """Wait for ever."""
+        await asyncio.Event().wait()
+
+
+async def test_a_failed_start_is_told_though_background_work_does_not_end(harness, monkeypatch):
+    """A router that cannot bind ends within bounds, as one does that is stopped."""
+    monkeypatch.setattr("penstock_router.server.STOP_REAL_S", 0.05)
+    worker = await harness.worker("aggregated")
+    server = RouterServer(_settings(port=worker.server.port))
+    server._discovery = _StuckDiscovery()
+    with pytest.raises(PortInUseError, match=str(worker.server.port)):
+        await asyncio.wait_for(server.start(), 5)
 
 
 def _settings(**changes):
@@ -226,8 +264,8 @@ def test_keys_come_from_file_and_environment(tmp_path):
     path = tmp_path / "keys"
     path.write_text("# ours\nalpha\n\n  beta \n")
 
-    assert read_api_keys(path, "gamma, delta,") == {b"alpha", b"beta", b"gamma", b"delta"}
-    assert read_api_keys(None, None) == frozenset()
+    assert read_keys(API_KEYS, path, "gamma, delta,") == {b"alpha", b"beta", b"gamma", b"delta"}
+    assert read_keys(API_KEYS, None, None) == frozenset()
 
 
 def test_keys_come_from_a_mounted_secret(tmp_path):
@@ -237,13 +275,13 @@ def test_keys_come_from_a_mounted_secret(tmp_path):
     (tmp_path / "..data").symlink_to("..2026_01_01")
     (tmp_path / "team-a").symlink_to("..data/team-a")
     (tmp_path / "team-b").write_text("beta\n# old\ngamma\n")
-    assert read_api_keys(tmp_path, None) == {b"alpha", b"beta", b"gamma"}
+    assert read_keys(API_KEYS, tmp_path, None) == {b"alpha", b"beta", b"gamma"}
 
 
 def test_an_empty_folder_of_keys_is_refused(tmp_path):
     """A Secret without keys lets nobody in; that is said at the start."""
     with pytest.raises(ConfigError, match="holds no key"):
-        read_api_keys(tmp_path, None)
+        read_keys(API_KEYS, tmp_path, None)
 
 
 @pytest.mark.parametrize("content", [None, "", "# nothing\n", "\n \n"])
@@ -254,7 +292,7 @@ def test_a_keys_file_without_keys_is_refused(tmp_path, content):
         path.write_text(content)
 
     with pytest.raises(ConfigError, match="--api-keys-file"):
-        read_api_keys(path, "alpha")
+        read_keys(API_KEYS, path, "alpha")
 
 
 def test_a_full_disk_loses_lines_and_nothing_else():
@@ -289,7 +327,7 @@ def test_an_access_log_that_cannot_be_opened_is_refused(tmp_path):
 
 
 async def test_a_decode_pool_that_leaves_during_the_prefill_is_waited_for(harness, tmp_path):
-    """The prefill is redone once somebody can decode; its first blocks may be gone by then."""
+    """The request waits with its prefill done, which is not computed twice if its lease still holds."""
     path = tmp_path / "llama.json"
     prefill, decode = await harness.pair()
     finish = asyncio.Event()
@@ -304,23 +342,26 @@ async def test_a_decode_pool_that_leaves_during_the_prefill_is_waited_for(harnes
     request = asyncio.create_task(router.post())
     await router.until(lambda: len(prefill.seen) == 1)
     _statefile(path, [prefill, decode], **{decode.name: "starting"})
-    await router.until(lambda: not router.server.fleet.routable(Role.DECODE, 0))
+    await router.until(lambda: not router.server.core.pool.routable(Role.DECODE, 0))
     finish.set()
-    await router.until(lambda: len(router.server.gate.queue) == 1)
+    await router.until(lambda: len(router.server.core.queues[Role.DECODE]) == 1)
 
     _statefile(path, [prefill, decode])
 
     assert (await request).status == 200
-    assert (len(prefill.seen), len(decode.seen)) == (2, 1)
-    assert await router.metric("penstock_router_retries_total", reason="no_worker") == 1
+    assert (len(prefill.seen), len(decode.seen)) == (1, 1)
     await router.assert_idle()
 
 
-async def test_several_prompts_without_a_decode_worker_are_refused(harness, tmp_path):
-    """They wait for no prefill, so there is no queue to hold them."""
-    router, _ = await _starting(harness, tmp_path / "llama.json", "decode")
+async def test_several_prompts_wait_for_a_decode_worker_too(harness, tmp_path):
+    """They skip the prefill, and are held until a decode worker is there."""
+    path = tmp_path / "llama.json"
+    router, pair = await _starting(harness, path, "decode")
+    request = asyncio.create_task(router.post(prompt=["a", "b"]))
+    await router.until(lambda: len(router.server.core.queues[Role.DECODE]) == 1)
+    assert await router.metric("penstock_router_decode_queue_requests", model_name="llama") == 1
 
-    answer = await router.post(prompt=["a", "b"])
+    _statefile(path, pair)
 
-    assert (answer.status, orjson.loads(answer.body)["error"]["code"]) == (503, "no_worker")
-    assert int(answer.headers[b"retry-after"]) >= 1
+    assert (await request).status == 200
+    await router.assert_idle()

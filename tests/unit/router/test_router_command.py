@@ -3,9 +3,10 @@
 import pytest
 from click.testing import CliRunner
 
+from penstock_api import RouterPolicy
 from penstock_cli import router as command
 from penstock_core.errors import ConfigError, InvalidSpecError
-from penstock_graph.models import RouterPolicy
+from penstock_router.proxy.auth import API_KEYS
 from penstock_router.settings import GraphPlace
 
 MANIFEST = """
@@ -73,7 +74,7 @@ def test_flags_go_before_the_manifest(settings_of, tmp_path):
     settings = settings_of(
         *("--graph", manifest, "--discovery", "s.json", "--policy", "least-loaded"),
         *("--model", "other", "--api-keys-file", keys),
-        environment={command.KEYS_VARIABLE: "gamma"},
+        environment={API_KEYS.variable: "gamma"},
     )
 
     assert (settings.model, settings.config.policy) == ("other", RouterPolicy.LEAST_LOADED)
@@ -91,6 +92,40 @@ def test_a_fixed_fleet_needs_no_manifest(settings_of, roles, disaggregated):
 
     assert settings.disaggregated is disaggregated
     assert len(settings.workers) == 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        *(
+            (name, value)
+            for name in ("PENSTOCK_API_KEYS", "PENSTOCK_ADMIN_KEYS")
+            for value in ("", " ", " , ")
+        ),
+        *(
+            (name, value)
+            for name in ("PENSTOCK_API_KEYS_FILE", "PENSTOCK_ADMIN_KEYS_FILE")
+            for value in ("", " ")
+        ),
+    ],
+)
+def test_blank_keys_open_no_door(settings_of, variable, value):
+    """Set without a key, a variable is a mistake: the router does not start, and says what to do."""
+    with pytest.raises(ConfigError, match=f"{variable}: set, but .* unset it"):
+        settings_of("--model", "m", "--discovery", "s.json", environment={variable: value})
+
+
+def test_admin_keys_are_keys_of_their_own(settings_of, tmp_path):
+    """From file and environment, and none of them a client's."""
+    keys = tmp_path / "admin"
+    keys.write_text("root\n")
+    flags = ("--model", "m", "--discovery", "s.json", "--admin-keys-file", keys)
+
+    settings = settings_of(*flags, environment={"PENSTOCK_ADMIN_KEYS": "other", "PENSTOCK_API_KEYS": "x"})
+    assert (settings.admin_keys, settings.api_keys) == ({b"root", b"other"}, {b"x"})
+    assert "root" not in str(settings.shown())
+    with pytest.raises(ConfigError, match="a client's API key is an admin key as well"):
+        settings_of(*flags, environment={"PENSTOCK_API_KEYS": "root"})
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.errors import StreamBroken
-from penstock_graph.models import BreakerConfig, Role
-from penstock_router.discovery.spec import WorkerSpec
-from penstock_router.fleet import Fleet, InFlight
+from penstock_api import BreakerConfig, Role
+from penstock_core.errors import StreamBroken, WrongAnswer
+from penstock_router.core.assignment import Assignment
+from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.metrics import RouterMetrics
-from penstock_router.proxy.stream_meter import Correction, StreamMeter
+from penstock_router.proxy.stream_meter import Correction, RelayMeter
 
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
 DONE = b"data: [DONE]\n\n"
@@ -28,12 +29,14 @@ def _usage(cached=100):
 
 
 def _meter(correction=None):
-    fleet = Fleet(BreakerConfig())
+    fleet = WorkerPool(BreakerConfig())
     fleet.apply([WorkerSpec("w", Role.DECODE, "http://127.0.0.1:9")])
     metrics = RouterMetrics()
-    inflight = InFlight(fleet.get("w"), 100, now_s=0)
-    meter = StreamMeter(metrics, inflight, arrived_real_s=0, speed=1, correction=correction)
-    return meter, metrics, inflight
+    assignment = Assignment(None, fleet.get("w"), 100, now_s=0)
+    meter = RelayMeter(
+        metrics, assignment, on_first_token=lambda: None, arrived_real_s=0, speed=1, correction=correction
+    )
+    return meter, metrics, assignment
 
 
 def _total(histogram):
@@ -42,12 +45,12 @@ def _total(histogram):
 
 def test_the_first_token_is_ttft_and_the_others_are_gaps():
     """Three tokens in three reads: one TTFT, two gaps, three tokens in flight."""
-    meter, metrics, inflight = _meter()
+    meter, metrics, assignment = _meter()
     for data in (_token(), _token(), _token(), _usage(), DONE):
         assert meter.observe(data) is data
 
     assert (_total(metrics.ttft), _total(metrics.itl), meter.tokens) == (1, 2, 3)
-    assert inflight.tokens == 103
+    assert assignment.tokens == 103
     assert meter.usage["completion_tokens"] == 3
 
 
@@ -144,7 +147,7 @@ def test_pieces_of_any_size_give_the_same_bytes_and_counts(sizes, correct):
     body = b"".join(STREAM)
     whole_meter, _, _ = _meter(correction)
     expected = whole_meter.observe(body)
-    meter, metrics, inflight = _meter(correction)
+    meter, metrics, assignment = _meter(correction)
     sent = b""
     for size in sizes:
         sent += meter.observe(body[:size]) if body else b""
@@ -152,7 +155,7 @@ def test_pieces_of_any_size_give_the_same_bytes_and_counts(sizes, correct):
     sent += meter.observe(body) if body else b""
 
     assert sent + meter.rest() == expected
-    assert (meter.tokens, inflight.tokens) == (3, 103)
+    assert (meter.tokens, assignment.tokens) == (3, 103)
     assert meter.usage == whole_meter.usage
     assert _total(metrics.ttft) == 1
     assert _total(metrics.itl) <= 2
@@ -168,6 +171,38 @@ def test_bytes_of_an_unfinished_event_are_not_lost():
     assert plain.rest() == b""
     assert correcting.observe(b"data: {") == b""
     assert correcting.rest() == b"data: {"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "done", "complete"),
+    [
+        ([_token(), DONE], True, True),
+        ([_token() + DONE], True, True),
+        ([_token(), b"data: [DO", b"NE]\n\n"], True, True),
+        ([_token(), b"data: [DONE]"], False, True),
+        ([_token(), b"data: [DONE]\n"], False, True),
+        ([_token()], False, False),
+        ([_token(text="[DONE]")], False, False),
+        ([_token(), b"data: [DO"], False, False),
+    ],
+)
+@pytest.mark.parametrize("correct", [False, True])
+def test_only_done_completes_a_stream(pieces, done, complete, correct):
+    """However it is cut, and without the blank line behind it; text that says so does not."""
+    meter, _, _ = _meter(Correction(16) if correct else None)
+    for piece in pieces:
+        meter.observe(piece)
+
+    assert (meter.is_done, meter.is_complete) == (done, complete)
+
+
+def test_usage_that_cannot_be_written_again_is_a_wrong_answer():
+    """JSON nested deeper than the encoder goes must not end the relay in an exception of its own."""
+    meter, _, _ = _meter(Correction(16))
+    deep = b'{"a":' * 300 + b"1" + b"}" * 300
+
+    with pytest.raises(WrongAnswer):
+        meter.observe(b'data: {"choices":[],"usage":{"prompt_tokens":1},"deep":' + deep + b"}\n\n")
 
 
 def test_an_endless_event_breaks_the_stream():

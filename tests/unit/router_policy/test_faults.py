@@ -2,52 +2,53 @@
 
 import pytest
 
-from penstock_graph.models import QueueOrder
+from penstock_api import QueueOrder
+from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
 from penstock_router.policy.dualmap import DualMapSettings
 from penstock_router.policy.keys import prompt_keys
-from penstock_router.policy.placement import Placement, PlacementSettings
-from penstock_router.policy.placer import Arrival
-from penstock_router.policy.registry import PLACERS
+from penstock_router.policy.load import WorkerLoad
+from penstock_router.policy.registry import POLICIES
+from penstock_router.policy.routing_policy import Arrival
 from penstock_router.policy.sticky import StickySessions
 
 NAMES = ["a", "b", "c"]
 
 
-@pytest.fixture(params=sorted(PLACERS))
+@pytest.fixture(params=sorted(POLICIES))
 def queues(request):
-    """Return queues under each policy, with sessions, no instance yet."""
-    placer = StickySessions(PLACERS[request.param](DualMapSettings(slo_s=1.0)))
-    return Placement(placer, PlacementSettings(slot_tokens=1000, slo_s=1.0, order=QueueOrder.IN_TIME_FIRST))
+    """Return queues under each policy, with sessions, no worker yet."""
+    placer = StickySessions(POLICIES[request.param](DualMapSettings(slo_s=1.0)))
+    return DispatchQueue(placer, QueueSettings(slot_tokens=1000, slo_s=1.0, order=QueueOrder.IN_TIME_FIRST))
 
 
 def drain(queues, now_s):
     """Serve all that waits, in a fleet of three, and return the number served."""
-    queues.set_instances(NAMES, now_s)
+    queues.set_workers(map(WorkerLoad, NAMES), now_s)
     served = 0
-    while taken := queues.take(now_s):
+    while taken := list(queues.dispatch(now_s)):
         for handed in taken:
-            queues.computed(handed.item, now_s)
-            queues.left(handed.item, now_s)
+            queues.prefilled(handed.item, now_s)
+            queues.release(handed.item, now_s)
             served += 1
     return served
 
 
 def assert_idle(queues):
     """Nothing waits, runs or is decoded anywhere."""
-    assert (queues.waiting, queues.waiting_tokens, queues.oldest_s(1e9)) == (0, 0, 0.0)
-    assert not queues._placed
+    assert (queues.waiting, queues.tokens, queues.oldest_s(1e9)) == (0, 0, 0.0)
+    assert not queues._assigned
     assert not queues._decoding
-    assert {(each.pending_tokens, each.decoding_tokens) for each in queues._instances.values()} == {(0, 0)}
+    assert {(each.pending_tokens, each.decoding_tokens) for each in queues._workers.values()} == {(0, 0)}
 
 
 def test_without_any_instance_requests_wait_and_are_served_by_the_first(queues):
     """None, then all unhealthy again, then back."""
     for item in range(20):
         queues.submit(item, Arrival((1, item), 600, session=f"s{item % 3}"), 0.0)
-    assert queues.take(0.0) == []
-    queues.set_instances(["a"], 1.0)
-    queues.set_instances([], 2.0, resting=["a"])
-    assert queues.take(2.0) == []
+    assert list(queues.dispatch(0.0)) == []
+    queues.set_workers(map(WorkerLoad, ["a"]), 1.0)
+    queues.set_workers(map(WorkerLoad, []), 2.0, quarantined=["a"])
+    assert list(queues.dispatch(2.0)) == []
 
     assert drain(queues, 3.0) == 20
     assert_idle(queues)
@@ -55,13 +56,13 @@ def test_without_any_instance_requests_wait_and_are_served_by_the_first(queues):
 
 def test_one_instance_serves_everything(queues):
     """Policies that want two candidates do with one."""
-    queues.set_instances(["a"], 0.0)
+    queues.set_workers(map(WorkerLoad, ["a"]), 0.0)
     for item in range(10):
         queues.submit(item, Arrival((item,), 500), 0.0)
-        (handed,) = queues.take(float(item))
-        assert handed.instance == "a"
-        queues.computed(item, item + 0.5)
-        queues.left(item, item + 0.5)
+        (handed,) = list(queues.dispatch(float(item)))
+        assert handed.worker == "a"
+        queues.prefilled(item, item + 0.5)
+        queues.release(item, item + 0.5)
     assert_idle(queues)
 
 
@@ -71,19 +72,19 @@ def test_instances_that_flap_each_second_lose_nothing(queues):
     for second in range(120):
         now_s = float(second)
         away = NAMES[second % 3]
-        queues.set_instances([name for name in NAMES if name != away], now_s, resting=[away])
+        queues.set_workers(
+            map(WorkerLoad, [name for name in NAMES if name != away]), now_s, quarantined=[away]
+        )
         for _ in range(5):
             queues.submit(count, Arrival((count % 7, count), 700, session=f"s{count % 5}"), now_s)
             count += 1
-        for handed in queues.take(now_s):
+        for handed in list(queues.dispatch(now_s)):
             if handed.item % 4 == 0 and handed.item >= 0:
-                queues.left(handed.item, now_s)
-                queues.submit(
-                    handed.item, Arrival((1,), 700, frozenset({handed.instance})), now_s, again=True
-                )
+                queues.release(handed.item, now_s)
+                queues.submit(handed.item, Arrival((1,), 700, frozenset({handed.worker})), now_s, again=True)
             else:
-                queues.computed(handed.item, now_s + 0.5)
-                queues.left(handed.item, now_s + 0.5)
+                queues.prefilled(handed.item, now_s + 0.5)
+                queues.release(handed.item, now_s + 0.5)
                 served += 1
 
     assert served + drain(queues, 200.0) == count
@@ -93,26 +94,26 @@ def test_instances_that_flap_each_second_lose_nothing(queues):
 @pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
 def test_a_clock_that_steps_breaks_nothing(queues, step_s):
     """An hour back or forth between arrival, start and end: estimates stay finite, everybody is served."""
-    queues.set_instances(NAMES, 10_000.0)
+    queues.set_workers(map(WorkerLoad, NAMES), 10_000.0)
     now_s = 10_000.0
     for item in range(30):
         queues.submit(item, Arrival((item % 3, item), 800), now_s)
         now_s += step_s if item % 10 == 5 else 0.1
-        for handed in queues.take(now_s):
+        for handed in list(queues.dispatch(now_s)):
             now_s += step_s if item % 10 == 9 else 0.1
-            queues.computed(handed.item, now_s)
-            queues.left(handed.item, now_s)
+            queues.prefilled(handed.item, now_s)
+            queues.release(handed.item, now_s)
         queues.rebalance(now_s)
     drain(queues, now_s)
 
     assert_idle(queues)
-    assert all(0.0 < each.slowness < float("inf") for each in queues._instances.values())
+    assert all(0.0 < each.relative_slowdown < float("inf") for each in queues._workers.values())
 
 
 def test_prompts_of_no_and_of_a_million_tokens_are_served(queues):
     """Neither an empty chain nor one of half a thousand keys is special."""
     huge = prompt_keys(bytes(4_000_000))
-    queues.set_instances(NAMES, 0.0)
+    queues.set_workers(map(WorkerLoad, NAMES), 0.0)
     queues.submit("empty", Arrival((), 0), 0.0)
     queues.submit("huge", Arrival(huge, 1_000_000), 0.0)
     queues.submit("again", Arrival(huge, 1_000_000), 0.0)

@@ -14,7 +14,7 @@ from penstock_router.policy.prefix_index import PrefixIndex
 def test_a_prefix_that_everybody_shares_makes_keys_longer():
     """A system prompt before all requests is hot, so the second block tells them apart."""
     tree = HotnessTree(window=100)
-    keys = [tree.key((1, 100 + i, 5), instances=8) for i in range(60)]
+    keys = [tree.key((1, 100 + i, 5), workers=8) for i in range(60)]
 
     assert keys[-1] == 159
 
@@ -22,7 +22,7 @@ def test_a_prefix_that_everybody_shares_makes_keys_longer():
 def test_traffic_spread_evenly_keeps_keys_short():
     """No prefix above 2/n: one block is the key."""
     tree = HotnessTree(window=100)
-    keys = [tree.key((i % 20, 7, 8), instances=4) for i in range(200)]
+    keys = [tree.key((i % 20, 7, 8), workers=4) for i in range(200)]
 
     assert all(key == i % 20 for i, key in list(enumerate(keys))[100:])
 
@@ -31,36 +31,36 @@ def test_a_hot_prefix_stays_hot_until_below_one_nth():
     """Hysteresis: between 1/n and 2/n the key keeps the length it had."""
     tree = HotnessTree(window=100)
     for _ in range(100):
-        tree.key((1, 2), instances=8)
+        tree.key((1, 2), workers=8)
     for i in range(85):
-        tree.key((1000 + i,), instances=8)
+        tree.key((1000 + i,), workers=8)
 
-    still_long = tree.key((1, 2), instances=8)
+    still_long = tree.key((1, 2), workers=8)
     for i in range(100):
-        tree.key((2000 + i,), instances=8)
-    short_again = tree.key((1, 2), instances=8)
+        tree.key((2000 + i,), workers=8)
+    short_again = tree.key((1, 2), workers=8)
 
     assert still_long == 2
     assert short_again == 1
 
 
 def test_two_instances_never_make_a_prefix_hot():
-    """2/n is 1 then: every pair holds all instances anyway."""
+    """2/n is 1 then: every pair holds all workers anyway."""
     tree = HotnessTree(window=50)
 
-    assert all(tree.key((1, 2, 3), instances=2) == 1 for _ in range(100))
+    assert all(tree.key((1, 2, 3), workers=2) == 1 for _ in range(100))
 
 
 def test_an_empty_prompt_has_a_key_and_leaves_no_trace():
     """It goes somewhere, always the same."""
-    assert HotnessTree().key((), instances=8) == 0
+    assert HotnessTree().key((), workers=8) == 0
 
 
 def test_a_long_shared_prompt_is_told_apart_as_soon_as_it_is_hot():
     """Twelve shared blocks: the window is counted deeper at once, instead of one block per 2/n of new traffic."""
     tree = HotnessTree(window=200)
     shared = tuple(range(1, 13))
-    keys = [tree.key((*shared, 100 + i), instances=8) for i in range(60)]
+    keys = [tree.key((*shared, 100 + i), workers=8) for i in range(60)]
 
     first_deep = next(i for i, key in enumerate(keys) if key >= 100)
     assert first_deep < 20
@@ -68,31 +68,31 @@ def test_a_long_shared_prompt_is_told_apart_as_soon_as_it_is_hot():
 
 
 def test_a_large_fleet_does_not_make_every_prompt_hot():
-    """At 1,024 instances 2/n of 200 requests would be less than one; the window grows with n."""
+    """At 1,024 workers 2/n of 200 requests would be less than one; the window grows with n."""
     tree = HotnessTree(window=200)
 
-    assert all(tree.key((i, 1_000_000 + i), instances=1024) == i for i in range(3000))
+    assert all(tree.key((i, 1_000_000 + i), workers=1024) == i for i in range(3000))
 
 
 def test_hotness_follows_the_number_of_instances():
-    """A fifth of all traffic is cold among four instances, hot among sixteen, and cold again."""
+    """A fifth of all traffic is cold among four workers, hot among sixteen, and cold again."""
     tree = HotnessTree(window=200)
 
-    def share(instances):
-        keys = [tree.key((i % 5, 50 + i % 5), instances=instances) for i in range(400)]
+    def share(workers):
+        keys = [tree.key((i % 5, 50 + i % 5), workers=workers) for i in range(400)]
         return keys[-1] >= 50
 
     assert [share(4), share(16), share(4)] == [False, True, False]
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), max_size=300), st.integers(1, 16))
-def test_the_tree_is_bounded_by_its_window(chains, instances):
+def test_the_tree_is_bounded_by_its_window(chains, workers):
     """However prompts look, no more nodes than blocks of the requests in the window."""
     tree = HotnessTree(window=20)
     for chain in chains:
-        tree.key(tuple(chain), instances=instances)
+        tree.key(tuple(chain), workers=workers)
 
-    assert len(tree) <= max(20, 16 * instances) * 6
+    assert len(tree) <= max(20, 16 * workers) * 6
 
 
 def test_what_was_used_is_held_from_the_front():
@@ -119,7 +119,7 @@ def test_the_least_recently_used_go_first():
 
 
 def test_limit_cuts_one_prompt_and_leaves_the_others():
-    """What an instance turns out not to hold is forgotten, from there to the prompt's end."""
+    """What a worker turns out not to hold is forgotten, from there to the prompt's end."""
     index = PrefixIndex(capacity=100)
     index.use(Prefix((1, 2, 3, 4)))
     index.use(Prefix((1, 2, 8, 9)))

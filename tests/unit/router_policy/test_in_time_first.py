@@ -2,21 +2,22 @@
 
 import pytest
 
-from penstock_graph.models import QueueOrder
-from penstock_router.policy.placement import Placement, PlacementSettings
-from penstock_router.policy.placer import Arrival
-from penstock_router.policy.rivals import LeastPending
+from penstock_api import QueueOrder
+from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
+from penstock_router.policy.baselines import LeastPending
+from penstock_router.policy.load import WorkerLoad
+from penstock_router.policy.routing_policy import Arrival
 
 PACE = 1000.0
 
 
 def queue_of(order=QueueOrder.IN_TIME_FIRST, **settings):
-    """Return one instance that computes a prompt at a time, 1,000 tokens/s, for an SLO of 5 s."""
-    queues = Placement(
+    """Return one worker that computes a prompt at a time, 1,000 tokens/s, for an SLO of 5 s."""
+    queues = DispatchQueue(
         LeastPending(),
-        PlacementSettings(slot_requests=1, slo_s=5.0, tokens_per_s=PACE, order=order, **settings),
+        QueueSettings(slot_requests=1, slo_s=5.0, tokens_per_s=PACE, order=order, **settings),
     )
-    queues.set_instances(["a"], 0.0)
+    queues.set_workers(map(WorkerLoad, ["a"]), 0.0)
     return queues
 
 
@@ -27,7 +28,7 @@ def submit(queues, item, tokens, now_s):
 
 def next_of(queues, now_s):
     """Return who is handed over now."""
-    (handed,) = queues.take(now_s)
+    (handed,) = list(queues.dispatch(now_s))
     return handed.item
 
 
@@ -39,12 +40,12 @@ def test_who_can_be_in_time_goes_first(order, expected):
     """At 4 s a prompt of 2 s is late for 5 s; one that came after it and takes 1 s is not."""
     queues = queue_of(order)
     submit(queues, "runs", 4000, 0.0)
-    queues.take(0.0)
+    list(queues.dispatch(0.0))
     submit(queues, "late", 2000, 0.0)
     submit(queues, "early", 1000, 1.0)
-    queues.computed("runs", 4.0)
+    queues.prefilled("runs", 4.0)
     first = next_of(queues, 4.0)
-    queues.computed(first, 5.0)
+    queues.prefilled(first, 5.0)
 
     assert [first, next_of(queues, 5.0)] == expected
 
@@ -57,7 +58,7 @@ def test_all_in_time_keep_the_order_of_arrival():
     served = []
     for step in range(3):
         served.append(next_of(queues, 0.0))
-        queues.computed(served[-1], 0.001 * step)
+        queues.prefilled(served[-1], 0.001 * step)
 
     assert served == ["long", "short", "middle"]
 
@@ -69,9 +70,9 @@ def test_the_late_are_served_when_nobody_else_waits():
     submit(queues, "second", 100, 0.0)
 
     assert next_of(queues, 60.0) == "first"
-    queues.computed("first", 60.1)
+    queues.prefilled("first", 60.1)
     assert next_of(queues, 60.1) == "second"
-    queues.computed("second", 60.2)
+    queues.prefilled("second", 60.2)
     assert queues.waiting == 0
 
 
@@ -94,7 +95,7 @@ def test_the_late_get_every_tenth_turn_of_a_busy_instance():
         for twin in range(2):
             submit(queues, f"{step}.{twin}", 50, now_s)
         served.append(next_of(queues, now_s))
-        queues.computed(served[-1], now_s + 0.05)
+        queues.prefilled(served[-1], now_s + 0.05)
 
     assert [served.index("late 0") + 1, served.index("late 1") + 1] == [10, 20]
 
@@ -112,7 +113,7 @@ def test_late_work_does_not_scare_newcomers_away():
 
 
 def test_a_late_request_can_leave_and_expire():
-    """Withdrawn, timed out or placed anew: counters return to zero."""
+    """Withdrawn, timed out or queued again: counters return to zero."""
     queues = queue_of(max_wait_s=30.0)
     for item in ("gone", "expired", "moved"):
         submit(queues, item, 6000, 0.0 if item != "moved" else 20.0)
@@ -120,20 +121,20 @@ def test_a_late_request_can_leave_and_expire():
     assert next_of(queues, 20.0) == "in time"
 
     queues.withdraw("gone")
-    assert queues.expired(31.0) == ["expired"]
-    queues.set_instances(["b"], 31.0)
+    assert [each.item for each in queues.take_expired(31.0)] == ["expired"]
+    queues.set_workers(map(WorkerLoad, ["b"]), 31.0)
     assert next_of(queues, 31.0) == "moved"
 
-    assert queues.waiting == queues.waiting_tokens == 0
+    assert queues.waiting == queues.tokens == 0
     assert queues.queued_tokens("b") == 0
 
 
 def test_without_a_pace_nobody_is_late():
     """Nothing was measured yet: order of arrival."""
-    queues = Placement(
-        LeastPending(), PlacementSettings(slot_requests=1, slo_s=5.0, order=QueueOrder.IN_TIME_FIRST)
+    queues = DispatchQueue(
+        LeastPending(), QueueSettings(slot_requests=1, slo_s=5.0, order=QueueOrder.IN_TIME_FIRST)
     )
-    queues.set_instances(["a"], 0.0)
+    queues.set_workers(map(WorkerLoad, ["a"]), 0.0)
     submit(queues, "old", 1_000_000, 0.0)
     submit(queues, "new", 1, 50.0)
 

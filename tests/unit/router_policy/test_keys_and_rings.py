@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from penstock_router.policy.keys import (
     BLOCK_BYTES,
-    HEAD_PARTS,
     MAX_BLOCKS,
+    SUB_BLOCK_KEYS,
     prompt_keys,
     render_chat,
     space_seed,
     token_keys,
 )
+from penstock_router.policy.load import WorkerLoad
 from penstock_router.policy.rings import VIRTUAL_NODES, DualRing, HashRing
 
 NAMES = [f"w{i}" for i in range(8)]
@@ -25,8 +26,8 @@ def test_a_longer_prompt_keeps_the_keys_of_its_whole_blocks(start, more, block_b
     """What a conversation adds changes no key before it."""
     whole = len(start) // block_bytes
 
-    shorter = prompt_keys(start, block_bytes=block_bytes, head_parts=1)
-    longer = prompt_keys(start + more, block_bytes=block_bytes, head_parts=1)
+    shorter = prompt_keys(start, block_bytes=block_bytes, sub_block_keys=1)
+    longer = prompt_keys(start + more, block_bytes=block_bytes, sub_block_keys=1)
 
     assert shorter[:whole] == longer[:whole]
 
@@ -37,8 +38,8 @@ def test_a_changed_byte_changes_every_key_from_its_block_on(prompt, position):
     position %= len(prompt)
     changed = prompt[:position] + bytes([prompt[position] ^ 1]) + prompt[position + 1 :]
 
-    before = prompt_keys(prompt, block_bytes=16, head_parts=1)
-    after = prompt_keys(changed, block_bytes=16, head_parts=1)
+    before = prompt_keys(prompt, block_bytes=16, sub_block_keys=1)
+    after = prompt_keys(changed, block_bytes=16, sub_block_keys=1)
 
     block = position // 16
     assert before[:block] == after[:block]
@@ -52,35 +53,35 @@ def test_an_empty_prompt_has_no_keys():
 
 def test_a_huge_prompt_is_bounded():
     """A million tokens cost as many keys as the longest useful prefix."""
-    assert len(prompt_keys(bytes(4_000_000))) == MAX_BLOCKS - 1 + HEAD_PARTS
+    assert len(prompt_keys(bytes(4_000_000))) == MAX_BLOCKS - 1 + SUB_BLOCK_KEYS
 
 
 @given(st.integers(0, 3 * BLOCK_BYTES), st.integers(0, BLOCK_BYTES))
 def test_a_growing_chat_keeps_its_parts(length, more):
     """Within the first block every 256 bytes have a key, so that short chats are told from each other."""
     text = bytes(range(256)) * 40
-    part = BLOCK_BYTES // HEAD_PARTS
+    part = BLOCK_BYTES // SUB_BLOCK_KEYS
     shorter, longer = prompt_keys(text[:length]), prompt_keys(text[: length + more])
-    whole = length // part if length < BLOCK_BYTES else HEAD_PARTS - 1 + length // BLOCK_BYTES
+    whole = length // part if length < BLOCK_BYTES else SUB_BLOCK_KEYS - 1 + length // BLOCK_BYTES
 
     assert shorter[:whole] == longer[:whole]
     assert len(shorter) == (
-        -(-length // part) if length <= BLOCK_BYTES else HEAD_PARTS - 1 - (-length // BLOCK_BYTES)
+        -(-length // part) if length <= BLOCK_BYTES else SUB_BLOCK_KEYS - 1 - (-length // BLOCK_BYTES)
     )
 
 
 def test_keys_that_collide_cost_a_prefill_and_nothing_else():
     """Two prompts with equal keys look alike to the index: a wrong guess, no error, and counters stay right."""
-    from penstock_router.policy.placement import Placement, PlacementSettings
-    from penstock_router.policy.placer import Arrival
+    from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
     from penstock_router.policy.prefix_cost import PrefixCost
+    from penstock_router.policy.routing_policy import Arrival
 
-    queues = Placement(PrefixCost(), PlacementSettings())
-    queues.set_instances(["a", "b"], 0.0)
+    queues = DispatchQueue(PrefixCost(), QueueSettings())
+    queues.set_workers(map(WorkerLoad, ["a", "b"]), 0.0)
     for item in ("one", "other"):
         queues.submit(item, Arrival((7, 7, 7), 1500), 0.0)
-        queues.take(0.0)
-        queues.computed(item, 1.0, cached_tokens=0)
+        list(queues.dispatch(0.0))
+        queues.prefilled(item, 1.0, cached_tokens=0)
 
     assert queues.waiting == 0
     assert queues.pending_tokens("a") == queues.pending_tokens("b") == 0
@@ -93,7 +94,7 @@ def test_token_ids_give_one_key_per_block_of_512():
 
 
 def test_pairs_are_distinct():
-    """Two candidates are two instances, for every key."""
+    """Two candidates are two workers, for every key."""
     ring = DualRing()
     for name in NAMES:
         ring.add(name)
@@ -105,7 +106,7 @@ def test_pairs_are_distinct():
 
 @pytest.mark.parametrize(("names", "expected"), [([], ()), (["only"], ("only",))])
 def test_a_pair_is_as_large_as_the_fleet_allows(names, expected):
-    """No instance, no candidate; one instance, one."""
+    """No worker, no candidate; one worker, one."""
     ring = DualRing()
     for name in names:
         ring.add(name)
@@ -156,7 +157,7 @@ def test_positions_depend_on_who_is_there_and_not_on_history(order, flapping):
 
 
 def test_shares_are_roughly_even():
-    """Virtual nodes keep the fullest instance below twice its fair share."""
+    """Virtual nodes keep the fullest worker below twice its fair share."""
     ring = HashRing(seed=2)
     for name in NAMES:
         ring.add(name)

@@ -14,12 +14,12 @@ UNIT, BLOCK = 4, 16
 def feed(capacity=1000):
     """Return an index and the events that fill it."""
     index = PrefixIndex(capacity)
-    return index, KvEvents(index, unit_tokens=UNIT, block_tokens=BLOCK)
+    return index, KvEvents(index, engine_block_tokens=UNIT, block_tokens=BLOCK)
 
 
 def prefix(tokens):
     """Return the router's keys of the same tokens."""
-    return Prefix(token_keys(tokens, block_tokens=BLOCK, unit_tokens=UNIT))
+    return Prefix(token_keys(tokens, block_tokens=BLOCK, engine_block_tokens=UNIT))
 
 
 def names(start, stop):
@@ -78,7 +78,7 @@ def test_cleared_forgets_everything():
     ],
 )
 def test_numbers_tell_lost_events_and_fresh_starts(numbers, gaps, held):
-    """Any jump forgets, also back to where an engine's second life was first heard of; then it is followed."""
+    """Any jump forgets, also back to where an engine's second life was first set_peer_tokens of; then it is followed."""
     index, events = feed()
     found = 0
     for number in numbers:
@@ -92,12 +92,12 @@ def test_numbers_tell_lost_events_and_fresh_starts(numbers, gaps, held):
 def test_a_long_prompts_blocks_may_come_in_one_event():
     """A step of 16,384 tokens stores 1,024 engine blocks of 16 at once; all of them are learnt."""
     index = PrefixIndex(1000)
-    events = KvEvents(index, unit_tokens=16)
+    events = KvEvents(index, engine_block_tokens=16)
     tokens = list(range(16_384))
     events.stored(names(0, 1024), None, tokens)
 
     assert len(events) == 1024
-    assert index.held(Prefix(token_keys(tokens, unit_tokens=16))) == 32
+    assert index.held(Prefix(token_keys(tokens, engine_block_tokens=16))) == 32
 
 
 def test_lost_events_forget_what_they_might_have_removed():

@@ -2,15 +2,16 @@
 
 import pytest
 
-from penstock_router.policy.instance import Pace
-from penstock_router.policy.placement import Placement, PlacementSettings
-from penstock_router.policy.placer import Arrival
-from penstock_router.policy.rivals import MinTtft
+from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
+from penstock_router.policy.baselines import MinTtft
+from penstock_router.policy.load import WorkerLoad
+from penstock_router.policy.routing_policy import Arrival
+from penstock_router.policy.worker_queue import PrefillThroughput
 
 
 def test_the_pace_is_tokens_over_seconds_of_many_prefills():
     """A prompt of one token that takes 20 ms of overhead hardly moves it; the mean of ratios would halve."""
-    pace = Pace()
+    pace = PrefillThroughput()
     for _ in range(50):
         pace.learn(10_000, 1.0)
         pace.learn(1, 0.02)
@@ -20,7 +21,7 @@ def test_the_pace_is_tokens_over_seconds_of_many_prefills():
 
 def test_a_slower_worker_shows_within_tens_of_prefills():
     """From 10,000 to 5,000 tokens/s: most of the way after twenty."""
-    pace = Pace()
+    pace = PrefillThroughput()
     for _ in range(50):
         pace.learn(1000, 0.1)
     for _ in range(20):
@@ -31,11 +32,11 @@ def test_a_slower_worker_shows_within_tens_of_prefills():
 
 def test_hits_that_were_not_expected_make_no_worker_look_fast():
     """The router expects 1,000 tokens, the worker had 900 of them: 100 tokens in 0.1 s are 1,000 a second."""
-    placement = Placement(MinTtft(), PlacementSettings())
-    placement.set_instances(["a"], 0.0)
+    placement = DispatchQueue(MinTtft(), QueueSettings())
+    placement.set_workers(map(WorkerLoad, ["a"]), 0.0)
     placement.submit("r", Arrival((1, 2), 1000), 0.0)
-    placement.take(0.0)
+    list(placement.dispatch(0.0))
 
-    placement.computed("r", 0.1, cached_tokens=900)
+    placement.prefilled("r", 0.1, cached_tokens=900)
 
-    assert placement._instances["a"].pace.tokens_per_s == pytest.approx(1000.0)
+    assert placement._workers["a"].throughput.tokens_per_s == pytest.approx(1000.0)

@@ -4,30 +4,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_graph.models import QueueOrder
+from penstock_api import QueueOrder
+from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
+from penstock_router.policy.baselines import CacheAffinity, KvCost, LeastPending, MinTtft, Preble
 from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
-from penstock_router.policy.instance import Pace, Placed
-from penstock_router.policy.placement import Placement, PlacementSettings
-from penstock_router.policy.placer import Arrival
+from penstock_router.policy.load import WorkerLoad
 from penstock_router.policy.prefix_cost import PrefixCost
 from penstock_router.policy.rebalance import Aim, plan_moves
-from penstock_router.policy.registry import PLACERS
-from penstock_router.policy.rivals import CacheAffinity, KvCost, LeastPending, MinTtft, Preble
+from penstock_router.policy.registry import POLICIES
+from penstock_router.policy.routing_policy import Arrival
 from penstock_router.policy.sticky import StickySessions
+from penstock_router.policy.worker_queue import PrefillThroughput, QueuedRequest
 
 PACE = 1000.0
 
 
 def placement(placer, names=("a", "b", "c", "d"), **settings):
-    """Return queues over some instances, at a known pace of 1,000 tokens/s."""
-    queues = Placement(placer, PlacementSettings(tokens_per_s=PACE, **settings))
-    queues.set_instances(names, 0.0)
+    """Return queues over some workers, at a known pace of 1,000 tokens/s."""
+    queues = DispatchQueue(placer, QueueSettings(tokens_per_s=PACE, **settings))
+    queues.set_workers(map(WorkerLoad, names), 0.0)
     return queues
 
 
 def where(queues):
-    """Return the instance of each queued item."""
-    return {item: name for name, each in queues._instances.items() for item in each.queue}
+    """Return the worker of each queued item."""
+    return {item: name for name, each in queues._workers.items() for item in each.queue}
 
 
 def arrival(*chain, tokens=None):
@@ -35,18 +36,18 @@ def arrival(*chain, tokens=None):
     return Arrival(tuple(chain), len(chain) * 512 if tokens is None else tokens)
 
 
-@pytest.mark.parametrize("name", PLACERS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_equal_prompts_meet_their_cache_while_nothing_is_busy(name):
     """A second equal prompt, once the first is done, goes where its prefix is (load-only policies aside)."""
-    queues = placement(PLACERS[name](DualMapSettings()))
+    queues = placement(POLICIES[name](DualMapSettings()))
     homes = []
     for item in range(4):
         queues.submit(item, arrival(1, 2, 3), float(item))
-        (handed,) = queues.take(float(item))
-        homes.append(handed.instance)
-        queues.computed(item, item + 0.5)
+        (handed,) = list(queues.dispatch(float(item)))
+        homes.append(handed.worker)
+        queues.prefilled(item, item + 0.5)
 
-    if name != "least-pending":
+    if name not in {"least-pending", "least-loaded", "round-robin"}:
         assert len(set(homes)) == 1
 
 
@@ -64,12 +65,12 @@ def test_min_ttft_weighs_queue_against_hit():
     queues = placement(MinTtft(), names=("a", "b"))
     queues.submit("warm", arrival(1), 0.0)
     home = where(queues)["warm"]
-    queues.take(0.0)
-    queues.computed("warm", 0.512)
-    queues._instances[home].others_tokens = 400
+    list(queues.dispatch(0.0))
+    queues.prefilled("warm", 0.512)
+    queues._workers[home].peer_tokens = 400
     queues.submit("near", arrival(1, 7), 1.0)
-    queues._instances[home].others_tokens = 600
-    queues._instances[home].queued_tokens = 0
+    queues._workers[home].peer_tokens = 600
+    queues._workers[home].queued_tokens = 0
     queues.submit("far", arrival(1, 8), 1.0)
 
     assert home == where(queues)["near"]
@@ -89,7 +90,7 @@ def test_preble_follows_the_cache_above_half():
 
 
 def test_cache_affinity_ignores_load():
-    """One prefix, one instance, however long its queue."""
+    """One prefix, one worker, however long its queue."""
     queues = placement(CacheAffinity())
     for item in range(5):
         queues.submit(item, arrival(1, 100 + item), 0.0)
@@ -102,7 +103,7 @@ def test_kv_cost_counts_what_runs_with_its_whole_prompt():
     queues = placement(KvCost(), names=("a", "b"))
     queues.submit("x", arrival(1, 2), 0.0)
     home = where(queues)["x"]
-    queues.take(0.0)
+    list(queues.dispatch(0.0))
     queues.submit("y", arrival(9), 0.0)
 
     assert home != where(queues)["y"]
@@ -147,10 +148,10 @@ def test_rebalancing_brings_a_queue_within_the_slo():
     for item in range(10):
         queues.submit(item, arrival(1, tokens=1000), 0.0)
     busy = where(queues)[0]
-    source = queues._instances[busy]
-    for placed in list(source.queue.values()):
-        source.queued_tokens += 1000 - placed.uncached
-        placed.uncached = placed.other_uncached = 1000
+    source = queues._workers[busy]
+    for queued in list(source.queue.values()):
+        source.queued_tokens += 1000 - queued.uncached
+        queued.uncached = queued.other_uncached = 1000
 
     moved = queues.rebalance(0.0, [busy])
 
@@ -165,7 +166,7 @@ def test_a_decode_bound_instance_gives_its_queue_away():
         DualMap(DualMapSettings(choice=PairChoice.CACHE_AFFINITY, adaptive_prefix=False)), slot_requests=1
     )
     queues.submit("runs", arrival(1), 0.0)
-    queues.take(0.0)
+    list(queues.dispatch(0.0))
     queues.submit("waits", arrival(1), 0.1)
     home = where(queues)["waits"]
 
@@ -177,18 +178,18 @@ def test_a_decode_bound_instance_gives_its_queue_away():
 
 
 def test_a_leaving_instance_gives_its_queue_back():
-    """What waited is placed anew; what runs there ends there."""
+    """What waited is queued again; what runs there ends there."""
     queues = placement(CacheAffinity(), slot_requests=1)
     for item in range(3):
         queues.submit(item, arrival(1), 0.0)
-    (handed,) = queues.take(0.0)
-    rest = [name for name in "abcd" if name != handed.instance]
+    (handed,) = list(queues.dispatch(0.0))
+    rest = [name for name in "abcd" if name != handed.worker]
 
-    queues.set_instances(rest, 1.0)
+    queues.set_workers(map(WorkerLoad, rest), 1.0)
 
     assert queues.waiting == 2
     assert set(where(queues).values()) <= set(rest)
-    queues.computed(handed.item, 2.0)
+    queues.prefilled(handed.item, 2.0)
     assert queues.waiting == 2
 
 
@@ -198,15 +199,15 @@ def test_who_decodes_much_is_given_less():
     homes = []
     for item in range(4):
         queues.submit(item, arrival(100 + item, tokens=2000), 0.0)
-        homes.append(queues.take(0.0)[0].instance)
-        queues.computed(item, 0.0)
+        homes += [each.worker for each in queues.dispatch(0.0)]
+        queues.prefilled(item, 0.0)
     assert sorted(homes) == ["a", "a", "b", "b"]
-    assert {each.decoding_tokens for each in queues._instances.values()} == {4000}
+    assert {each.decoding_tokens for each in queues._workers.values()} == {4000}
 
     for item in range(4):
-        queues.left(item, 1.0)
+        queues.release(item, 1.0)
 
-    assert {each.decoding_tokens for each in queues._instances.values()} == {0}
+    assert {each.decoding_tokens for each in queues._workers.values()} == {0}
     assert not queues._decoding
 
 
@@ -214,33 +215,33 @@ def test_silent_answers_give_their_room_back_when_they_should_have_computed():
     """A whole answer tells nothing before its end: at 1,000 tokens/s, 2,000 tokens are over after 2 s."""
     queues = placement(LeastPending(), names=("a",), slot_requests=1)
     for item in range(2):
-        queues.submit(item, Arrival((item,), 2000, is_silent=True), 0.0)
-    assert [handed.item for handed in queues.take(0.0)] == [0]
+        queues.submit(item, Arrival((item,), 2000, is_non_streaming=True), 0.0)
+    assert [handed.item for handed in list(queues.dispatch(0.0))] == [0]
 
-    queues.presume(1.9)
-    assert queues.take(1.9) == []
-    queues.presume(2.0)
-    assert [handed.item for handed in queues.take(2.0)] == [1]
-    queues.computed(0, 5.0, measured=False)
+    queues.assume_prefilled(1.9)
+    assert list(queues.dispatch(1.9)) == []
+    queues.assume_prefilled(2.0)
+    assert [handed.item for handed in list(queues.dispatch(2.0))] == [1]
+    queues.prefilled(0, 5.0, measured=False)
     for item in range(2):
-        queues.left(item, 6.0)
+        queues.release(item, 6.0)
 
-    assert not queues._silent
+    assert not queues._non_streaming
     assert queues.pending_tokens("a") == 0
 
 
 def test_a_backlog_is_shared_with_who_joins():
-    """What waits is placed anew when an instance joins, in order of arrival; what runs stays."""
+    """What waits is queued again when a worker joins, in order of arrival; what runs stays."""
     queues = placement(LeastPending(), names=("a",), slot_requests=1)
     for item in range(5):
         queues.submit(item, arrival(item), float(item))
-    (running,) = queues.take(5.0)
+    (running,) = list(queues.dispatch(5.0))
 
-    queues.set_instances(["a", "b"], 6.0)
+    queues.set_workers(map(WorkerLoad, ["a", "b"]), 6.0)
 
     assert running.item == 0
-    assert {name: len(each.queue) for name, each in queues._instances.items()} == {"a": 2, "b": 2}
-    assert [handed.item for handed in queues.take(6.0)] == [1]
+    assert {name: len(each.queue) for name, each in queues._workers.items()} == {"a": 2, "b": 2}
+    assert [handed.item for handed in list(queues.dispatch(6.0))] == [1]
     assert queues.waiting == 3
 
 
@@ -250,10 +251,10 @@ def test_without_instances_requests_wait_for_one():
     queues.submit("x", arrival(1), 0.0)
     queues.submit("y", arrival(2), 1.0)
 
-    assert queues.take(2.0) == []
+    assert list(queues.dispatch(2.0)) == []
     assert queues.waiting == 2
-    queues.set_instances(["a"], 3.0)
-    assert [handed.item for handed in queues.take(3.0)] == ["x", "y"]
+    queues.set_workers(map(WorkerLoad, ["a"]), 3.0)
+    assert [handed.item for handed in list(queues.dispatch(3.0))] == ["x", "y"]
     assert queues.oldest_s(3.0) == 0.0
 
 
@@ -265,7 +266,7 @@ def test_bounds_refuse_and_expire():
     assert queues.submit("y", arrival(1), 5.0)
     assert not queues.submit("z", arrival(1), 5.0)
     assert queues.submit("again", arrival(1), 6.0, again=True)
-    assert queues.expired(10.0) == ["x"]
+    assert [each.item for each in queues.take_expired(10.0)] == ["x"]
     assert queues.waiting == 2
 
 
@@ -273,12 +274,12 @@ def test_hit_first_serves_the_largest_cached_share_first():
     """Queue order is a setting of its own."""
     queues = placement(LeastPending(), names=("a",), order=QueueOrder.HIT_FIRST, slot_requests=1)
     queues.submit("warm", arrival(1, 2), 0.0)
-    queues.take(0.0)
+    list(queues.dispatch(0.0))
     queues.submit("cold", arrival(8, 9), 0.1)
     queues.submit("hit", arrival(1, 2), 0.2)
-    queues.computed("warm", 1.0)
+    queues.prefilled("warm", 1.0)
 
-    (handed,) = queues.take(1.0)
+    (handed,) = list(queues.dispatch(1.0))
 
     assert handed.item == "hit"
 
@@ -288,12 +289,12 @@ def test_an_idle_instance_takes_one_prompt_however_long():
     queues = placement(MinTtft(), slot_tokens=8192)
     queues.submit("huge", arrival(tokens=1_000_000), 0.0)
 
-    assert [handed.item for handed in queues.take(0.0)] == ["huge"]
+    assert [handed.item for handed in list(queues.dispatch(0.0))] == ["huge"]
 
 
 def test_pace_weighs_by_tokens_and_not_by_prompts():
     """Ten tokens that took a launch of 20 ms do not halve a pace of 10,000 tokens/s."""
-    pace = Pace()
+    pace = PrefillThroughput()
     for _ in range(50):
         pace.learn(10_000, 1.0)
         pace.learn(10, 0.02)
@@ -306,21 +307,21 @@ def test_prompts_of_one_batch_count_together():
     queues = placement(LeastPending(), names=("a",))
     for item in range(4):
         queues.submit(item, arrival(item), 0.0)
-    queues.take(0.0)
+    list(queues.dispatch(0.0))
     for item in range(4):
-        queues.computed(item, 1.0)
+        queues.prefilled(item, 1.0)
 
-    assert queues._instances["a"].pace.tokens_per_s == pytest.approx(2048, rel=0.1)
+    assert queues._workers["a"].throughput.tokens_per_s == pytest.approx(2048, rel=0.1)
 
 
 def test_the_workers_own_count_of_cached_tokens_corrects_the_pace():
     """Nothing was expected in the cache; 412 of 512 tokens were: 100 tokens took the second."""
     queues = placement(LeastPending(), names=("a",))
     queues.submit("x", arrival(1), 0.0)
-    queues.take(0.0)
-    queues.computed("x", 1.0, cached_tokens=412)
+    list(queues.dispatch(0.0))
+    queues.prefilled("x", 1.0, cached_tokens=412)
 
-    assert queues._instances["a"].pace.tokens_per_s == pytest.approx(100)
+    assert queues._workers["a"].throughput.tokens_per_s == pytest.approx(100)
 
 
 def test_a_retry_waits_before_all_others_and_avoids_its_worker():
@@ -328,15 +329,15 @@ def test_a_retry_waits_before_all_others_and_avoids_its_worker():
     queues = placement(LeastPending(), names=("a", "b"), slot_requests=1)
     for item in range(4):
         queues.submit(item, arrival(item), 0.0)
-    ran = {handed.item: handed.instance for handed in queues.take(0.0)}
+    ran = {handed.item: handed.worker for handed in list(queues.dispatch(0.0))}
     failed, worker = next(iter(ran.items()))
-    queues.left(failed, 1.0)
+    queues.release(failed, 1.0)
     again = Arrival((failed,), 512, frozenset({worker}))
     queues.submit(failed, again, 1.0, again=True)
     other = next(item for item in ran if item != failed)
-    queues.computed(other, 2.0)
+    queues.prefilled(other, 2.0)
 
-    assert (failed, ran[other]) in [(handed.item, handed.instance) for handed in queues.take(2.0)]
+    assert (failed, ran[other]) in [(handed.item, handed.worker) for handed in list(queues.dispatch(2.0))]
 
 
 def test_what_was_not_computed_is_not_held():
@@ -344,11 +345,11 @@ def test_what_was_not_computed_is_not_held():
     queues = placement(LeastPending(), names=("a",))
     queues.submit("first", arrival(1), 0.0)
     queues.submit("second", arrival(1, 2, 3), 0.0)
-    queues.take(0.0)
-    queues.computed("first", 1.0)
-    queues.left("second", 1.0)
+    list(queues.dispatch(0.0))
+    queues.prefilled("first", 1.0)
+    queues.release("second", 1.0)
 
-    assert queues._instances["a"].index.held(arrival(1, 2, 3).prefix) == 1
+    assert queues._workers["a"].index.held(arrival(1, 2, 3).prefix) == 1
 
 
 @pytest.mark.parametrize(("resting", "held"), [(["a"], 2), ([], 0)])
@@ -356,24 +357,24 @@ def test_an_instance_that_only_rests_keeps_its_cache(resting, held):
     """Unhealthy for a moment: its cache is still there. Gone: whoever comes back under its name is new."""
     queues = placement(LeastPending(), names=("a",))
     queues.submit("x", arrival(1, 2), 0.0)
-    queues.take(0.0)
-    queues.computed("x", 1.0)
-    queues.set_instances(["b"], 2.0, resting=resting)
-    queues.set_instances(["a", "b"], 3.0)
+    list(queues.dispatch(0.0))
+    queues.prefilled("x", 1.0)
+    queues.set_workers(map(WorkerLoad, ["b"]), 2.0, quarantined=resting)
+    queues.set_workers(map(WorkerLoad, ["a", "b"]), 3.0)
 
-    assert held == queues._instances["a"].index.held(arrival(1, 2).prefix)
+    assert held == queues._workers["a"].index.held(arrival(1, 2).prefix)
 
 
 def test_a_restart_forgets_the_cache_even_of_one_that_rests():
     """A new process has an empty cache."""
     queues = placement(LeastPending(), names=("a",))
     queues.submit("x", arrival(1), 0.0)
-    queues.set_instances([], 1.0, resting=["a"])
-    queues.restarted("a")
-    queues.restarted("never seen")
-    queues.set_instances(["a"], 2.0)
+    queues.set_workers(map(WorkerLoad, []), 1.0, quarantined=["a"])
+    queues.worker_restarted("a")
+    queues.worker_restarted("never seen")
+    queues.set_workers(map(WorkerLoad, ["a"]), 2.0)
 
-    assert queues.take(2.0)[0].item == "x"
+    assert next(queues.dispatch(2.0)).item == "x"
 
 
 def test_a_move_must_still_pay_when_its_turn_comes():
@@ -381,21 +382,21 @@ def test_a_move_must_still_pay_when_its_turn_comes():
     queues = placement(LeastPending(), names=("a", "b"))
     for item, tokens in enumerate([100, 3000, 3000, 3000]):
         queues.submit(item, arrival(item, tokens=tokens), 0.0)
-    source, target = queues._instances["a"], queues._instances["b"]
-    for placed in [*source.queue.values(), *target.queue.values()]:
-        queues.withdraw(placed.item)
+    source, target = queues._workers["a"], queues._workers["b"]
+    for queued in [*source.queue.values(), *target.queue.values()]:
+        queues.withdraw(queued.item)
     for item, tokens in enumerate([100, 3000, 3000, 3000]):
-        source.put(Placed(item, arrival(10 + item, tokens=tokens), 0.0, "a", tokens, 0, "b", tokens))
-        queues._placed[item] = source.queue[item]
+        source.put(QueuedRequest(item, arrival(10 + item, tokens=tokens), 0.0, "a", tokens, 0, "b", tokens))
+        queues._assigned[item] = source.queue[item]
 
-    moves = plan_moves(source, queues._instances, queues._view, Aim(5.0, 3.0, 0.0, hit_first=False))
+    moves = plan_moves(source, queues._workers, queues._estimates, Aim(5.0, 3.0, 0.0, hit_first=False))
 
     # 9.1 s of work here: the last (9.1 - 3) goes first, then nothing else fits within 5 s on the other side.
-    assert [(move.placed.item, round(move.benefit_s, 1)) for move in moves] == [(3, 6.1)]
+    assert [(move.queued.item, round(move.benefit_s, 1)) for move in moves] == [(3, 6.1)]
 
 
 def test_sessions_stay_where_they_began():
-    """Whatever the policy would say now, as long as the instance is there and has not failed them."""
+    """Whatever the policy would say now, as long as the worker is there and has not failed them."""
     queues = placement(StickySessions(LeastPending(), limit=2), names=("a", "b"))
     homes = []
     for item in range(3):
@@ -409,24 +410,24 @@ def test_sessions_stay_where_they_began():
 
 
 def test_few_sessions_are_remembered():
-    """Bounded: the quietest is placed anew."""
+    """Bounded: the quietest is queued again."""
     policy = StickySessions(LeastPending(), limit=2)
     queues = placement(policy, names=("a", "b"))
     for item, session in enumerate("stuv"):
         queues.submit(item, Arrival((item,), 512, session=session), 0.0)
 
-    assert len(policy._homes) <= 2
+    assert len(policy._workers) <= 2
 
 
 def test_cold_prompts_fill_idle_caches_evenly():
-    """Among equals the instance that remembers least is taken."""
+    """Among equals the worker that remembers least is taken."""
     queues = placement(MinTtft(), names=("a", "b"))
     homes = []
     for item in range(4):
         queues.submit(item, arrival(100 + item), float(item))
         homes.append(where(queues)[item])
-        queues.take(float(item))
-        queues.computed(item, item + 0.5)
+        list(queues.dispatch(float(item)))
+        queues.prefilled(item, item + 0.5)
 
     assert homes.count("a") == homes.count("b") == 2
 
@@ -444,7 +445,7 @@ def test_cached_tokens_are_whole_blocks(tokens, blocks, expected):
 @pytest.mark.parametrize(("held", "expected"), [(0, 1500), (4, 1244), (8, 988), (9, 476), (10, 1)])
 def test_parts_of_the_first_block_count_for_their_share(held, expected):
     """Eight keys of 64 tokens, then keys of 512."""
-    arrival = Arrival(tuple(range(10)), 1500, head_parts=8)
+    arrival = Arrival(tuple(range(10)), 1500, sub_block_keys=8)
 
     assert expected == arrival.uncached(held)
 
@@ -454,8 +455,8 @@ EVENTS = st.lists(
         st.tuples(st.just("submit"), st.lists(st.integers(0, 5), max_size=5), st.integers(0, 4000)),
         st.tuples(st.just("set"), st.sets(st.sampled_from("abcd"))),
         st.tuples(st.just("take")),
-        st.tuples(st.just("computed"), st.integers(0, 50)),
-        st.tuples(st.just("left"), st.integers(0, 50)),
+        st.tuples(st.just("prefilled"), st.integers(0, 50)),
+        st.tuples(st.just("release"), st.integers(0, 50)),
         st.tuples(st.just("withdraw"), st.integers(0, 50)),
         st.tuples(st.just("expire")),
         st.tuples(st.just("rebalance")),
@@ -464,12 +465,12 @@ EVENTS = st.lists(
 )
 
 
-@given(st.sampled_from(sorted(PLACERS)), EVENTS, st.sampled_from(QueueOrder), st.floats(-1.0, 3.0))
+@given(st.sampled_from(sorted(POLICIES)), EVENTS, st.sampled_from(QueueOrder), st.floats(-1.0, 3.0))
 def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # noqa: C901 - one case per event
     """Whatever joins, leaves, flaps, expires or steps back in time: nothing is lost or handed out twice."""
-    queues = Placement(
-        PLACERS[policy](DualMapSettings(slo_s=1.0)),
-        PlacementSettings(slot_tokens=1000, max_wait_s=20.0, order=order, slo_s=2.0, tokens_per_s=500.0),
+    queues = DispatchQueue(
+        POLICIES[policy](DualMapSettings(slo_s=1.0)),
+        QueueSettings(slot_tokens=1000, max_wait_s=20.0, order=order, slo_s=2.0, tokens_per_s=500.0),
     )
     waiting, running, now_s, count = set(), [], 0.0, 0
     for event in events:
@@ -480,12 +481,12 @@ def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # no
                 waiting.add(count)
                 count += 1
             case ("set", names):
-                queues.set_instances(sorted(names), now_s)
+                queues.set_workers(map(WorkerLoad, sorted(names)), now_s)
             case ("take",):
-                for handed in queues.take(now_s):
+                for handed in list(queues.dispatch(now_s)):
                     waiting.remove(handed.item)
                     running.append(handed.item)
-            case ("computed" | "left" as how, index) if running:
+            case ("prefilled" | "release" as how, index) if running:
                 item = running.pop(index % len(running))
                 getattr(queues, how)(item, now_s)
             case ("withdraw", index) if waiting:
@@ -493,20 +494,26 @@ def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # no
                 waiting.remove(item)
                 queues.withdraw(item)
             case ("expire",):
-                for item in queues.expired(now_s):
-                    waiting.remove(item)
+                for each in queues.take_expired(now_s):
+                    waiting.remove(each.item)
             case ("rebalance",):
                 queues.rebalance(now_s)
 
         assert len(waiting) == queues.waiting
+        counts = queues.prompt_tokens
+        assert counts.waiting >= len(waiting)
+        assert sum(counts.pending.values()) >= len(running)
+        assert bool(counts.pending) is bool(running)
+        assert counts.admitted >= counts.computed + counts.waiting + sum(counts.pending.values())
     for item in running:
-        queues.left(item, now_s)
+        queues.release(item, now_s)
     for item in list(waiting):
         queues.withdraw(item)
 
-    assert 0 == queues.waiting == queues.waiting_tokens
-    assert not queues._placed
-    assert not queues._silent
-    queues.set_instances("abcd", now_s)
-    assert not queues._away
-    assert all(each.pending_tokens == 0 and not each.running for each in queues._instances.values())
+    assert 0 == queues.waiting == queues.tokens == queues.prompt_tokens.waiting
+    assert not queues.prompt_tokens.pending
+    assert not queues._assigned
+    assert not queues._non_streaming
+    queues.set_workers(map(WorkerLoad, "abcd"), now_s)
+    assert not queues._inactive
+    assert all(each.pending_tokens == 0 and not each.running for each in queues._workers.values())

@@ -2,24 +2,25 @@
 
 import pytest
 
+from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
 from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
-from penstock_router.policy.placement import Placement, PlacementSettings
-from penstock_router.policy.placer import Arrival
+from penstock_router.policy.load import WorkerLoad
 from penstock_router.policy.prefix_cost import PrefixCost
+from penstock_router.policy.routing_policy import Arrival
 
 CHAIN = tuple(range(11, 19))
 
 
 def filled(placer, waiting_tokens):
-    """Two instances: "a" has the prefix cached and that many tokens waiting, "b" has nothing."""
-    placement = Placement(placer, PlacementSettings(slot_requests=1))
-    placement.set_instances(["a"], 0.0)
+    """Two workers: "a" has the prefix cached and that many tokens waiting, "b" has nothing."""
+    placement = DispatchQueue(placer, QueueSettings(slot_requests=1))
+    placement.set_workers(map(WorkerLoad, ["a"]), 0.0)
     placement.submit("first", Arrival(CHAIN, 4000, block_tokens=1000), 0.0)
-    placement.take(0.0)
-    placement.computed("first", 1.0)
+    list(placement.dispatch(0.0))
+    placement.prefilled("first", 1.0)
     placement.submit("load", Arrival((21,), waiting_tokens), 1.0)
-    placement.take(1.0)
-    placement.set_instances(["a", "b"], 1.0)
+    list(placement.dispatch(1.0))
+    placement.set_workers(map(WorkerLoad, ["a", "b"]), 1.0)
     return placement
 
 
@@ -28,12 +29,12 @@ def filled(placer, waiting_tokens):
     "placer", [PrefixCost, lambda: DualMap(DualMapSettings(choice=PairChoice.PREFIX_COST, rebalance=False))]
 )
 def test_a_hit_is_worth_four_times_its_tokens_of_waiting(placer, waiting_tokens, expected):
-    """4,000 cached tokens outweigh just under 16,000 waiting ones; all of two instances or a pair alike."""
+    """4,000 cached tokens outweigh just under 16,000 waiting ones; all of two workers or a pair alike."""
     placement = filled(placer(), waiting_tokens)
 
     placement.submit("r", Arrival(CHAIN, 4000, block_tokens=1000), 2.0)
 
-    assert expected in {handed.instance for handed in placement.take(2.0) if handed.item == "r"} or (
+    assert expected in {handed.worker for handed in list(placement.dispatch(2.0)) if handed.item == "r"} or (
         placement.queued_tokens(expected) > 0
     )
 
@@ -44,7 +45,7 @@ def test_without_hits_the_less_loaded_is_chosen():
 
     placement.submit("r", Arrival((31, 32), 1000), 2.0)
 
-    assert [h.instance for h in placement.take(2.0) if h.item == "r"] == ["b"]
+    assert [h.worker for h in list(placement.dispatch(2.0)) if h.item == "r"] == ["b"]
 
 
 def test_an_instance_that_failed_the_request_is_avoided():
@@ -53,21 +54,21 @@ def test_an_instance_that_failed_the_request_is_avoided():
 
     placement.submit("r", Arrival(CHAIN, 4000, avoid=frozenset({"a"})), 2.0)
 
-    assert [h.instance for h in placement.take(2.0) if h.item == "r"] == ["b"]
+    assert [h.worker for h in list(placement.dispatch(2.0)) if h.item == "r"] == ["b"]
 
 
 def test_a_clearly_slower_instance_costs_more():
     """At a third of the pace, 4,000 tokens cached there are no longer worth 4,000 waiting ones."""
-    placement = Placement(PrefixCost(), PlacementSettings())
-    placement.set_instances(["slow", "fast"], 0.0)
+    placement = DispatchQueue(PrefixCost(), QueueSettings())
+    placement.set_workers(map(WorkerLoad, ["slow", "fast"]), 0.0)
     for step in range(40):
         for name, pace in (("slow", 1000), ("fast", 3000)):
             item = f"{name} {step}"
             away = frozenset({"slow", "fast"} - {name})
             placement.submit(item, Arrival((hash(item) & 0xFFFFFF,), 300, away), float(step))
-            placement.take(float(step))
-            placement.computed(item, step + 300 / pace)
-    slow, fast = placement._instances["slow"].slowness, placement._instances["fast"].slowness
+            list(placement.dispatch(float(step)))
+            placement.prefilled(item, step + 300 / pace)
+    slow, fast = placement._workers["slow"].relative_slowdown, placement._workers["fast"].relative_slowdown
 
     assert slow > 1.25
     assert fast < 0.9
@@ -75,26 +76,26 @@ def test_a_clearly_slower_instance_costs_more():
 
 def test_equal_paces_that_measure_differently_cost_the_same():
     """Ten percent are noise."""
-    placement = Placement(PrefixCost(), PlacementSettings())
-    placement.set_instances(["a", "b"], 0.0)
+    placement = DispatchQueue(PrefixCost(), QueueSettings())
+    placement.set_workers(map(WorkerLoad, ["a", "b"]), 0.0)
     for step in range(20):
         for name, took_s in (("a", 0.10), ("b", 0.11)):
             item = f"{name} {step}"
             placement.submit(item, Arrival((step,), 300, frozenset({"a", "b"} - {name})), float(step))
-            placement.take(float(step))
-            placement.computed(item, step + took_s)
+            list(placement.dispatch(float(step)))
+            placement.prefilled(item, step + took_s)
 
-    assert {each.slowness for each in placement._instances.values()} == {1.0}
+    assert {each.relative_slowdown for each in placement._workers.values()} == {1.0}
 
 
 def test_cold_prompts_fill_idle_caches_evenly():
-    """Nothing waits anywhere: sixteen prefixes over four instances are four each."""
-    placement = Placement(PrefixCost(), PlacementSettings())
-    placement.set_instances("abcd", 0.0)
+    """Nothing waits anywhere: sixteen prefixes over four workers are four each."""
+    placement = DispatchQueue(PrefixCost(), QueueSettings())
+    placement.set_workers(map(WorkerLoad, "abcd"), 0.0)
     homes = []
     for item in range(16):
         placement.submit(item, Arrival((item,), 512), float(item))
-        homes += [handed.instance for handed in placement.take(float(item))]
-        placement.computed(item, item + 0.5)
+        homes += [handed.worker for handed in list(placement.dispatch(float(item)))]
+        placement.prefilled(item, item + 0.5)
 
     assert sorted(homes.count(name) for name in "abcd") == [4, 4, 4, 4]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario, SimpleModel
 from penstock_workload.traces import TraceRequest
 

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from penstock_cli.main import cli
 from penstock_core.errors import ConfigError
+from penstock_planner.decide.registry import POLICIES
 from penstock_simulator.routing import policy_names
 
 SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "disaggregated.yaml"
@@ -72,6 +73,37 @@ def test_a_manifest_brings_workers_profile_and_planner():
     assert settings["planner"]["max_gpu_budget"] == 8
 
 
+def test_planners_are_compared_under_one_router():
+    """Names give a row each, all every mode; the bare flag stays one row per router policy."""
+    named = run(*FAST, "--planner", "load,hpa", "--max-gpus", "10", "--json")
+    every = run(*FAST, "--planner", "all", "--max-gpus", "10")
+    bare = run(*FAST, "--planner", "--max-gpus", "10", "--policy", "round-robin", "--json")
+
+    rows = orjson.loads(named.stdout)["summary"]
+    assert [row["policy"] for row in rows] == ["load", "hpa"]
+    assert {"in_time", "violation_s", "changes", "reversals", "gpu_hours", "lost"} <= set(rows[0])
+    printed = " ".join(every.output.split())
+    assert "planner in time p50 p99 GPU-h violation changes reversals lost" in printed
+    assert all(f" {mode.value} " in printed for mode in POLICIES)
+    assert [row["policy"] for row in orjson.loads(bare.stdout)["summary"]] == ["round-robin"]
+
+
+def test_faults_are_given_by_their_options():
+    """Metrics away, a restart, a cut budget, small nodes."""
+    result = run(
+        *FAST,
+        *("--policy", "least-loaded", "--planner", "--max-gpus", "12", "--json"),
+        *("--fault", "metrics-missing:5-9", "--restart", "3", "--budget-change", "4=9", "--node-gpus", "8"),
+    )
+
+    assert orjson.loads(result.stdout)["settings"]["faults"] == {
+        "periods": [{"kind": "metrics-missing", "from_s": 5.0, "to_s": 9.0}],
+        "restarts": [3.0],
+        "budget": [{"at_s": 4.0, "gpus": 9}],
+        "node_gpus": 8,
+    }
+
+
 @pytest.mark.slow
 def test_pictures_and_a_page_that_stands_alone_are_written(tmp_path):
     """JSON, five pictures, and one HTML file without anything to fetch."""
@@ -126,8 +158,12 @@ def test_joins_and_deaths_are_told_by_their_options():
         (("--policy", "fastest"), "--policy fastest: choose from"),
         (("--aggregated", "2", "--prefill", "1"), "--aggregated: excludes"),
         (("--profile", "dualmap-7b", "--decode", "1"), "only prefills"),
-        (("--resize", "soon"), "--resize soon: SECONDS:ROLE=REPLICAS"),
-        (("--fail", "x:y"), r"--fail x:y: SECONDS\[-BACK\]:WORKER"),
+        (("--resize", "soon"), "--resize soon: must be SECONDS:ROLE=REPLICAS"),
+        (("--fail", "x:y"), r"--fail x:y: must be SECONDS\[-BACK\]:WORKER"),
+        (("--fault", "rain:1-2"), "--fault rain:1-2: must be KIND:FROM-TO"),
+        (("--fault", "router-down:5-2"), "fault router-down: 5-2 must be"),
+        (("--budget-change", "4"), "--budget-change 4: must be SECONDS=GPUS"),
+        (("--planner", "best"), "--planner best: choose from"),
         (("--trace", "nowhere.jsonl"), "no such file"),
         (("--block-size", "48"), "block_size: 48"),
         (("--planner", "--max-gpus", "4"), "max_gpus: 4 must be at least the 8"),

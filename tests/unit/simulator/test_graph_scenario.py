@@ -3,9 +3,9 @@
 import pytest
 from click.testing import CliRunner
 
+from penstock_api import QueueOrder
 from penstock_cli.simulate import simulate
-from penstock_graph.loading import load_graph
-from penstock_graph.models import QueueOrder
+from penstock_manifests import load_graph
 from penstock_simulator.graph_scenario import graph_pools, graph_router
 
 MANIFEST = """

@@ -29,8 +29,8 @@ def test_two_events_of_one_time_run_by_priority_then_by_order_of_scheduling():
 def test_an_event_may_schedule_another_at_its_own_time():
     """It runs after those of that time and rank that were there before it."""
     kernel, seen = Kernel(), []
-    kernel.at(1.0, Order.NEWS, lambda: kernel.at(1.0, Order.NEWS, seen.append, "made last"))
-    kernel.at(1.0, Order.NEWS, seen.append, "there before")
+    kernel.at(1.0, Order.MESSAGE, lambda: kernel.at(1.0, Order.MESSAGE, seen.append, "made last"))
+    kernel.at(1.0, Order.MESSAGE, seen.append, "there before")
 
     drain(kernel)
 
@@ -42,11 +42,11 @@ def test_an_event_may_schedule_another_at_its_own_time():
 def test_the_past_is_refused(time_s):
     """Neither a past time nor a number that is none can be scheduled."""
     kernel = Kernel()
-    kernel.at(1.0, Order.NEWS, lambda: None)
+    kernel.at(1.0, Order.MESSAGE, lambda: None)
     kernel.step()
 
     with pytest.raises(ValueError, match="cannot schedule"):
-        kernel.at(time_s, Order.NEWS, lambda: None)
+        kernel.at(time_s, Order.MESSAGE, lambda: None)
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 2.0]), st.sampled_from(list(Order))), max_size=30))

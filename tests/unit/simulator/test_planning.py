@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action
 from penstock_planner.decide.observation import PoolCounts
-from penstock_simulator.planning import Sight, VirtualPlanner
+from penstock_simulator.planning import SimulatedObservation, VirtualPlanner
 from penstock_simulator.workload import WorkloadSpec, prepare
 from penstock_simulator.world import World
 
-BUSY = Sight(
+BUSY = SimulatedObservation(
     pools={Role.PREFILL: PoolCounts(2, gpus=1), Role.DECODE: PoolCounts(2, gpus=1)},
     is_adjusting=False,
     kv={"decode-0": 0.7, "decode-1": 0.7},
@@ -21,14 +21,12 @@ BUSY = Sight(
 )
 
 
-def ticks(planner, sight, count):
+def ticks(planner, seen, count):
     """Tick at the planner's own times; return what it decided."""
-    found = []
+    known = len(planner.decisions)
     for _ in range(count):
-        decision = planner.tick(planner.next_s, sight)
-        if decision is not None:
-            found.append(decision)
-    return found
+        planner.tick(planner.next_s, seen, lambda _change: None)
+    return planner.decisions[known:]
 
 
 def test_thirty_pulls_make_a_decision():
@@ -49,9 +47,12 @@ def test_nothing_is_decided_while_a_change_is_under_way():
     planner = VirtualPlanner(DecideConfig())
     ticks(planner, BUSY, 30)
 
-    assert ticks(planner, replace(BUSY, is_adjusting=True), 100) == []
+    starting = BUSY.pools | {Role.PREFILL: PoolCounts(2, starting=1, gpus=1)}
+    ready = BUSY.pools | {Role.PREFILL: PoolCounts(3, gpus=1)}
+
+    assert ticks(planner, replace(BUSY, is_adjusting=True, pools=starting), 100) == []
     assert planner.next_s == pytest.approx(131.0)
-    assert [decision.at_s for decision in ticks(planner, BUSY, 31)] == [161.0]
+    assert [decision.at_s for decision in ticks(planner, replace(BUSY, pools=ready), 31)] == [161.0]
 
 
 def test_readings_older_than_ten_seconds_are_stale():

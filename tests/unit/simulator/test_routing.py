@@ -2,10 +2,12 @@
 
 import pytest
 
+from penstock_api import QueueOrder, Role
 from penstock_core.errors import ConfigError
-from penstock_graph.models import QueueOrder, Role
-from penstock_simulator.jobs import Fate, Job, PrefixChains
-from penstock_simulator.routing import PlacedRouting, make_routing, policy_names
+from penstock_router.policy.baselines import LeastLoaded
+from penstock_simulator.faults import Faults
+from penstock_simulator.jobs import Job, JobOutcome, PrefixChains
+from penstock_simulator.routing import VirtualRouter, policy_names
 from penstock_simulator.scenario import RouterSpec
 from penstock_simulator.world import World
 from penstock_workload.traces import TraceRequest
@@ -18,12 +20,36 @@ def placed(policy="dualmap", **options):
 
 def routing(spec):
     """Make a router over servers of 100,000 cached tokens."""
-    return make_routing(spec, Role.AGGREGATED, slo_s=5.0, cache_tokens=100_000)
+    return router_of(spec, Role.AGGREGATED)
+
+
+def router_of(spec, role):
+    """Make a router of a role's workers."""
+    return VirtualRouter(
+        spec, role, slo_s=5.0, cache_tokens=100_000, decode_policy=LeastLoaded(), faults=Faults()
+    )
+
+
+class Server:
+    """A worker as a router is told of it."""
+
+    incarnation = 0
+
+    def __init__(self, name, role=Role.AGGREGATED):
+        self.name = name
+        self.role = role
+
+
+def dispatched(router, job, now_s):
+    """Let a job come, and return the name of the worker that it goes to at once."""
+    (effect,) = router.acquire(job, now_s)
+    job.assignment = effect.assignment
+    return effect.assignment.worker.name
 
 
 def test_every_policy_of_the_manifest_is_known():
     """And those that exist for comparison."""
-    from penstock_graph.models import RouterPolicy
+    from penstock_api import RouterPolicy
 
     assert {policy.value for policy in RouterPolicy} <= set(policy_names())
 
@@ -66,13 +92,11 @@ def test_routers_hear_of_each_other_s_load_late(simple_world, request_at):
 def test_news_count_other_routers_jobs(request_at):
     """What another router has pending at "a" sends the next request to "b"."""
     router = routing(placed("least-pending"))
-    router.set_workers(["a", "b"], 0.0)
-    router.heard({"a": 5000, "b": 10})
+    router.set_workers([Server("a"), Server("b")], 0.0)
+    router.set_peer_tokens({"a": 5000, "b": 10})
     request = request_at(0.0)
 
-    router.submit(Job(0, request, PrefixChains(0).chain(request)), 0.0)
-
-    assert [name for _, name in router.take(0.0)] == ["b"]
+    assert dispatched(router, Job(0, request, PrefixChains(0).chain(request)), 0.0) == "b"
     assert router.pending_tokens("b") == 1000
 
 
@@ -106,7 +130,7 @@ def test_who_can_still_be_in_time_goes_before_who_cannot(simple_world, request_a
     world.run()
 
     assert [job.index for job in sorted(world.jobs, key=lambda job: job.handed_s)] == [0, 2, 1]
-    assert all(job.fate is Fate.OK for job in world.jobs)
+    assert all(job.outcome is JobOutcome.OK for job in world.jobs)
 
 
 def test_rebalancing_moves_what_would_wait_too_long(simple_world, request_at):
@@ -117,7 +141,6 @@ def test_rebalancing_moves_what_would_wait_too_long(simple_world, request_at):
 
     moving.run()
 
-    assert isinstance(moving._routers[0], PlacedRouting)
     assert len({job.worker for job in moving.jobs}) >= 2
 
 
@@ -125,33 +148,29 @@ def test_without_slots_an_answer_weighs_until_it_ends(request_at):
     """As live: an aggregated worker whose prompts are computed is not idle while it answers."""
     spec = RouterSpec("least-loaded", slot_tokens=None)
     router, chains = routing(spec), PrefixChains(0)
-    router.set_workers(["a", "b"], 0.0)
+    router.set_workers([Server("a"), Server("b")], 0.0)
     jobs = [
         Job(index, each, chains.chain(each)) for index, each in enumerate([request_at(0.0), request_at(1.0)])
     ]
-    router.submit(jobs[0], 0.0)
-    ((_, first),) = router.take(0.0)
-    jobs[0].worker = first
-    router.prefilled(jobs[0], first, 0.5)
+    first = dispatched(router, jobs[0], 0.0)
+    router.prefilled(jobs[0], 0.5)
 
     assert router.pending_tokens(first) == 1000
-    router.submit(jobs[1], 1.0)
-    ((_, second),) = router.take(1.0)
-    assert second != first
+    assert dispatched(router, jobs[1], 1.0) != first
 
-    router.ended(jobs[0], 2.0)
+    router.left_entry(jobs[0], 2.0)
     assert router.pending_tokens(first) == 0
 
 
 def test_least_loaded_looks_at_the_gauges_that_it_was_told():
     """KV in use decides before tokens in flight, once every worker's is known."""
-    router = make_routing(RouterSpec("least-loaded"), Role.PREFILL, slo_s=5.0, cache_tokens=100_000)
+    router = router_of(RouterSpec("least-loaded"), Role.PREFILL)
     assert router.reads_usage
-    router.set_workers(["a", "b"], 0.0)
-    router.heard_usage({"a": 0.5, "b": 0.0}, router.inflight_tokens())
+    servers = [Server("a", Role.PREFILL), Server("b", Role.PREFILL), Server("d", Role.DECODE)]
+    router.set_workers(servers, 0.0)
+    router.set_usage({"a": 0.5, "b": 0.0}, router.inflight_tokens(), 0.0)
     request = TraceRequest(0.0, 1000, 10, None, 1)
     for index in range(2):
-        router.submit(Job(index, request, (1, 2)), 0.0)
-        ((_, name),) = router.take(0.0)
-        router.prefilled(Job(index, request, (1, 2)), name, 0.0)
-        assert name == "b"
+        job = Job(index, request, (1, 2))
+        assert dispatched(router, job, 0.0) == "b"
+        router.prefilled(job, 0.0)

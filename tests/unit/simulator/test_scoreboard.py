@@ -134,7 +134,9 @@ def test_summaries_are_means_over_seeds():
         rest = dict.fromkeys(
             ("hit_rate", "hit_bound", "hit_share_of_bound", "hit_rate_per_request", "imbalance_cv"), 0.5
         )
-        rest |= dict.fromkeys(("busiest_share", "pending_tokens_mean", "gpu_hours"), 1.0)
+        rest |= dict.fromkeys(("busiest_share", "pending_tokens_mean", "gpu_hours", "in_time_rps"), 1.0)
+        rest |= dict.fromkeys(("violation_s", "changes", "reversals"), 2.0)
+        rest["in_time"] = dict.fromkeys(("ttft", "itl", "both"), capacity)
         return {**named, **rest, "ttft_s": ranks, "e2e_s": ranks, "failed": 0, "rejected": 1}
 
     runs = [run(0, 1.0, 1.0), run(1, 1.0, 0.96), run(0, 2.0, 0.8), run(1, 2.0, 0.84)]
@@ -146,6 +148,7 @@ def test_summaries_are_means_over_seeds():
         (1.0, 0.98, 0.96, 2),
         (2.0, pytest.approx(0.82), 0.8, 2),
     ]
+    assert [(row["in_time"]["both"], row["changes"]) for row in rows] == [(0.98, 2.0), (0.82, 2.0)]
     assert found["goodput_rps"] == pytest.approx(1.5)
     assert (found["min_rps"], found["max_rps"]) == (pytest.approx(1.5), pytest.approx(1.5))
 

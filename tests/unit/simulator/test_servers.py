@@ -2,7 +2,7 @@
 
 from penstock_simulator.jobs import Job, PrefixChains
 from penstock_simulator.scenario import SimpleModel
-from penstock_simulator.servers import SimpleServer, Stage, TokenCache
+from penstock_simulator.servers import ServiceStage, SimpleServer, TokenCache
 
 
 def job_of(request, index=0, chains=None):
@@ -20,7 +20,11 @@ def test_a_prompt_takes_its_tokens_times_the_constant(request_at):
     assert server.run(2.0) == []
 
     assert server.next_s() == 3.0
-    assert [report.stage for report in server.run(3.0)] == [Stage.PREFILLED, Stage.FIRST_TOKEN, Stage.ENDED]
+    assert [report.stage for report in server.run(3.0)] == [
+        ServiceStage.PREFILLED,
+        ServiceStage.FIRST_TOKEN,
+        ServiceStage.ENDED,
+    ]
     assert server.is_idle(3.0)
 
 

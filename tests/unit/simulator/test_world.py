@@ -7,22 +7,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_graph.models import Role
-from penstock_simulator.jobs import Fate
+from penstock_api import Role
+from penstock_simulator.jobs import JobOutcome
 from penstock_simulator.output import to_json
 from penstock_simulator.routing import policy_names
-from penstock_simulator.scenario import Failure, PoolSpec, ProfiledModel, Resize, RouterSpec, Scenario
+from penstock_simulator.scenario import PoolSpec, ProfiledModel, Resize, RouterSpec, Scenario, WorkerFailure
 from penstock_simulator.sweep import RunSpec, run_all
 from penstock_simulator.workload import WorkloadSpec
 from penstock_simulator.world import World
 
 
-def fates(world):
+def outcomes(world):
     """Count how the jobs ended."""
     return {
-        fate: sum(job.fate is fate for job in world.jobs)
-        for fate in Fate
-        if any(j.fate is fate for j in world.jobs)
+        outcome: sum(job.outcome is outcome for job in world.jobs)
+        for outcome in JobOutcome
+        if any(j.outcome is outcome for j in world.jobs)
     }
 
 
@@ -36,7 +36,7 @@ def test_one_request_takes_prefill_transfer_and_decode(split_world, request_at):
     transfer_s = 0.005 + 1000 * 131072 / 25e9
     decode_s = 1.08 * (10.9 + 0.0245 + 7.88e-5 * 1000) / 1e3
     assert recording.requests.ttft_s[0] == pytest.approx(prefill_s + transfer_s + decode_s, rel=0.002)
-    assert fates(world) == {Fate.OK: 1}
+    assert outcomes(world) == {JobOutcome.OK: 1}
 
 
 def test_the_prompt_is_freed_once_it_was_read(split_world, request_at):
@@ -64,8 +64,8 @@ def test_leases_are_renewed_while_a_decode_waits_for_room(split_world, request_a
 
     world.run()
 
-    assert fates(world) == {Fate.OK: 6}
-    assert sum(job.retries for job in world.jobs) == 0
+    assert outcomes(world) == {JobOutcome.OK: 6}
+    assert sum(job.tries.retries for job in world.jobs) == 0
     waited = [job.first_token_s - job.prefilled_s for job in world.jobs]
     assert max(waited) > 30
 
@@ -77,7 +77,7 @@ def test_a_request_that_can_never_fit_is_rejected_at_once(split_world, request_a
 
     world.run()
 
-    assert [job.fate for job in world.jobs] == [Fate.REJECTED, Fate.OK]
+    assert [job.outcome for job in world.jobs] == [JobOutcome.REJECTED, JobOutcome.OK]
 
 
 def test_a_full_router_rejects_and_a_long_wait_ends(simple_world, request_at):
@@ -87,7 +87,13 @@ def test_a_full_router_rejects_and_a_long_wait_ends(simple_world, request_at):
 
     world.run()
 
-    assert [job.fate for job in world.jobs] == [Fate.OK, Fate.OK, Fate.REJECTED, Fate.REJECTED, Fate.REJECTED]
+    assert [job.outcome for job in world.jobs] == [
+        JobOutcome.OK,
+        JobOutcome.OK,
+        JobOutcome.REJECTED,
+        JobOutcome.REJECTED,
+        JobOutcome.REJECTED,
+    ]
 
 
 def test_equal_arrivals_keep_their_order(simple_world, request_at):
@@ -158,32 +164,32 @@ def test_a_leave_loses_nothing(split_world):
 
     recording = world.run()
 
-    assert fates(world) == {Fate.OK: 120}
-    assert sum(job.retries for job in world.jobs) == 0
+    assert outcomes(world) == {JobOutcome.OK: 120}
+    assert sum(job.tries.retries for job in world.jobs) == 0
     assert recording.samples[-1].gpus == 2
 
 
 def test_a_death_before_the_first_token_is_retried(simple_world, request_at):
     """The job starts over on the other server, from its arrival."""
-    failures = (Failure(0.5, "aggregated-0", 5.0),)
+    failures = (WorkerFailure(0.5, "aggregated-0", 5.0),)
     world = World(simple_world(2, failures=failures), [request_at(0.0, 1000)])
 
     recording = world.run()
 
-    assert fates(world) == {Fate.OK: 1}
-    assert world.jobs[0].retries == 1
+    assert outcomes(world) == {JobOutcome.OK: 1}
+    assert world.jobs[0].tries.retries == 1
     assert world.jobs[0].worker == "aggregated-1"
     assert recording.requests.ttft_s[0] == pytest.approx(1.5)
 
 
 def test_a_death_after_the_first_token_fails_the_request(split_world, request_at):
     """A stream is never tried again."""
-    failures = (Failure(1.0, "decode-0", 5.0),)
+    failures = (WorkerFailure(1.0, "decode-0", 5.0),)
     world = World(split_world(1, 1, failures=failures), [request_at(0.0, 1000, 500)])
 
     world.run()
 
-    assert fates(world) == {Fate.FAILED: 1}
+    assert outcomes(world) == {JobOutcome.FAILED: 1}
     assert world.jobs[0].first_token_s is not None
 
 
@@ -192,20 +198,20 @@ def test_a_prefill_that_dies_with_its_blocks_makes_the_decode_start_over(split_w
     probe = World(split_world(2, 1), [request_at(0.0, 60_000, 50)])
     probe.run()
     prefilled_s, first_s = probe.jobs[0].prefilled_s, probe.jobs[0].first_token_s
-    failure = Failure((prefilled_s + first_s) / 2, "prefill-0", 1000.0)
+    failure = WorkerFailure((prefilled_s + first_s) / 2, "prefill-0", 1000.0)
 
     world = World(split_world(2, 1, failures=(failure,)), [request_at(0.0, 60_000, 50)])
     world.run()
 
     assert probe.jobs[0].worker == "prefill-0"
-    assert fates(world) == {Fate.OK: 1}
-    assert (world.jobs[0].retries, world.jobs[0].worker) == (1, "prefill-1")
+    assert outcomes(world) == {JobOutcome.OK: 1}
+    assert (world.jobs[0].tries.retries, world.jobs[0].worker) == (1, "prefill-1")
 
 
 def test_a_worker_that_comes_back_serves_with_an_empty_cache(simple_world, request_at):
     """The same prompt is computed in full again."""
     requests = [request_at(0.0, 1024, ids=(1, 2)), request_at(10.0, 1024, ids=(1, 2))]
-    world = World(simple_world(1, failures=(Failure(3.0, "aggregated-0", 4.0),)), requests)
+    world = World(simple_world(1, failures=(WorkerFailure(3.0, "aggregated-0", 4.0),)), requests)
 
     world.run()
 
@@ -214,16 +220,16 @@ def test_a_worker_that_comes_back_serves_with_an_empty_cache(simple_world, reque
 
 def test_without_any_worker_left_the_run_still_ends(simple_world, request_at):
     """The only server never comes back: its requests fail when patience is over."""
-    failures = (Failure(0.5, "aggregated-0"),)
+    failures = (WorkerFailure(0.5, "aggregated-0"),)
     world = World(simple_world(1, failures=failures), [request_at(0.0), request_at(0.2)])
 
     recording = world.run()
 
-    assert fates(world) == {Fate.FAILED: 2}
+    assert outcomes(world) == {JobOutcome.FAILED: 2}
     assert np.isnan(recording.requests.ttft_s).all()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     policy=st.sampled_from(["dualmap", "prefix-cost", "least-loaded"]),
     routers=st.integers(1, 3),
@@ -255,14 +261,14 @@ def test_whatever_happens_every_request_ends_once_and_the_budget_holds(
             cold_start_s=0.5,
             max_gpus=6,
             resizes=tuple(Resize(*each) for each in resizes),
-            failures=tuple(Failure(at, name, at + down) for at, name, down in failures),
+            failures=tuple(WorkerFailure(at, name, at + down) for at, name, down in failures),
         ),
         requests,
     )
 
     recording = world.run()
 
-    assert all(job.fate is not None for job in world.jobs)
+    assert all(job.outcome is not None for job in world.jobs)
     assert max(sample.gpus for sample in recording.samples) <= 6
     for worker in world.fleet:
         assert not worker.jobs
@@ -289,7 +295,7 @@ def test_scenarios_say_what_is_wrong_with_them(simple_world):
     with pytest.raises(ConfigError, match="pools"):
         Scenario(pools=(PoolSpec(Role.PREFILL, 1, ProfiledModel("a100-llama-8b-bf16-tp1")),))
     with pytest.raises(ConfigError, match="back_s"):
-        Failure(5.0, "x", 4.0)
+        WorkerFailure(5.0, "x", 4.0)
     with pytest.raises(ConfigError, match=r"resize\.role"):
         simple_world(2, resizes=(Resize(1.0, Role.DECODE, 1),))
     with pytest.raises(ConfigError, match="block_size"):
@@ -299,11 +305,11 @@ def test_scenarios_say_what_is_wrong_with_them(simple_world):
 def test_metrics_age_only_by_the_delay(split_world, request_at):
     """With 3 s of delay the decode workers' usage is unknown until the first news."""
     scenario = split_world(1, 2)
-    scenario = dataclasses.replace(scenario, router=RouterSpec(news_delay_s=3.0))
+    scenario = dataclasses.replace(scenario, router=RouterSpec(propagation_delay_s=3.0))
     world = World(scenario, [request_at(i * 0.5, 2000, 200) for i in range(12)])
     world.run()
 
-    assert fates(world) == {Fate.OK: 12}
+    assert outcomes(world) == {JobOutcome.OK: 12}
     assert {job.decoder for job in world.jobs} == {"decode-0", "decode-1"}
 
 

@@ -11,7 +11,10 @@ from penstock_wire.server import HttpServer, ServerLimits
 
 
 def pytest_asyncio_loop_factories(config, item):
-    """Run these tests on the loop that the processes run on."""
+    """Run these tests on the loop that the processes run on; a test may name both loops."""
+    marker = item.get_closest_marker("asyncio")
+    if marker is not None and "loop_factories" in marker.kwargs:
+        return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
     return {"uvloop": uvloop.new_event_loop}
 
 

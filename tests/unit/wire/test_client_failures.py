@@ -8,6 +8,7 @@ from penstock_core.errors import StreamBroken, UpstreamConnectError, UpstreamErr
 from penstock_wire.client import Timeouts
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def answers(*parts, then_close=True):
@@ -37,6 +38,13 @@ def answers(*parts, then_close=True):
             "not a valid HTTP response",
         ),
         ([b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000], "response head of over"),
+        ([b"HTTP/1.1 200 OK\r\n" + b"x:\r\n" * 300 + b"\r\n"], "over 256 header fields"),
+        ([b"HTTP/1.1 999 What\r\ncontent-length: 2\r\n\r\nok"], "status 999 cannot answer"),
+        ([b"HTTP/1.1 099 What\r\ncontent-length: 2\r\n\r\nok"], "status 99 cannot answer"),
+        ([b"HTTP/1.1 101 Switching\r\n\r\n"], "status 101 cannot answer"),
+        ([CHUNKED + b"0\r\nx: " + b"y" * 100_000, b"y" * 100_000], "trailers of over"),
+        ([CHUNKED + b"0\r\n", *([b"x: y\r\n" * 4000] * 4)], "trailers of over"),
+        ([CHUNKED + b"1;x=", *([b"y" * 40_000] * 4)], "trailers of over"),
         ([OK + OK], "more than one response"),
         ([b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf"], "inside its response"),
         ([b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf"], "inside its response"),
@@ -76,6 +84,12 @@ async def test_a_sink_hears_of_a_break(peer, pool):
     response.set_sink(calls.append, lambda: calls.append("end"), on_error)
     await asyncio.wait_for(broken.wait(), 5)
     assert calls == [b"part", StreamBroken]
+
+
+async def test_single_bytes_in_chunks_of_their_own_are_no_abuse(peer, pool):
+    """A worker may stream a long answer byte by byte."""
+    upstream = await peer(answers(CHUNKED, *([b"1\r\nx\r\n" * 20_000] * 3), b"0\r\n\r\n", then_close=False))
+    assert (await pool.request("GET", upstream.url)).body == b"x" * 60_000
 
 
 async def test_a_response_without_length_ends_at_close(peer, pool):

@@ -3,6 +3,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 
 import pytest
 import uvloop
@@ -61,6 +63,37 @@ def test_sigterms_in_a_burst_are_one():
     assert run(main) == "finished"
 
 
+REFUSES_TO_END = """
+import asyncio
+from penstock_wire import loop
+
+loop.END_REAL_S = 0.2
+
+async def stubborn():
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+
+async def main(stop):
+    main.task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+
+loop.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_a_task_that_refuses_to_end_does_not_hold_the_process():
+    """A process whose main has returned exits with status 1 and says why, whatever its tasks do."""
+    ended = subprocess.run(
+        [sys.executable, "-c", REFUSES_TO_END], timeout=30, capture_output=True, check=False
+    )
+    assert ended.returncode == 1
+    assert b"tasks or threads do not end" in ended.stdout + ended.stderr
+
+
 def test_signals_are_given_back():
     """After run, the signals do what they did before."""
     before = signal.getsignal(signal.SIGTERM)
@@ -80,7 +113,12 @@ def test_the_file_limit_is_raised():
 
 
 def test_error_bodies_follow_the_openai_api():
-    """Clients find message, type and code under error."""
+    """Clients find message, type, param and code under error, as in the workers' own."""
     assert json.loads(error_body("no such model", code="model_not_found")) == {
-        "error": {"message": "no such model", "type": "invalid_request_error", "code": "model_not_found"}
+        "error": {
+            "message": "no such model",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "model_not_found",
+        }
     }

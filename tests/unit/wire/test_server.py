@@ -4,7 +4,7 @@ import socket
 import orjson
 import pytest
 
-from penstock_core.errors import ClientDisconnected, ConfigError, PortInUseError, UpstreamError
+from penstock_core.errors import ClientDisconnected, ConfigError, PenstockError, PortInUseError, UpstreamError
 from penstock_wire.server import HttpServer
 
 
@@ -40,6 +40,7 @@ async def test_answers_a_request_and_keeps_the_connection(serve, connect):
         (b"/a?x=1&x=2", "/a", {"x": "2"}),
         (b"/a?m=%C3%A9+e", "/a", {"m": "é e"}),
         (b"http://host:80/p/q?z=3", "/p/q", {"z": "3"}),
+        (b"http://host", "/", {}),
     ],
 )
 async def test_splits_the_target(serve, connect, target, path, query):
@@ -208,6 +209,51 @@ async def test_an_upgrade_offer_is_ignored_and_the_body_kept(serve, connect, fra
     answer = orjson.loads((await client.response())[2])
     assert (answer["path"], answer["body"]) == ("/u", "body")
     assert orjson.loads((await client.response())[2])["path"] == "/next"
+
+
+async def test_upgrade_offers_in_one_read_are_all_served(serve, connect):
+    """Thousands of pipelined offers are served one behind the other; none costs a level of the stack."""
+    client = await connect(await serve(echo))
+    count = 3000
+    client.send(b"GET /u HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n" * count)
+    for _ in range(count):
+        assert orjson.loads((await client.response())[2])["path"] == "/u"
+
+
+async def test_an_offer_to_upgrade_hides_no_close(serve, connect):
+    """A client that offers an upgrade and asks for a close gets the close."""
+    client = await connect(await serve(echo))
+    client.send(b"GET /u HTTP/1.1\r\nHost: x\r\nConnection: close, Upgrade\r\nUpgrade: h2c\r\n\r\n")
+    assert (await client.response())[1]["connection"] == "close"
+    assert await client.rest() == b""
+
+
+async def test_options_of_the_whole_server_reach_the_handler(serve, connect):
+    """The target of OPTIONS may be an asterisk."""
+    client = await connect(await serve(echo))
+    client.send(b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert orjson.loads((await client.response())[2])["path"] == "*"
+
+
+class UnspeakableError(PenstockError):
+    """An error that cannot be put into words."""
+
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+async def test_a_handler_that_fails_in_its_own_failure_closes_the_connection(serve, connect, caplog):
+    """When even the answer of last resort fails, the client sees a close, and shutdown is not held."""
+
+    async def handler(request, responder):
+        raise UnspeakableError
+
+    server = await serve(handler)
+    client = await connect(server)
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert await client.rest() == b""
+    assert server.handlers == 0
+    assert "request could not be answered" in caplog.text
 
 
 async def test_accepted_sockets_have_nodelay(serve, connect):

@@ -145,7 +145,7 @@ async def test_requests_that_wait_for_their_turn_are_bounded(serve, connect, unt
             b"POST /%d HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (number, len(body), body)
         )
     (connection,) = server._shared.connections
-    await until(lambda: connection._reading_paused)
+    await until(lambda: connection._paused_since_s is not None)
     waiting = len(connection._queue)
     await asyncio.sleep(0.05)
     assert len(connection._queue) == waiting < 100
@@ -247,3 +247,67 @@ async def test_close_is_idempotent(serve):
     with contextlib.suppress(OSError):
         await server.close(grace_s=0)
     assert server.connections == 0
+
+
+@pytest.mark.parametrize("sent", [b"POST / HTTP/1.1\r\nHost", GET[:-2] + b"Content-Length: 9\r\n\r\nbody"])
+async def test_close_does_not_wait_for_a_request_that_still_arrives(serve, connect, until, sent):
+    """Neither head nor body in time: 503 long before the grace is over, which is for requests under way."""
+
+    async def handler(request, responder):
+        responder.send(200, b"")
+
+    server = await serve(handler, closing_s=0.05)
+    client = await connect(server)
+    client.send(sent)
+    await until(lambda: [each for each in server._shared.connections if each._reader.begun])
+    closing = asyncio.create_task(server.close(grace_s=60))
+    status, _, body = await client.response()
+    assert (status, b"shutting_down" in body) == (503, True)
+    await client.close()
+    await asyncio.wait_for(closing, 5)
+
+
+async def test_close_does_not_wait_for_a_client_that_does_not_read(serve, until):
+    """A client that takes not one byte is cut off, though its response is under way and the grace is long."""
+
+    async def handler(request, responder):
+        responder.start(200)
+        while True:
+            responder.write(b"x" * 65536)
+            await responder.drain()
+
+    server = await serve(handler, closing_s=0.05)
+    with slow_socket(server.port) as sock:
+        await asyncio.get_running_loop().sock_sendall(sock, GET)
+        await until(
+            lambda: [each for each in server._shared.connections if each._stalled_since_s is not None]
+        )
+        await asyncio.wait_for(server.close(grace_s=60), 5)
+    assert server.connections == 0
+
+
+async def test_close_lets_a_slow_reader_go_on_until_it_stops_reading(serve, until):
+    """Some bytes between two looks keep a response alive, however long it takes; none for too long end it."""
+
+    async def handler(request, responder):
+        responder.send(200, b"x" * 8_000_000)
+
+    server = await serve(handler, closing_s=5)
+    loop = asyncio.get_running_loop()
+    with slow_socket(server.port) as sock:
+        await loop.sock_sendall(sock, GET)
+        await until(
+            lambda: [each for each in server._shared.connections if each._stalled_since_s is not None]
+        )
+        closing = asyncio.create_task(server.close(grace_s=60))
+        await until(lambda: server._shared.closing)
+        (connection,), now_s = server._shared.connections, loop.time()
+        connection.sweep(now_s)
+        for look in range(1, 5):
+            unsent_bytes = connection._transport.get_write_buffer_size()
+            while connection._transport.get_write_buffer_size() == unsent_bytes:
+                await loop.sock_recv(sock, 65536)
+            connection.sweep(now_s + 4 * look)
+            assert server.connections == 1
+        connection.sweep(now_s + 4 * 4 + 6)
+        await asyncio.wait_for(closing, 5)

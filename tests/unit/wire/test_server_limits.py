@@ -1,7 +1,10 @@
 import asyncio
+import resource
 
 import orjson
 import pytest
+
+from penstock_wire.server import HttpServer, ServerLimits
 
 
 async def answer(request, responder):
@@ -13,7 +16,7 @@ def code_of(response):
     """Check the form of a refusal; return its status and code."""
     status, headers, body = response
     error = orjson.loads(body)["error"]
-    assert set(error) == {"message", "type", "code"}
+    assert set(error) == {"message", "type", "param", "code"}
     assert headers["connection"] == "close"
     return status, error["code"]
 
@@ -25,6 +28,7 @@ def code_of(response):
         (b"GET / HTTP/9.9\r\nHost: x\r\n\r\n", (400, "malformed_request")),
         (b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", (400, "malformed_request")),
         (b"GET / HTTP/1.1\r\n\r\n", (400, "missing_host")),
+        (b"GET http://a:99999/ HTTP/1.1\r\nHost: x\r\n\r\n", (400, "malformed_target")),
         (b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n", (400, "connect_unsupported")),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1x\r\n\r\n", (400, "malformed_request")),
         (
@@ -149,9 +153,12 @@ async def test_a_slow_handler_is_not_an_idle_connection(serve, connect):
     assert (await client.response())[2] == b"slow"
 
 
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
 async def test_connections_beyond_the_bound_are_answered_503(serve, connect, until):
     """The connection too many gets an answer; the others go on, and there is room again after a close."""
-    server = await serve(answer, max_connections=2)
+    server = await serve(answer, max_connections=2, reserve_connections=0)
     first, second = await connect(server), await connect(server)
     for client in (first, second):
         client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -164,3 +171,149 @@ async def test_connections_beyond_the_bound_are_answered_503(serve, connect, unt
     fourth = await connect(server)
     fourth.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await fourth.response())[0] == 200
+
+
+@pytest.fixture
+def serve_vital(stack):
+    """Start a server for which /health is vital, with limits as keywords."""
+
+    async def start(**limits):
+        server = HttpServer(
+            answer, limits=ServerLimits(**limits), is_vital=lambda request: request.path == "/health"
+        )
+        await server.start("127.0.0.1", 0)
+        stack.push_async_callback(server.close, grace_s=0.2)
+        return server
+
+    return start
+
+
+async def test_probes_are_answered_when_all_connections_are_in_use(serve_vital, connect):
+    """Behind the bound a vital request is served, another gets its 503, and both connections end."""
+    server = await serve_vital(max_connections=1, reserve_connections=2)
+    first = await connect(server)
+    first.send(GET)
+    assert (await first.response())[0] == 200
+    probe, other = await connect(server), await connect(server)
+    probe.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    status, headers, _ = await probe.response()
+    assert (status, headers["connection"]) == (200, "close")
+    other.send(GET)
+    assert code_of(await other.response()) == (503, "too_many_connections")
+    assert await probe.rest() == await other.rest() == b""
+
+
+async def test_the_reserve_is_bounded_and_the_loss_is_logged(serve_vital, connect, until, caplog):
+    """Behind the reserve a connection is refused before it asks; the log says how many were."""
+    server = await serve_vital(max_connections=1, reserve_connections=1, keep_alive_s=0.2)
+    clients = [await connect(server) for _ in range(4)]
+    for client in clients[2:]:
+        assert code_of(await client.response()) == (503, "too_many_connections")
+    await until(lambda: "connections refused: all are in use" in caplog.text)
+
+
+async def test_a_lack_of_files_is_logged_and_survived(serve, connect, until, caplog):
+    """While the process has no file left the log says so, once; afterwards connections are accepted again."""
+    server = await serve(answer, keep_alive_s=0.1)
+    first = await connect(server)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        # No number above the files that are open may be given out; holes below are filled first.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        await until(lambda: "no file left" in caplog.text)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert await first.rest() == b""
+    second = await connect(server)
+    second.send(GET)
+    assert (await second.response())[0] == 200
+    assert caplog.text.count("no file left") == 1
+
+
+async def test_the_limit_of_open_files_bounds_the_connections(serve_vital, connect, caplog):
+    """A server that cannot open as many files as it may have connections says so and serves fewer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1024), hard))
+        server = await serve_vital(max_connections=10**9, files_per_connection=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "fewer connections than configured" in caplog.text
+    assert 1 <= server._shared.bound < 512
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (b"0\r\nX-Trailer: ", b"t" * 100),
+        (b"0\r\n", b"X-Trailer: t\r\n" * 10),
+        (b"1;ext=", b"e" * 100),
+        (b"", b"2\r\nab\r\n" * 20),
+    ],
+)
+async def test_framing_is_bounded_as_a_head_is(serve, connect, begin, piece):
+    """Trailers, chunk extensions and tiny chunks without end are refused after about the bound of a head."""
+    client = await connect(await serve(answer, max_header_bytes=500))
+    client.send(CHUNKED + begin)
+    for _ in range(100):
+        client.send(piece)
+        await asyncio.sleep(0)
+    assert code_of(await client.response()) == (400, "too_much_framing")
+
+
+async def test_small_chunks_are_served_while_their_framing_is_modest(serve, connect):
+    """A long body in chunks of 24 bytes, and a short one byte by byte, are no abuse."""
+    client = await connect(await serve(answer, max_header_bytes=500))
+    for body in (b"18\r\n%b\r\n" % (b"x" * 24) * 5000, b"1\r\nx\r\n" * 90):
+        client.send(CHUNKED)
+        for at in range(0, len(body), 1000):
+            client.send(body[at : at + 1000])
+            await asyncio.sleep(0)
+        client.send(b"0\r\n\r\n")
+        assert (await client.response())[0] == 200
+
+
+async def test_too_many_fields_are_refused(serve, connect):
+    """Hundreds of empty headers within the bytes allowed are refused all the same."""
+    client = await connect(await serve(answer))
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 300 + b"\r\n")
+    assert code_of(await client.response()) == (431, "headers_too_large")
+
+
+async def test_a_body_sent_drop_by_drop_is_answered_408(serve, connect):
+    """Head and body have a limit in all; single bytes do not extend it, and shutdown is not held."""
+    server = await serve(answer, body_timeout_s=5, receive_timeout_s=0.1)
+    client = await connect(server)
+    client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\n\r\n")
+
+    async def drip():
+        while True:
+            client.send(b"x")
+            await asyncio.sleep(0.01)
+
+    dripping = asyncio.create_task(drip())
+    assert code_of(await client.response()) == (408, "receive_timeout")
+    dripping.cancel()
+
+
+async def test_time_in_which_the_server_does_not_read_is_not_the_clients(serve, connect, until):
+    """A request cut by the server's own pause is not answered 408, however long the pause."""
+    gate = asyncio.Event()
+
+    async def handler(request, responder):
+        await gate.wait()
+        responder.send(200, b"")
+
+    server = await serve(handler, header_timeout_s=0.05, receive_timeout_s=0.05, body_timeout_s=0.05)
+    client = await connect(server)
+    client.send(GET * 40 + b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
+    (connection,) = server._shared.connections
+    await until(lambda: connection._paused_since_s is not None)
+    await asyncio.sleep(0.2)
+    gate.set()
+    client.send(b"ok")
+    for _ in range(41):
+        assert (await client.response())[0] == 200

@@ -1,12 +1,11 @@
 from itertools import pairwise
 
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_core.errors import StreamBroken
-from penstock_wire.sse import DONE, EventScanner, EventSplitter, encode_event, payload
+from penstock_wire.sse import DONE, EventSplitter, encode_event, payload
 
 TOKEN = b'data: {"choices":[{"text":"a"}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
@@ -79,17 +78,13 @@ BLOCKS = st.sampled_from(
 
 @given(st.lists(BLOCKS, max_size=12), st.data())
 def test_events_do_not_depend_on_the_pieces(blocks, data):
-    """Any cutting of the same bytes gives the same events, counts, usage and end."""
+    """Any cutting of the same bytes gives the same events."""
     whole = b"".join(blocks)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=20)))
     pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
-    splitter, scanner = EventSplitter(), EventScanner()
+    splitter = EventSplitter()
     assert [event for piece in pieces for event in splitter.feed(piece)] == blocks
     assert splitter.tail == b""
-    counted = sum(scanner.feed(piece) for piece in pieces)
-    assert counted == scanner.events == sum(b not in {DONE, b": ping\n\n"} for b in blocks)
-    assert scanner.done == (DONE in blocks)
-    assert (scanner.usage() is not None) == (USAGE in blocks)
 
 
 MIXED = (
@@ -121,33 +116,6 @@ def test_a_cut_off_event_is_kept_and_named():
     with pytest.raises(StreamBroken, match="exceeds 10 bytes"):
         splitter.feed(b"data: 0123456789")
     assert splitter.tail
-
-
-def test_the_last_usage_counts():
-    """With usage in every chunk, the last one is the total; null is none."""
-    scanner = EventScanner()
-    for number in range(3):
-        scanner.feed(encode_event(orjson.dumps({"usage": {"completion_tokens": number}})))
-    scanner.feed(NULL_USAGE)
-    assert scanner.usage() == {"completion_tokens": 2}
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        NULL_USAGE,
-        b'data: {"usage": null, "x": 1}\n\n',
-        b'data: {"usage": 5}\n\n',
-        b'data: {"usage": {broken\n\n',
-        b'data: [{"usage":{}}]\n\n',
-        encode_event(orjson.dumps({"text": 'say "usage": {"a": 1}'})),
-    ],
-)
-def test_what_is_no_usage(event):
-    """Null, other types, broken JSON and generated text that looks like it are not usage."""
-    scanner = EventScanner()
-    assert scanner.feed(event) == 1
-    assert scanner.usage() is None
 
 
 def test_endless_events_are_refused():

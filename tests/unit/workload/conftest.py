@@ -46,6 +46,8 @@ class FakeServer:
         models: Names that /v1/models lists; None answers with a page.
         ready: Status of /ready.
         lags: Lag that each process exports; "" is the server, other names are workers.
+        speed: Of the router that it plays; None plays none.
+        time_scales: Speed that each simulated worker exports, by name; "" is the server itself.
     """
 
     def __init__(self):
@@ -55,7 +57,9 @@ class FakeServer:
         self.models = ["llama"]
         self.ready = 404
         self.lags = {}
+        self.admin = None
         self.speed = None
+        self.time_scales = {}
         self.url = ""
 
     async def handle(self, request, responder):
@@ -64,14 +68,12 @@ class FakeServer:
             responder.send(404, b"<html>")
         elif request.path == "/v1/models":
             responder.send(200, orjson.dumps({"data": [{"id": name} for name in self.models]}))
-        elif request.path == "/workers" and self.speed is not None:
-            responder.send(200, orjson.dumps({"workers": [], "speed": self.speed}))
-        elif request.path == "/workers" and self.lags:
-            workers = [{"name": n, "role": "decode", "url": f"{self.url}/{n}"} for n in self.lags if n]
-            responder.send(200, orjson.dumps({"workers": workers}))
-        elif request.path.endswith("/metrics") and self.lags:
-            name = request.path.removesuffix("/metrics").strip("/")
-            responder.send(200, b"penstock_schedule_lag_p99_seconds " + self.lags[name].encode())
+        elif request.path == "/workers" and (self.lags or self.speed is not None):
+            responder.send(200, orjson.dumps(self._listed(request)))
+        elif self.admin is not None and request.headers.get(b"authorization") == self.admin:
+            responder.send(500, b"the admin key is for /workers alone")
+        elif request.path.endswith("/metrics") and (self.lags or self.time_scales):
+            responder.send(200, self._page(request.path.removesuffix("/metrics").strip("/")))
         elif request.method == "GET" and request.path != "/ready":
             responder.send(404, b"{}")
         elif request.path == "/ready":
@@ -80,6 +82,21 @@ class FakeServer:
             self.bodies.append(orjson.loads(request.body))
             self.headers.append(request.headers)
             await self.script(self.bodies[-1], responder)
+
+    def _listed(self, request):
+        """The answer to GET /workers: addresses for admins alone."""
+        names = [name for name in (self.lags or self.time_scales) if name]
+        workers = [{"name": n, "role": "decode", "url": f"{self.url}/{n}"} for n in names]
+        if request.headers.get(b"authorization") != self.admin:
+            workers = [{"name": each["name"], "role": "decode"} for each in workers]
+        return {"workers": workers} if self.speed is None else {"workers": workers, "speed": self.speed}
+
+    def _page(self, name):
+        """The metrics of one process."""
+        lines = [f"penstock_schedule_lag_p99_seconds {self.lags[name]}"] if name in self.lags else []
+        if name in self.time_scales:
+            lines.append(f"penstock_time_scale {self.time_scales[name]}")
+        return "\n".join(lines).encode()
 
 
 async def stream_tokens(body, responder, *, cached=0):

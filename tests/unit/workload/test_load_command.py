@@ -59,6 +59,21 @@ def test_a_graph_of_another_speed_is_not_measured(served, mooncake_file):
     assert served.bodies == []
 
 
+@pytest.mark.parametrize(
+    ("router_speed", "time_scales", "named"),
+    [(1.0, {"prefill-0": 1.0, "decode-0": 20.0}, "decode-0"), (None, {"": 20.0}, "the server")],
+    ids=["worker_behind_a_router", "worker_without_a_router"],
+)
+def test_workers_of_another_speed_are_not_measured(served, mooncake_file, router_speed, time_scales, named):
+    """A router in real time before workers at 20 would halve every figure in no way that a reader could see."""
+    served.speed, served.time_scales = router_speed, time_scales
+    answer = CliRunner().invoke(load, ["--trace", str(mooncake_file), "--url", served.url])
+    assert isinstance(answer.exception, ConfigError)
+    assert f"--speed: 1, but {named} at {served.url}" in str(answer.exception)
+    assert "runs at 20" in str(answer.exception)
+    assert served.bodies == []
+
+
 def test_a_dry_run_sends_nothing(mooncake_file):
     """It needs no server and says what would be sent."""
     arguments = [

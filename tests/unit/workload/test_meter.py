@@ -3,12 +3,12 @@
 import pytest
 
 from penstock_core.errors import StreamBroken
-from penstock_workload.meter import MAX_EVENT_BYTES, StreamError, StreamMeter
+from penstock_workload.meter import MAX_EVENT_BYTES, ClientStreamMeter, StreamError
 
 
 def test_an_event_without_end_is_cut_off():
     """A server that streams no events cannot fill the client's memory."""
-    measured = StreamMeter()
+    measured = ClientStreamMeter()
 
     with pytest.raises(StreamBroken, match=f"exceeds {MAX_EVENT_BYTES} bytes"):
         measured.feed(0.0, b"data: " + b"0" * MAX_EVENT_BYTES)
@@ -20,7 +20,7 @@ def _event(body):
 
 def test_token_events_are_timed_and_others_are_not():
     """A role chunk, an empty text and the usage chunk are no tokens."""
-    meter = StreamMeter()
+    meter = ClientStreamMeter()
     chat = [
         b'{"choices":[{"delta":{"role":"assistant","content":""}}]}',
         b'{"choices":[{"delta":{"content":"a"}}]}',
@@ -49,7 +49,7 @@ def test_token_events_are_timed_and_others_are_not():
 
 def test_usage_without_details_leaves_the_cached_count_unknown():
     """Unknown is never zero."""
-    meter = StreamMeter()
+    meter = ClientStreamMeter()
 
     meter.feed(0.0, _event(b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":"x"}}'))
 
@@ -70,4 +70,4 @@ def test_usage_without_details_leaves_the_cached_count_unknown():
 def test_a_stream_that_goes_wrong_says_how(body, kind, message):
     """Errors inside a stream are told apart from garbage."""
     with pytest.raises(kind, match=message):
-        StreamMeter().feed(0.0, _event(body))
+        ClientStreamMeter().feed(0.0, _event(body))

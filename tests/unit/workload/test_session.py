@@ -9,9 +9,9 @@ import pytest
 from penstock_core.errors import ConfigError, NoEndpointsError, PenstockError, UpstreamConnectError
 from penstock_workload import results as results_module
 from penstock_workload.arrivals import Spread
-from penstock_workload.exchange import Endpoint
+from penstock_workload.exchange import TargetEndpoint
 from penstock_workload.prompts import PromptMaker
-from penstock_workload.record import Status
+from penstock_workload.record import RequestStatus
 from penstock_workload.results import read_run
 from penstock_workload.selection import OnLong, Selection
 from penstock_workload.session import LoadConfig, describe_plan, plan_load, run_load
@@ -70,7 +70,7 @@ async def test_the_files_hold_what_was_measured(mooncake_file, fake_server, tmp_
 
     assert run.summary == orjson.loads(orjson.dumps(summary))
     assert [result.line for result in run.results] == [1, 2, 3, 4, 5]
-    assert {result.status for result in run.results} == {Status.OK}
+    assert {result.status for result in run.results} == {RequestStatus.OK}
     assert [len(result.itl_s) for result in run.results] == [4, 5, 6, 7, 8]
     for result in run.results:
         assert result.e2e_s == pytest.approx(result.ttft_s + sum(result.itl_s), abs=1e-3)
@@ -87,7 +87,7 @@ async def test_the_files_hold_what_was_measured(mooncake_file, fake_server, tmp_
 
 
 async def test_arrivals_follow_the_schedule(mooncake_file, fake_server, tmp_path):
-    """Requests are sent at or after their modelled time, in order."""
+    """Requests are sent at or after their simulated time, in order."""
     await _run(_config(mooncake_file, fake_server, output_dir=tmp_path))
     results = read_run(tmp_path).results
 
@@ -142,11 +142,11 @@ async def _hang(body, responder):
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        (_refuse, (Status.REJECTED, "http_503", "prefill queue is full")),
-        (_fail, (Status.FAILED, "http_400", "prompt too long")),
-        (_break_off, (Status.FAILED, "truncated", "without [DONE]")),
-        (_stay_silent, (Status.FAILED, "no_tokens", "no token")),
-        (_report_an_error, (Status.FAILED, "stream_error", "KV transfer failed")),
+        (_refuse, (RequestStatus.REJECTED, "http_503", "prefill queue is full")),
+        (_fail, (RequestStatus.FAILED, "http_400", "prompt too long")),
+        (_break_off, (RequestStatus.FAILED, "truncated", "without [DONE]")),
+        (_stay_silent, (RequestStatus.FAILED, "no_tokens", "no token")),
+        (_report_an_error, (RequestStatus.FAILED, "stream_error", "KV transfer failed")),
     ],
 )
 async def test_each_way_of_failing_is_told_apart(azure_file, fake_server, tmp_path, script, expected):
@@ -165,7 +165,7 @@ async def test_each_way_of_failing_is_told_apart(azure_file, fake_server, tmp_pa
 
 
 async def test_a_request_that_takes_too_long_is_ended(azure_file, fake_server):
-    """The limit is in modelled seconds."""
+    """The limit is in simulated seconds."""
     fake_server.script = _hang
 
     summary = await _run(_config(azure_file, fake_server, timeout_s=20.0))
@@ -194,7 +194,7 @@ async def test_usage_that_differs_from_the_trace_is_counted(mooncake_file, fake_
 
 async def test_chat_wraps_the_prompt_and_expects_no_exact_count(mooncake_file, fake_server):
     """The server's template adds tokens of its own."""
-    summary = await _run(_config(mooncake_file, fake_server, endpoint=Endpoint.CHAT))
+    summary = await _run(_config(mooncake_file, fake_server, endpoint=TargetEndpoint.CHAT))
 
     assert [message["role"] for message in fake_server.bodies[0]["messages"]] == ["user"]
     assert len(fake_server.bodies[0]["messages"][0]["content"]) % 4 == 0
@@ -317,6 +317,17 @@ async def test_the_servers_say_how_late_they_ran(azure_file, fake_server):
         {"name": "w1", "role": "decode", "p99_s": 0.5},
     ]
     assert {"router", "w1"} <= set(lag["late"])
+
+
+@pytest.mark.parametrize(("key", "names"), [("root", ["router", "w1"]), (None, ["router"])])
+async def test_the_admin_key_tells_where_the_workers_are(azure_file, fake_server, key, names):
+    """Without it the router's own lag is all that can be said; nobody else is sent the key."""
+    fake_server.lags = {"": "0.25", "w1": "0.5"}
+    fake_server.admin = b"Bearer root"
+
+    lag = (await _run(_config(azure_file, fake_server, admin_key=key)))["lag"]
+
+    assert [each["name"] for each in lag["servers"]] == names
 
 
 async def test_a_full_disk_is_one_clear_error(azure_file, fake_server, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_core.errors import ConfigError
-from penstock_workload.record import RequestResult, Status
+from penstock_workload.record import RequestResult, RequestStatus
 from penstock_workload.results import from_line, read_run, to_line
 from penstock_workload.server_lag import ServerLag
 from penstock_workload.statistics import Punctuality, describe, judge_lag, summarise
@@ -42,7 +42,7 @@ def _result(line=1, **changes):
         "arrival_s": float(line),
         "sent_s": float(line),
         "ended_s": float(line) + 2,
-        "status": Status.OK,
+        "status": RequestStatus.OK,
         "http_status": 200,
         "error": None,
         "error_class": None,
@@ -80,7 +80,9 @@ def test_percentiles_are_ordered_and_measured(values):
 
 def test_the_summary_counts_ok_requests_only():
     """A failed request's times and tokens are in no percentile and no rate."""
-    bad = _result(2, status=Status.FAILED, error_class="broken", error="x", ttft_s=99.0, prompt_tokens=900)
+    bad = _result(
+        2, status=RequestStatus.FAILED, error_class="broken", error="x", ttft_s=99.0, prompt_tokens=900
+    )
 
     summary = summarise([_result(1), bad], duration_s=10.0, speed=1.0, punctuality=WELL)
 
@@ -172,7 +174,7 @@ def test_a_late_server_is_named():
 
 def test_a_result_survives_its_line():
     """What is read back is what was written, to the microsecond."""
-    result = _result(3, error="x", error_class="broken", status=Status.FAILED)
+    result = _result(3, error="x", error_class="broken", status=RequestStatus.FAILED)
 
     assert from_line(to_line(result, with_gaps=True)) == result
 

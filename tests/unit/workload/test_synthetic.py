@@ -49,6 +49,46 @@ def test_a_step_jumps_up_and_back():
     assert counts == [pytest.approx(5, rel=0.15), pytest.approx(15, rel=0.1), pytest.approx(5, rel=0.15)]
 
 
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("ramp:rate=4,peak=3,step_s=100,step_length_s=200,duration_s=400", (4, 6, 10, 12)),
+        ("stairs:rate=4,peak=3,steps=2,step_length_s=100,duration_s=500", (4, 8, 12, 8, 4)),
+        ("day:rate=4,peak=3,period_s=800,step_length_s=100,duration_s=800", (4, 4, 8, 12, 12, 12, 8, 4)),
+    ],
+)
+def test_changing_rates_are_as_asked(text, counts):
+    """Requests/s of each 100 s: a line up, steps up and down, a night, a day and the next night."""
+    times = np.array(arrival_times(parse_synthetic(text), rng()))
+
+    found = [((times >= 100 * i) & (times < 100 * i + 100)).sum() / 100 for i in range(len(counts))]
+    assert found == [pytest.approx(each, rel=0.2) for each in counts]
+    assert times.max() < 100 * len(counts)
+
+
+def test_constant_gaps_are_equal():
+    """No chance in it."""
+    assert arrival_times(SyntheticSpec(Process.CONSTANT, rate=2.0, count=3), rng()) == [0.0, 0.5, 1.0]
+
+
+def test_bursts_have_the_mean_and_variation_asked_for():
+    """On and off at a CV of 13, as in Azure's code trace."""
+    spec = SyntheticSpec(Process.BURSTS, rate=4.0, count=300_000, cv=13.0, peak=10.0)
+
+    gaps = np.diff(arrival_times(spec, rng()))
+
+    assert gaps.mean() == pytest.approx(0.25, rel=0.1)
+    assert gaps.std() / gaps.mean() == pytest.approx(13, rel=0.1)
+
+
+def test_a_shift_changes_the_lengths_from_its_time_on():
+    """Prompts a quarter as long, answers four times as long."""
+    text = "constant:rate=1,count=4,input_tokens=800,output_tokens=20,length_cv=0"
+    made = synthesise(parse_synthetic(f"{text},shift_s=2,shift_input=0.25,shift_output=4"), rng())
+
+    assert [(r.input_tokens, r.output_tokens) for r in made] == [(800, 20)] * 2 + [(200, 80)] * 2
+
+
 def test_lengths_are_cut_and_have_their_mean():
     """Log-normal with a mean of 2,000; none above the longest, none below one token."""
     spec = SyntheticSpec(count=20_000, input_tokens=2000, max_tokens=30_000, length_cv=1.5, output_tokens=100)
@@ -101,12 +141,22 @@ def test_the_name_says_synthetic():
         ("sine:amplitude=2", "amplitude=2.0 must be between 0 and 1"),
         ("poisson:rate=inf", "rate=inf"),
         ("poisson:rate", "rate=''"),
+        ("poisson:duration_s=0", "duration_s=0.0 must be above 0"),
+        ("poisson:shift_s=-1", "shift_s=-1.0 must be at least 0"),
+        ("bursts:cv=0.5", "cv=0.5 must be above 1 for bursts"),
+        ("day:step_length_s=300", "period_s=600.0 must be at least four times step_length_s=300"),
     ],
 )
 def test_bad_specs_are_refused_with_their_key(text, told):
     """Key, value and bound."""
     with pytest.raises(ConfigError, match=told):
         parse_synthetic(text)
+
+
+def test_a_duration_before_the_first_arrival_is_refused():
+    """An empty workload has no result."""
+    with pytest.raises(ConfigError, match="ends before the first arrival"):
+        synthesise(SyntheticSpec(rate=0.001, duration_s=1.0), rng())
 
 
 def test_same_seed_same_requests():

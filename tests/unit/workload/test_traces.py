@@ -46,7 +46,7 @@ GOOD = '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [0]}
     ("row", "reason"),
     [
         ('{"timestamp": 1, "input_length"', "not JSON"),
-        ("[1]", "this is a list"),
+        ("[1]", "is a list"),
         ('{"timestamp": -1, "input_length": 5, "output_length": 5, "hash_ids": [0]}', "timestamp: -1"),
         ('{"timestamp": "x", "input_length": 5, "output_length": 5, "hash_ids": [0]}', "timestamp: 'x'"),
         ('{"timestamp": 1, "input_length": 0, "output_length": 5, "hash_ids": []}', "input_length: 0"),
@@ -60,7 +60,7 @@ GOOD = '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [0]}
         ('{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": ["a"]}', "hash_ids: must be"),
         (
             '{"timestamp": 1, "input_length": 513, "output_length": 5, "hash_ids": [0]}',
-            "1 ids for 513 tokens, 2",
+            "1 ids for 513 tokens, must be 2",
         ),
     ],
 )

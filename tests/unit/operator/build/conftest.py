@@ -25,8 +25,10 @@ def context() -> BuildContext:
 def objects(build, context):
     """Return a function that makes the children of the changed base graph by kind and name."""
 
-    def make(replicas=None, surge=None, context=context, **spec_changes):
-        found = children(build(**spec_changes), context, replicas=replicas or {}, surge=surge or {})
+    def make(replicas=None, unavailable=None, context=context, **spec_changes):
+        found = children(
+            build(**spec_changes), context, replicas=replicas or {}, unavailable=unavailable or {}
+        )
         return {(each["kind"], each["metadata"]["name"]): each for each in found}
 
     return make

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import yaml
 
-from penstock_graph.loading import parse_manifests
-from penstock_graph.models import Role
+from penstock_api import Role
+from penstock_manifests import parse_manifests
 from penstock_operator.build import adapter, children, gpu_ceiling
 
 GRAPH_LABELS = {"penstock.dev/graph": "llama", "app.kubernetes.io/managed-by": "penstock"}
@@ -59,7 +59,7 @@ def test_every_child_has_its_place_labels_and_owner(objects):
 def test_without_a_uid_there_is_no_owner(build, context):
     """A rendering of a graph that is in no cluster names no owner: the collector would delete its children."""
     free = dataclasses.replace(context, owner_uid="")
-    found = children(build(), free, replicas={}, surge={})
+    found = children(build(), free, replicas={}, unavailable={})
     assert all("ownerReferences" not in each["metadata"] for each in found)
 
 
@@ -89,17 +89,18 @@ def test_routers_are_never_taken_out_of_service(objects):
 
 
 @pytest.mark.parametrize(
-    ("replicas", "surge", "expected"),
+    ("replicas", "unavailable", "expected"),
     [
         ({}, {}, (3, {"maxSurge": 1, "maxUnavailable": 0})),
-        ({"decode": 5}, {"decode": True}, (5, {"maxSurge": 1, "maxUnavailable": 0})),
-        ({"decode": 0}, {"decode": False}, (0, {"maxSurge": 0, "maxUnavailable": 1})),
-        ({"prefill": 5}, {"prefill": False}, (3, {"maxSurge": 1, "maxUnavailable": 0})),
+        ({"decode": 5}, {"decode": 0}, (5, {"maxSurge": 1, "maxUnavailable": 0})),
+        ({"decode": 0}, {"decode": 1}, (0, {"maxSurge": 0, "maxUnavailable": 1})),
+        ({"decode": 5}, {"decode": 2}, (5, {"maxSurge": 0, "maxUnavailable": 2})),
+        ({"prefill": 5}, {"prefill": 1}, (3, {"maxSurge": 1, "maxUnavailable": 0})),
     ],
 )
-def test_replicas_and_rollout_are_the_callers(objects, replicas, surge, expected):
-    """The number and the room for a surge come from the caller, the graph's own number where it has none."""
-    found = objects(replicas=replicas, surge=surge, services={"decode": {"replicas": 3}})
+def test_replicas_and_rollout_are_the_callers(objects, replicas, unavailable, expected):
+    """The number and how many may be away come from the caller, the graph's own number where it has none."""
+    found = objects(replicas=replicas, unavailable=unavailable, services={"decode": {"replicas": 3}})
     spec = found["Deployment", "llama-decode"]["spec"]
     strategy = {"type": "RollingUpdate", "rollingUpdate": expected[1]}
     assert (spec["replicas"], spec["strategy"]) == (expected[0], strategy)

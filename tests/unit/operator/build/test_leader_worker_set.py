@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from penstock_graph.loading import parse_manifests
+from penstock_manifests import parse_manifests
 from penstock_operator.build import children
 
 WIDE = {"gpusPerReplica": 8, "nodesPerReplica": 2, "args": ["--enforce-eager"]}
@@ -30,7 +30,7 @@ def args(template):
 
 def test_a_service_over_nodes_is_a_leader_worker_set(wide, objects):
     """Its size is the number of nodes; the one-node services stay Deployments."""
-    spec = wide(replicas={"decode": 3}, surge={"decode": False})["spec"]
+    spec = wide(replicas={"decode": 3}, unavailable={"decode": 1})["spec"]
     assert (spec["replicas"], spec["leaderWorkerTemplate"]["size"]) == (3, 2)
     assert spec["rolloutStrategy"]["rollingUpdateConfiguration"] == {"maxSurge": 0, "maxUnavailable": 1}
     assert (spec["startupPolicy"], spec["leaderWorkerTemplate"]["restartPolicy"]) == (
@@ -94,7 +94,8 @@ def test_without_the_kind_there_is_no_workload(build, context):
     poor = dataclasses.replace(context, has_leader_worker_set=False)
     graph = build(services={"decode": WIDE}, planner={"maxGpuBudget": 64})
     kinds = {
-        (each["kind"], each["metadata"]["name"]) for each in children(graph, poor, replicas={}, surge={})
+        (each["kind"], each["metadata"]["name"])
+        for each in children(graph, poor, replicas={}, unavailable={})
     }
     assert ("Service", "llama-decode") in kinds
     assert not {("LeaderWorkerSet", "llama-decode"), ("Deployment", "llama-decode")} & kinds

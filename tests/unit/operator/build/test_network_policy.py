@@ -65,7 +65,7 @@ def test_an_operator_of_no_known_namespace_is_in_the_graphs(build, context):
     unknown = dataclasses.replace(context, operator_namespace=None)
     (policy,) = (
         each
-        for each in children(build(), unknown, replicas={}, surge={})
+        for each in children(build(), unknown, replicas={}, unavailable={})
         if (each["kind"], each["metadata"]["name"]) == ("NetworkPolicy", "llama-worker")
     )
     assert policy["spec"]["ingress"][2] == readers("serving")

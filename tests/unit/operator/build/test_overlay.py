@@ -179,7 +179,7 @@ _patches = st.dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(patch=_patches)
 def test_any_patch_is_laid_over_or_refused_and_twice_is_once(patch):
     """No patch crashes, none changes its arguments, and laying it over again changes nothing."""

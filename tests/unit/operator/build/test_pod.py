@@ -143,7 +143,7 @@ def test_graphs_variables_do_not_reach_routers(container):
 def test_operators_image_replaces_the_releases(build, context, runtime, service, expected):
     """Where the graph names none and the process is Penstock's."""
     own = dataclasses.replace(context, penstock_image="own:1", image_pull_policy="Never")
-    found = children(build(runtime=runtime), own, replicas={}, surge={})
+    found = children(build(runtime=runtime), own, replicas={}, unavailable={})
     (template,) = (
         each["spec"]["template"] for each in found if each["metadata"]["name"] == f"llama-{service}" and each["kind"] == "Deployment"
     )  # fmt: skip
@@ -164,7 +164,7 @@ def test_an_image_that_the_graph_names_stays(build, context, changes, service, e
     own = dataclasses.replace(context, penstock_image="own:1")
     found = {
         (each["kind"], each["metadata"]["name"]): each
-        for each in children(build(**changes), own, replicas={}, surge={})
+        for each in children(build(**changes), own, replicas={}, unavailable={})
     }
     template = found["Deployment", f"llama-{service}"]["spec"]["template"]
     assert template["spec"]["containers"][0]["image"] == expected
@@ -305,6 +305,13 @@ def test_a_busy_worker_is_not_killed(container):
     probe = container("decode")["livenessProbe"]
     assert (probe["timeoutSeconds"], probe["failureThreshold"]) == (10, 6)
     assert probe["terminationGracePeriodSeconds"] == 30
+
+
+@pytest.mark.parametrize(("liveness_s", "failures"), [(600, 60), (605, 61), (1, 1)])
+def test_a_services_own_liveness_limit_sets_the_failures(container, liveness_s, failures):
+    """Period times failures is at least the limit."""
+    probe = container("decode", services={"decode": {"livenessTimeoutSeconds": liveness_s}})["livenessProbe"]
+    assert (probe["periodSeconds"], probe["failureThreshold"]) == (10, failures)
 
 
 @pytest.mark.parametrize(

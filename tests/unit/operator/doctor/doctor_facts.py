@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-from penstock_graph.crd import definitions
+from penstock_crd import definitions
 from penstock_operator.doctor.facts import (
     Facts,
     GraphFacts,

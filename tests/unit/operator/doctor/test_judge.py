@@ -186,7 +186,7 @@ def test_an_operator_of_one_namespace_beside_a_cluster_wide_one():
     assert is_healthy(findings)
     [found] = [each for each in findings if each.subject == "operators"]
     assert found.message == (
-        "penstock-system/penstock-operator leaves serving to the operators of those namespaces"
+        "penstock-system/penstock-operator cedes serving to the operators of those namespaces"
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock_graph.models import ServiceSpec
+from penstock_api import ServiceSpec
 from penstock_operator.plan.bounds import Bounded, bounded
 
 SCALED = ServiceSpec.model_validate(

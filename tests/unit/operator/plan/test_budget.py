@@ -6,11 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_graph.cluster_names import BUDGET_GATE
-from penstock_operator.plan.budget import OVERDUE_S, Releases, releases, starved
+from penstock_objects.names import BUDGET_GATE
+from penstock_operator.plan.budget import OVERDUE_S, Releases, blocked, blocked_on_budget, releases
+from penstock_operator.plan.holdings import Holding
 from penstock_operator.plan.pods import PodView
 
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""
 
 
@@ -21,14 +22,19 @@ def worker(name, *, gpus=1, role="decode", **more):
 
 
 def running(name, **more):
-    """Return a worker pod whose gate is lifted."""
+    """Return a worker pod whose gate is ungated."""
     return worker(name, gates=(), **more)
 
 
-def judge(*pods, budget=8, priorities=None, released=(), now_s=0.0):
+def judge(*pods, budget=8, priorities=None, held=None, released=(), now_s=0.0):
     """Call `releases` with defaults."""
     return releases(
-        pods, budget=budget, priorities=priorities or {}, already_released=frozenset(released), now_s=now_s
+        pods,
+        budget=budget,
+        priorities=priorities or {},
+        held=held or {},
+        already_released=frozenset(released),
+        now_s=now_s,
     )
 
 
@@ -63,7 +69,46 @@ def test_as_many_start_as_fit():
 )
 def test_starved_is_who_waits_for_gpus_that_nobody_is_about_to_free(pods, expected):
     """Room, or a worker on its way out, is worth waiting for."""
-    assert starved(pods, budget=8, now_s=0.0) == expected
+    assert blocked_on_budget(judge(*pods), pods) == expected
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ((running("a", gpus=8), worker("b"), worker("c")), {"decode": 2}),
+        ((running("a", gpus=7), running("x", terminating=True), worker("b"), worker("c")), {"decode": 1}),
+        ((running("a", gpus=7), running("x", terminating=True, role="prefill"), worker("b")), {"decode": 1}),
+        ((running("a", gpus=7), running("x", terminating=True), worker("b")), {}),
+        ((running("a", gpus=7), worker("b")), {}),
+    ],
+)
+def test_blocked_is_who_waits_for_gpus_that_its_own_service_does_not_free(pods, expected):
+    """A replacement whose predecessor leaves is on its way; so is one that fits."""
+    assert blocked(judge(*pods), pods) == expected
+
+
+def test_a_group_is_one_blocked_replica():
+    """Two pods of one group wait together."""
+    pods = (running("a", gpus=8), group("g", 0), group("g", 1))
+    assert blocked(judge(*pods), pods) == {"decode": 1}
+
+
+def test_a_service_gets_back_the_gpus_of_a_replica_that_it_lost():
+    """Before older pods and higher priorities of others; not before an empty role, and not more than it lost."""
+    pods = [
+        running("d0", created_s=1),
+        running("p0", role="prefill", created_s=1),
+        worker("p1", role="prefill", created_s=2),
+        worker("d1", created_s=3),
+        worker("d2", created_s=4),
+    ]
+    assert judge(*pods, budget=3).release == ("p1",)
+    held = {"decode": Holding(2, 1), "prefill": Holding(1, 1)}
+    assert judge(*pods, budget=3, held=held, priorities={"prefill": 1}).release == ("d1",)
+    assert judge(*pods, budget=4, held=held).release == ("d1", "p1")
+    assert judge(pods[0], *pods[2:], budget=2, held={"decode": Holding(2, 1)}).release == ("p1",)
+    leaving = running("d9", terminating=True)
+    assert judge(*pods, leaving, budget=4, held=held).release == ("p1",)
 
 
 @pytest.mark.parametrize(
@@ -337,3 +382,16 @@ def test_no_order_of_events_exceeds_the_budget(budget, steps):
     waiting = {each.uid for each in found.waiting}
     assert not any("next in line" in each.reason or "being freed" in each.reason for each in found.waiting)
     assert {uid for uid, pod in world.pods.items() if pod.gated and pod.alive} == waiting
+
+
+def test_gpus_are_kept_for_a_replacement_that_does_not_exist_yet():
+    """Of those behind it; an empty role goes first all the same."""
+    held = {"decode": Holding(2, 1)}
+    pods = [running("d0"), running("p0", role="prefill"), worker("p1", role="prefill")]
+    found = judge(*pods, budget=3, held=held)
+    assert found.release == ()
+    assert [each.reason for each in found.waiting] == [
+        "needs 1 of 3 GPUs and 0 are free; 1 more are being freed"
+    ]
+    assert judge(*pods, budget=4, held=held).release == ("p1",)
+    assert judge(pods[0], pods[2], budget=2, held=held).release == ("p1",)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_operator.plan.budget import Waiting
 from penstock_operator.plan.conditions import (
     BUDGET_RESPECTED,
@@ -13,8 +13,8 @@ from penstock_operator.plan.conditions import (
     PROGRESSING,
     READY,
     SCHEDULABLE,
+    ConditionFacts,
     Failure,
-    GraphFacts,
     Judgement,
     ServiceFacts,
     conditions,
@@ -36,7 +36,7 @@ ROUTER = service(Role.ROUTER, 2)
 PREFILL = service(Role.PREFILL, 1)
 DECODE = service(Role.DECODE, 2)
 SERVICES = {"frontend": ROUTER, "prefill": PREFILL, "decode": DECODE}
-REST = GraphFacts(3, SERVICES, budget=8)
+REST = ConditionFacts(3, SERVICES, budget=8)
 
 
 def judged(facts):
@@ -79,10 +79,16 @@ def test_ready_needs_every_role(names, reason, message):
     assert judged(replace(REST, services=services))[READY] == (False, reason, message)
 
 
-def test_a_graph_without_router_is_not_ready():
-    """Nobody could send a request."""
-    facts = GraphFacts(1, {"w": service(Role.AGGREGATED, 1)})
-    assert judged(facts)[READY] == (False, "NoReadyRouter", "no ready replica of router")
+def test_a_graph_without_router_is_ready_with_its_workers():
+    """Requests come through a router of the user's own, which the message says."""
+    facts = ConditionFacts(1, {"w": service(Role.AGGREGATED, 1)})
+    assert judged(facts)[READY] == (
+        True,
+        "Serving",
+        "ready replicas: aggregated 1; the graph declares no router, so requests have to come through one of your own",
+    )
+    facts = ConditionFacts(1, {"w": service(Role.AGGREGATED, 0)})
+    assert judged(facts)[READY] == (False, "NoReadyWorker", "no ready replica of aggregated")
 
 
 @pytest.mark.parametrize(

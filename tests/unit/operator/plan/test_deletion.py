@@ -1,6 +1,6 @@
 """The order in which a graph goes."""
 
-from penstock_operator.plan.deletion import Child, DeletionStep, Stage, next_step
+from penstock_operator.plan.deletion import Child, DeletionStage, DeletionStep, next_step
 from penstock_operator.plan.pods import PodView
 
 ROUTER = Child("Deployment", "llama-frontend", "frontend", "router")
@@ -20,42 +20,44 @@ def test_routers_go_first():
     pods = [pod("r", "router"), pod("d", "decode")]
     step = next_step([SERVICE, DECODE, ROUTER, CONFIG], pods)
     assert step == DeletionStep(
-        Stage.ROUTERS, (ROUTER,), message="waits until router pods have finished their requests: r"
+        DeletionStage.ROUTERS, (ROUTER,), message="waits until router pods have finished their requests: r"
     )
     going = Child(ROUTER.kind, ROUTER.name, ROUTER.service, ROUTER.role, terminating=True)
     assert next_step([going, DECODE], pods).delete == ()
     assert next_step([going, DECODE], []).message == "deletes the routers"
-    assert next_step([DECODE], [pod("r", "router", terminating=True)]).stage is Stage.ROUTERS
+    assert next_step([DECODE], [pod("r", "router", terminating=True)]).stage is DeletionStage.ROUTERS
 
 
 def test_then_workers_are_drained_and_deleted():
     """A service with living pods drains; one without loses its workload."""
     step = next_step([PREFILL, DECODE, CONFIG], [pod("d", "decode"), pod("p", "prefill", terminating=True)])
     assert step == DeletionStep(
-        Stage.WORKERS,
+        DeletionStage.WORKERS,
         (PREFILL,),
         ("decode",),
         message="waits until worker pods have finished their requests: d, p",
     )
     assert next_step([DECODE], [pod("r", "router", finished=True)]) == DeletionStep(
-        Stage.WORKERS, (DECODE,), message="deletes the workers"
+        DeletionStage.WORKERS, (DECODE,), message="deletes the workers"
     )
 
 
 def test_a_pod_without_workload_is_waited_for():
     """It was drained; its end is the garbage collector's."""
     step = next_step([CONFIG], [pod("d", "decode", terminating=True)])
-    assert (step.stage, step.delete, step.drain) == (Stage.WORKERS, (), ())
+    assert (step.stage, step.delete, step.drain) == (DeletionStage.WORKERS, (), ())
 
 
 def test_then_the_rest_and_then_the_finalizer():
     """What routers and workers needed goes last; nothing left releases the graph."""
     assert next_step([SERVICE, CONFIG], []) == DeletionStep(
-        Stage.REST,
+        DeletionStage.REST,
         (CONFIG, SERVICE),
         message="waits until these are gone: ConfigMap llama-router, Service llama-decode",
     )
-    assert next_step([], []) == DeletionStep(Stage.FINISHED, release=True, message="everything is gone")
+    assert next_step([], []) == DeletionStep(
+        DeletionStage.FINISHED, release=True, message="everything is gone"
+    )
 
 
 def test_every_deletion_ends():
@@ -71,4 +73,10 @@ def test_every_deletion_ends():
         children -= set(step.delete)
         gone = {child.service for child in step.delete if child.is_workload} | set(step.drain)
         pods = {name: each for name, each in pods.items() if each.service not in gone}
-    assert stages == [Stage.ROUTERS, Stage.WORKERS, Stage.WORKERS, Stage.REST, Stage.FINISHED]
+    assert stages == [
+        DeletionStage.ROUTERS,
+        DeletionStage.WORKERS,
+        DeletionStage.WORKERS,
+        DeletionStage.REST,
+        DeletionStage.FINISHED,
+    ]

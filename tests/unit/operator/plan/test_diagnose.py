@@ -5,10 +5,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock_core.stamps import stamp
-from penstock_graph.cluster_names import BUDGET_GATE
+from penstock_objects.names import BUDGET_GATE
 from penstock_operator.plan.diagnose import Category, Diagnosis, diagnose, worst
 
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""
 
 NOW = 10_000.0
@@ -160,6 +160,19 @@ CASES = [
         Category.NODE_LOST,
         "node n1 does not answer",
         "check the node; delete it if it is gone for good",
+    ),
+    (
+        pod(
+            status={
+                "conditions": [
+                    {"type": "Ready", "status": "False"},
+                    {"type": "ContainersReady", "status": "True"},
+                ]
+            }
+        ),
+        Category.NODE_LOST,
+        "node n1 is not ready",
+        "check the node; its pods are replaced after five minutes",
     ),
     (
         pod(metadata={"deletionTimestamp": stamp(NOW - 61)}),

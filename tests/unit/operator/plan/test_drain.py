@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_graph.cluster_names import BUDGET_GATE, DRAINING, SERVING
+from penstock_objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock_operator.plan.drain import plan_scale
 from penstock_operator.plan.pods import ContainerView, PodView
 from penstock_operator.plan.scale import DRAINING_COST, LEAVING_COST, Load, ScalePlan
 
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""
 
 IDLE = Load(0, 0, 0.0, idle_s=2.0)
@@ -474,7 +474,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(PATIENT, max_examples=200)
+@settings(PATIENT, max_examples=120)
 @given(st.integers(0, 2**32), st.integers(0, 6), EVENTS)
 def test_no_request_is_lost_whatever_happens(chance, count, events):
     """Changed minds, crashes of the operator, pods that break: only what may go is deleted.

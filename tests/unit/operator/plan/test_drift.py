@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_graph.cluster_names import APPLIED_ANNOTATION
+from penstock_objects.names import APPLIED_ANNOTATION
 from penstock_operator.plan.drift import differences, drifted, stamped
 
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""
 
 DESIRED = {

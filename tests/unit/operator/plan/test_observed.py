@@ -1,8 +1,8 @@
 """Services seen through their pods."""
 
-from penstock_graph.cluster_names import SERVING
-from penstock_graph.models import Role
-from penstock_operator.plan.conditions import Failure, GraphFacts, ServiceFacts
+from penstock_api import Role
+from penstock_objects.names import SERVING
+from penstock_operator.plan.conditions import ConditionFacts, Failure, ServiceFacts
 from penstock_operator.plan.observed import observed_services
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import Replicas
@@ -43,7 +43,7 @@ def test_services_are_found_by_their_pods():
 def test_an_invalid_edit_leaves_a_serving_graph_ready():
     """What runs still answers requests; the phase says that something is wrong."""
     pods = [pod("r", "router", "frontend"), pod("w", "aggregated", "workers")]
-    facts = GraphFacts(2, observed_services(pods), failure=Failure("InvalidSpec", "m"))
+    facts = ConditionFacts(2, observed_services(pods), failure=Failure("InvalidSpec", "m"))
     status = graph_status(facts, old=None, now="now")
     assert {each["type"]: each["status"] for each in status["conditions"]}["Ready"] == "True"
     assert status["phase"] == "Degraded"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_graph.cluster_names import (
+from penstock_objects.names import (
     BUDGET_GATE,
     DELETION_COST_ANNOTATION,
     DRAIN_ANNOTATION,

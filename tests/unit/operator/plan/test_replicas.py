@@ -1,6 +1,6 @@
 """Replicas counted from pods."""
 
-from penstock_graph.cluster_names import BUDGET_GATE, DRAINING, SERVING
+from penstock_objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.replicas import Replicas, count
 

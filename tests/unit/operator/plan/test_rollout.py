@@ -2,33 +2,42 @@
 
 import pytest
 
-from penstock_graph.models import Role
+from penstock_api import Role
 from penstock_operator.plan.rollout import (
     Rollouts,
     RolloutView,
-    Strategy,
     may_roll,
-    may_surge,
     rollout_view,
-    strategy,
+    unavailable,
 )
 
 
 @pytest.mark.parametrize(
     ("role", "gpus", "wanted", "budget", "expected"),
     [
-        (Role.ROUTER, 0, 8, 8, True),
-        (Role.DECODE, 1, 8, None, True),
-        (Role.DECODE, 1, 7, 8, True),
-        (Role.DECODE, 2, 7, 8, False),
-        (Role.PREFILL, 1, 9, 8, False),
+        (Role.ROUTER, 0, 8, 8, 0),
+        (Role.DECODE, 1, 8, None, 0),
+        (Role.DECODE, 1, 7, 8, 0),
+        (Role.DECODE, 2, 7, 8, 1),
+        (Role.PREFILL, 1, 9, 8, 1),
     ],
 )
 def test_a_rollout_surges_where_there_is_room(role, gpus, wanted, budget, expected):
     """Room for one replica more beside all that are wanted; routers and graphs without a ceiling always."""
-    values = {"role": role, "gpus_per_replica": gpus, "wanted_gpus": wanted, "budget": budget}
-    assert may_surge(**values) is expected
-    assert strategy(**values) == (Strategy(1, 0) if expected else Strategy(0, 1))
+    values = {"gpus_per_replica": gpus, "wanted_gpus": wanted, "budget": budget}
+    assert unavailable(role=role, blocked=0, **values) == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "blocked", "expected"),
+    [(1, 9, 1, 2), (1, 9, 3, 2), (4, 13, 3, 3), (1, 8, 3, 1), (0, 9, 3, 1)],
+)
+def test_replicas_that_the_budget_keeps_away_are_not_the_one_that_a_rollout_replaces(
+    gpus, wanted, blocked, expected
+):
+    """With a budget of 8: one beside them, and of these no more than the wanted replicas exceed it by."""
+    values = {"gpus_per_replica": gpus, "wanted_gpus": wanted, "budget": 8, "blocked": blocked}
+    assert unavailable(role=Role.DECODE, **values) == expected
 
 
 def workload(*, generation=2, observed=2, replicas=3, **status):

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_graph.models import Role
-from penstock_graph.models.status import AdapterStatus, GraphStatus
+from penstock_api import Role
+from penstock_api.status import AdapterStatus, GraphStatus
 from penstock_operator.plan.bounds import Bounded
-from penstock_operator.plan.conditions import Failure, GraphFacts, ServiceFacts
+from penstock_operator.plan.conditions import ConditionFacts, Failure, ServiceFacts
 from penstock_operator.plan.diagnose import Category, Diagnosis
 from penstock_operator.plan.replicas import Replicas
 from penstock_operator.plan.status import adapter_status, graph_status, is_current
 
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""
 
 
@@ -30,8 +30,8 @@ SERVICES = {
     "prefill": service(Role.PREFILL, 1),
     "decode": service(Role.DECODE, 2),
 }
-REST = GraphFacts(3, SERVICES, budget=8)
-NOTHING = GraphFacts(
+REST = ConditionFacts(3, SERVICES, budget=8)
+NOTHING = ConditionFacts(
     1, {name: service(each.role, 0, target=1) for name, each in SERVICES.items()}, budget=None
 )
 FAULT = Diagnosis(Category.CRASH_LOOP, "p", "decode", "m", "r")
@@ -67,7 +67,7 @@ def test_the_status_of_a_graph_at_rest():
 def test_aggregated_workers_stand_in_the_decode_column():
     """And GPUs without a ceiling stand alone."""
     services = {"frontend": service(Role.ROUTER, 1), "workers": service(Role.AGGREGATED, 2, target=3)}
-    found = graph_status(GraphFacts(1, services), old=None, now="now")
+    found = graph_status(ConditionFacts(1, services), old=None, now="now")
     assert found["summary"] == {"prefill": "", "decode": "2/3", "gpus": "2"}
 
 
@@ -95,7 +95,7 @@ def test_the_phase_is_one_word_for_it(facts, phase):
 
 COUNTS = st.builds(Replicas, *[st.integers(0, 3)] * 5)
 FACTS = st.builds(
-    GraphFacts,
+    ConditionFacts,
     generation=st.integers(1, 3),
     services=st.dictionaries(
         st.sampled_from("abc"),
@@ -144,12 +144,12 @@ def test_the_same_facts_are_not_written_twice(facts):
 @PATIENT
 @given(FACTS, FACTS)
 def test_ready_means_that_a_request_would_be_served(facts, other):
-    """Ready is True exactly if a router and every worker role have a serving replica, whatever was before."""
+    """Ready is True exactly if every declared role has a serving replica, whatever was before."""
     old = graph_status(other, old=None, now="then")
     found = graph_status(facts, old=old, now="now")
     ready = next(each["status"] for each in found["conditions"] if each["type"] == "Ready")
-    roles = {Role.ROUTER, *(each.role for each in facts.services.values())}
-    served = all(
+    roles = {each.role for each in facts.services.values()}
+    served = bool(roles) and all(
         any(each.role is role and each.replicas.serving for each in facts.services.values()) for role in roles
     )
     assert ready == ("True" if served else "False")
@@ -190,13 +190,22 @@ def test_an_adapters_status():
                 "message": "the number asked for is within the bounds",
                 "lastTransitionTime": "now",
                 "observedGeneration": 4,
-            }
+            },
+            {
+                "type": "ReplicaFailure",
+                "status": "False",
+                "reason": "PodsCreated",
+                "message": "no pod is refused",
+                "lastTransitionTime": "now",
+                "observedGeneration": 4,
+            },
         ],
     }
     AdapterStatus.model_validate(found)
     limited = adapter_status(DECODE, Bounded(2, "TooManyReplicas", "m"), generation=5, old=found, now="later")
     assert [(each["status"], each["reason"], each["message"]) for each in limited["conditions"]] == [
-        ("True", "TooManyReplicas", "m")
+        ("True", "TooManyReplicas", "m"),
+        ("False", "PodsCreated", "no pod is refused"),
     ]
 
 

@@ -1,0 +1,113 @@
+"""The API's closed sets."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a service's replicas do."""
+
+    ROUTER = "router"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    AGGREGATED = "aggregated"
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether replicas of this role run the model and hold GPUs."""
+        return self is not Role.ROUTER
+
+
+WORKER_ROLES = (Role.PREFILL, Role.DECODE, Role.AGGREGATED)
+
+
+class Runtime(StrEnum):
+    """Which program the workers run."""
+
+    VLLM = "vllm"
+    DYNAMO = "dynamo"
+    SIMULATED = "simulated"
+
+
+class RouterPolicy(StrEnum):
+    """How the router chooses a worker."""
+
+    PREFIX_COST = "prefix-cost"
+    DUALMAP = "dualmap"
+    CACHE_AFFINITY = "cache-affinity"
+    LEAST_LOADED = "least-loaded"
+    MIN_TTFT = "min-ttft"
+    PREBLE = "preble"
+    KV_COST = "kv-cost"
+    ROUND_ROBIN = "round-robin"
+
+
+class QueueOrder(StrEnum):
+    """Who is next in a worker's queue in the router."""
+
+    ARRIVAL = "arrival"
+    HIT_FIRST = "hit-first"
+    IN_TIME_FIRST = "in-time-first"
+
+
+class AdmissionMode(StrEnum):
+    """Whether the router refuses requests while all workers are busy."""
+
+    NONE = "none"
+    TOKEN_CAPACITY = "token-capacity"  # noqa: S105 - a mode's name, not a secret
+
+
+class Tier(StrEnum):
+    """Priority class of a request that a client may ask for."""
+
+    PREMIUM = "premium"
+    STANDARD = "standard"
+    BACKGROUND = "background"
+
+
+class PlannerMode(StrEnum):
+    """What the planner scales on."""
+
+    ADAPTIVE = "adaptive"
+    LOAD = "load"
+    SLA = "sla"
+
+
+class Predictor(StrEnum):
+    """How the planner's SLA mode forecasts demand."""
+
+    CONSTANT = "constant"
+    HOLT_WINTERS = "holt-winters"
+
+
+class MetricsSource(StrEnum):
+    """Where the planner reads metrics first; the other sources back it up."""
+
+    ROUTER = "router"
+    PROMETHEUS = "prometheus"
+    SCRAPE = "scrape"
+
+
+class Environment(StrEnum):
+    """Backend that the planner scales."""
+
+    LOCAL = "local"
+    KUBERNETES = "kubernetes"
+
+
+class KvBufferDevice(StrEnum):
+    """Memory through which vLLM transfers KV blocks."""
+
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+class GraphPhase(StrEnum):
+    """One word for a graph's state."""
+
+    PENDING = "Pending"
+    PROGRESSING = "Progressing"
+    READY = "Ready"
+    DEGRADED = "Degraded"
+    FAILED = "Failed"

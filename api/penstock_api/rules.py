@@ -1,0 +1,229 @@
+"""The rules within one section: services, node pools, variables, planner, lease, tiers, profiles. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from penstock_api.enums import MetricsSource
+from penstock_api.profiles import PROFILE_SUFFIX, PROFILES
+from penstock_api.rule import Breach, Rule, unless
+from penstock_objects.pod_template import unknown_fields
+
+if TYPE_CHECKING:
+    from penstock_api.engine import EngineConfig, LeaseConfig
+    from penstock_api.planner import PlannerConfig, PlannerMetricsConfig, SlaConfig
+    from penstock_api.router import TiersConfig
+    from penstock_api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
+
+SHORTEST_SAFE_LEASE_S = 6
+"""Below it vLLM's heartbeat interval, duration // 6, is 0: a heartbeat in every step."""
+
+_ROUNDING = 1e-9
+"""Above the error of adding three fractions."""
+
+
+def immutable(key: str, what: str) -> Rule[Any]:
+    """Return the rule that a key keeps its value; only an API server sees both versions."""
+    return Rule(
+        key=key,
+        must=f"the {what} is immutable",
+        cel="self == oldSelf",
+        text="%s was %s and is immutable",
+        values=("self", "oldSelf"),
+        remedy="keep it, or make a new graph",
+    )
+
+
+def _unknown_profile(section: ServiceSpec | EngineConfig | SlaConfig) -> Iterator[Breach]:
+    name = section.profile
+    if name is None or name in PROFILES or name.endswith(PROFILE_SUFFIX):
+        return
+    close = difflib.get_close_matches(name, PROFILES, n=1, cutoff=0.75)
+    yield Breach(remedy=f"did you mean {close[0]}?" if close else None)
+
+
+PROFILE_RULE: Rule[Any] = Rule(
+    key="profile",
+    must=f"a profile is one that comes with Penstock, or the name of a file ending in {PROFILE_SUFFIX}",
+    cel=f"self.endsWith('{PROFILE_SUFFIX}') || self in [{', '.join(map(repr, PROFILES))}]",
+    find=_unknown_profile,
+    text="%s is no latency profile",
+    values=("self",),
+    remedy=f"choose one of {', '.join(PROFILES)}",
+)
+
+
+def _unknown_pod_keys(service: ServiceSpec) -> Iterator[Breach]:
+    for each in unknown_fields(service.pod_template):
+        remedy = f"did you mean {each.meant}?" if each.meant else None
+        yield Breach(values=(each.kind,), path=("podTemplate", *each.path), remedy=remedy)
+
+
+SERVICE_RULES: tuple[Rule[ServiceSpec], ...] = (
+    Rule(
+        path="scaling.minReplicas",
+        must="minReplicas is at most maxReplicas",
+        cel="!has(self.scaling) || self.scaling.minReplicas <= self.scaling.maxReplicas",
+        find=unless(lambda s: s.scaling is None or s.scaling.min_replicas <= s.scaling.max_replicas),
+        text="%d exceeds maxReplicas %d",
+        values=("self.scaling.minReplicas", "self.scaling.maxReplicas"),
+        remedy="lower it or raise maxReplicas",
+    ),
+    Rule(
+        path="replicas",
+        must="replicas lie within scaling's minReplicas to maxReplicas",
+        cel=(
+            "!has(self.scaling) || self.scaling.minReplicas > self.scaling.maxReplicas || "
+            "(self.scaling.minReplicas <= self.replicas && self.replicas <= self.scaling.maxReplicas)"
+        ),
+        find=unless(
+            lambda s: (
+                s.scaling is None
+                or s.scaling.min_replicas > s.scaling.max_replicas
+                or s.scaling.min_replicas <= s.replicas <= s.scaling.max_replicas
+            )
+        ),
+        text="%d lies outside scaling's %d to %d",
+        values=("self.replicas", "self.scaling.minReplicas", "self.scaling.maxReplicas"),
+        remedy="move it or widen the bounds",
+    ),
+    Rule(
+        path="gpusPerReplica",
+        must="gpusPerReplica is a multiple of nodesPerReplica",
+        cel="self.nodesPerReplica < 1 || self.gpusPerReplica % self.nodesPerReplica == 0",
+        find=unless(lambda s: s.gpus_per_replica % s.nodes_per_replica == 0),
+        text="%d GPUs do not divide over %d nodes",
+        values=("self.gpusPerReplica", "self.nodesPerReplica"),
+        remedy="make gpusPerReplica a multiple of nodesPerReplica",
+    ),
+    Rule(
+        path="podTemplate",
+        must="podTemplate has only keys of Kubernetes' PodTemplateSpec",
+        cel=None,
+        find=_unknown_pod_keys,
+        text="unknown key of Kubernetes' %s",
+        remedy="remove it",
+    ),
+    PROFILE_RULE,
+    immutable("role", "role of a service that stays"),
+)
+
+NODE_POOL_RULES: tuple[Rule[NodePool], ...] = (
+    Rule(
+        path="cacheClaim",
+        must="cacheClaim needs cacheMount",
+        cel="!has(self.cacheClaim) || has(self.cacheMount)",
+        find=unless(lambda pool: pool.cache_claim is None or pool.cache_mount is not None),
+        text="%s is given, but no cacheMount",
+        values=("self.cacheClaim",),
+        remedy="say where to mount it",
+    ),
+)
+
+ENV_VAR_RULES: tuple[Rule[EnvVar], ...] = (
+    Rule(
+        path="valueFrom",
+        must="a variable has value or valueFrom, not both",
+        cel="!has(self.value) || !has(self.valueFrom)",
+        find=unless(lambda variable: variable.value is None or variable.value_from is None),
+        text="value is set too",
+        remedy="keep one of value and valueFrom",
+    ),
+)
+
+ENV_FROM_RULES: tuple[Rule[EnvFrom], ...] = (
+    Rule(
+        must="envFrom has one of secretRef and configMapRef",
+        cel="has(self.secretRef) != has(self.configMapRef)",
+        find=unless(lambda source: (source.secret_ref is None) != (source.config_map_ref is None)),
+        text="both or neither of secretRef and configMapRef",
+        remedy="give exactly one of secretRef and configMapRef",
+    ),
+)
+
+
+def _below(pool: str, holds: Callable[[PlannerConfig], bool]) -> Rule[PlannerConfig]:
+    down, up = f"{pool}ScaleDownThreshold", f"{pool}ScaleUpThreshold"
+    return Rule(
+        path=down,
+        must=f"{down} is below {up}",
+        cel=f"self.{down} < self.{up}",
+        find=unless(holds),
+        text=f"%s is not below {up} %s",
+        values=(f"self.{down}", f"self.{up}"),
+        remedy="lower it, or the pool would flap",
+    )
+
+
+PLANNER_RULES: tuple[Rule[PlannerConfig], ...] = (
+    _below("decodeKv", lambda p: p.decode_kv_scale_down_threshold < p.decode_kv_scale_up_threshold),
+    _below(
+        "prefillQueue", lambda p: p.prefill_queue_scale_down_threshold < p.prefill_queue_scale_up_threshold
+    ),
+    Rule(
+        path="metricPullingIntervalSeconds",
+        must="metricPullingIntervalSeconds is at most adjustmentIntervalSeconds",
+        cel="self.metricPullingIntervalSeconds <= self.adjustmentIntervalSeconds",
+        find=unless(lambda p: p.metric_pulling_interval_seconds <= p.adjustment_interval_seconds),
+        text="%s s exceeds adjustmentIntervalSeconds %s s",
+        values=("self.metricPullingIntervalSeconds", "self.adjustmentIntervalSeconds"),
+        remedy="pull at least once per adjustment",
+    ),
+    Rule(
+        path="minGpuBudget",
+        must="minGpuBudget is at most maxGpuBudget",
+        cel="!has(self.maxGpuBudget) || self.minGpuBudget <= self.maxGpuBudget",
+        find=unless(lambda p: p.max_gpu_budget is None or p.min_gpu_budget <= p.max_gpu_budget),
+        text="%d exceeds maxGpuBudget %d",
+        values=("self.minGpuBudget", "self.maxGpuBudget"),
+        remedy="lower it or raise maxGpuBudget",
+    ),
+)
+
+METRICS_RULES: tuple[Rule[PlannerMetricsConfig], ...] = (
+    Rule(
+        path="prometheusUrl",
+        must="source prometheus needs prometheusUrl",
+        cel="self.source != 'prometheus' || has(self.prometheusUrl)",
+        find=unless(lambda m: m.source is not MetricsSource.PROMETHEUS or m.prometheus_url is not None),
+        text="null, yet source is prometheus",
+        remedy="give its URL or choose router or scrape",
+    ),
+)
+
+LEASE_RULES: tuple[Rule[LeaseConfig], ...] = (
+    Rule(
+        path="durationSeconds",
+        must=f"a lease under {SHORTEST_SAFE_LEASE_S} s needs acknowledgeShortLease: true",
+        cel=f"self.durationSeconds >= {SHORTEST_SAFE_LEASE_S} || self.acknowledgeShortLease",
+        find=unless(
+            lambda lease: lease.duration_seconds >= SHORTEST_SAFE_LEASE_S or lease.acknowledge_short_lease
+        ),
+        text=f"%d s is below {SHORTEST_SAFE_LEASE_S} s, so heartbeats would go out in every step",
+        values=("self.durationSeconds",),
+        remedy="raise it or set acknowledgeShortLease: true",
+    ),
+)
+
+
+def _shares_above_whole(tiers: TiersConfig) -> Iterator[Breach]:
+    total = tiers.shares.premium + tiers.shares.standard + tiers.shares.background
+    if total > 1 + _ROUNDING:
+        yield Breach(values=(total,))
+
+
+_SHARES = "self.shares.premium + self.shares.standard + self.shares.background"
+
+TIERS_RULES: tuple[Rule[TiersConfig], ...] = (
+    Rule(
+        path="shares",
+        must="the tiers' shares add up to at most 1",
+        cel=f"{_SHARES} <= {1 + _ROUNDING}",
+        find=_shares_above_whole,
+        text="sum %s exceeds 1",
+        values=(_SHARES,),
+        remedy="lower one of the shares",
+    ),
+)

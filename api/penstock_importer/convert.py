@@ -1,0 +1,295 @@
+"""NVIDIA's DynamoGraphDeployment (v1alpha1 or v1beta1) becomes a GraphDeployment.
+
+What cannot be carried is listed with its line and the reason; nothing is dropped in silence. The result
+is validated by the API's own rules before it is returned. Pure.
+
+Source of the foreign form: ai-dynamo/dynamo, deploy/operator/api/v1alpha1 and examples/backends/vllm/deploy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from penstock_api.base import KeyPath, dotted
+from penstock_api.enums import Role
+from penstock_api.graph import API_VERSION, GraphDeployment
+from penstock_api.graph_rules import MAX_CHILD_NAME
+from penstock_core.errors import InvalidSpecError, Problem
+from penstock_importer.beta import as_alpha
+from penstock_importer.planner import read_planner
+from penstock_importer.pods import PodParts, pool_name, read_env, read_pod
+from penstock_importer.services import (
+    MOCKER_MODULE,
+    WORKER_MODULES,
+    Component,
+    component_kind,
+    read_component,
+    read_router_flags,
+    read_worker_flags,
+)
+from penstock_importer.source import ManifestSource, Places, Unconverted
+from penstock_manifests.nodes import Document, read_documents
+from penstock_manifests.validation import validate
+
+FOREIGN_KIND = "DynamoGraphDeployment"
+ALPHA = "nvidia.com/v1alpha1"
+BETA = "nvidia.com/v1beta1"
+DEFAULT_BUDGET = 8
+"""The planner document's max-gpu-budget."""
+
+_SERVICES: KeyPath = ("spec", "services")
+
+_OTHER_ENGINES = re.compile(r"\bdynamo\.(trtllm|sglang)\b|\b(tensorrtllm|trtllm|sglang)-runtime\b")
+"""Modules and images of Dynamo's other workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportResult:
+    """A converted graph.
+
+    Attributes:
+        graph: Valid by the API's rules.
+        unconverted: What it does not carry, in the order of lines.
+    """
+
+    graph: GraphDeployment
+    unconverted: tuple[Unconverted, ...]
+
+
+def import_dgd(text: str, file: str | None = None) -> ImportResult:
+    """Convert the one DynamoGraphDeployment of ``text``.
+
+    Args:
+        text: YAML.
+        file: Name to put into problems.
+
+    Raises:
+        InvalidSpecError: Not a DynamoGraphDeployment of a known version, or one that no graph can express.
+    """
+    document = _only_document(text, file)
+    value, places = (
+        as_alpha(document.value) if document.value["apiVersion"] == BETA else (document.value, Places())
+    )
+    source = ManifestSource(document, value, places)
+    _refuse_other_engines(source, file)
+    manifest = _convert(source)
+    source.note_rest()
+    problems, model = validate(GraphDeployment, manifest)
+    if not isinstance(model, GraphDeployment):
+        raise InvalidSpecError(
+            [
+                Problem(path=f"(converted) {dotted(path)}", message=message, file=file)
+                for path, message in problems
+            ]
+        )
+    notes = sorted(source.notes, key=lambda each: (each.line or 0, each.path))
+    return ImportResult(model, tuple(notes))
+
+
+def _only_document(text: str, file: str | None) -> Document:
+    documents, findings = read_documents(text)
+    findings = [*findings, *(finding for each in documents for finding in each.findings)]
+    problems = [Problem(dotted(each.path), each.message, file, each.line) for each in findings]
+    found = [
+        each for each in documents if isinstance(each.value, dict) and each.value.get("kind") == FOREIGN_KIND
+    ]
+    if not problems and len(found) != 1:
+        message = f"{len(found)} {FOREIGN_KIND} documents where one is needed; give a file with one"
+        problems.append(Problem("", message, file))
+    if not problems and found[0].value.get("apiVersion") not in {ALPHA, BETA}:
+        version = found[0].value.get("apiVersion")
+        message = f"{version} is neither {ALPHA} nor {BETA}, the versions that can be converted"
+        problems.append(Problem("apiVersion", message, file, found[0].line_of(("apiVersion",))))
+    if problems:
+        raise InvalidSpecError(problems)
+    return found[0]
+
+
+def _refuse_other_engines(source: ManifestSource, file: str | None) -> None:
+    """Refuse workers of engines that a graph cannot run: their image would be started with vLLM's command.
+
+    Raises:
+        InvalidSpecError: with each place that names such an engine.
+    """
+    places: list[KeyPath] = []
+    if source.peek(("spec", "backendFramework")) not in {None, "vllm"}:
+        places.append(("spec", "backendFramework"))
+    for key in source.keys(_SERVICES):
+        container = (*_SERVICES, key, "extraPodSpec", "mainContainer")
+        if component_kind(source, (*_SERVICES, key)) == "worker":
+            named = [(*container, part) for part in ("image", "command", "args")]
+            places += [path for path in named if _OTHER_ENGINES.search(str(source.peek(path)))]
+    if places:
+        message = "names another engine than vLLM; graphs run vLLM, Dynamo's vLLM workers, or simulated ones"
+        origins = [source.places.origin(each) for each in places]
+        raise InvalidSpecError(
+            [Problem(dotted(each), message, file, source.document.line_of(each)) for each in origins]
+        )
+
+
+def _convert(source: ManifestSource) -> dict[str, Any]:
+    source.taken |= {("apiVersion",), ("kind",), ("spec", "backendFramework")}
+    if source.peek(("status",)) is not None:
+        source.note(("status",), "is written by the cluster")
+    spec: dict[str, Any] = {"model": {}, "runtime": "dynamo", "services": {}}
+    metadata = _metadata(source)
+    planner: dict[str, Any] = {"enabled": False}
+    components: list[Component] = []
+    for key in source.keys(_SERVICES):
+        path = (*_SERVICES, key)
+        kind = component_kind(source, path)
+        if kind == "planner":
+            planner = read_planner(source, path)
+        elif kind is None:
+            source.note(
+                path, f"componentType {source.peek((*path, 'componentType'))!r} has no role in a graph"
+            )
+        else:
+            components.append(read_component(source, path))
+    _settle_roles(components)
+    _settle_names(components, str(metadata.get("name", "")))
+    _fill(source, spec, components)
+    if planner != {"enabled": False}:
+        _open_scaling(components)
+        _settle_budget(source, planner, components)
+    spec["services"] = {each.name: {"role": str(each.role), **each.service} for each in components}
+    _share_image(spec)
+    spec["planner"] = planner
+    return {"apiVersion": API_VERSION, "kind": "GraphDeployment", "metadata": metadata, "spec": spec}
+
+
+def _metadata(source: ManifestSource) -> dict[str, Any]:
+    metadata = {}
+    for key in ("name", "namespace", "labels", "annotations"):
+        value = source.take(("metadata", key))
+        if value is not None:
+            metadata[key] = value
+    return metadata
+
+
+def _settle_roles(components: list[Component]) -> None:
+    """A worker without a role is what the others leave: decode beside prefill, else aggregated."""
+    roles = {each.role for each in components}
+    for component in components:
+        if component.role is None:
+            component.role = Role.DECODE if Role.PREFILL in roles else Role.AGGREGATED
+
+
+def _settle_names(components: list[Component], graph: str) -> None:
+    """Fall back to the role where a name would be too long or taken."""
+    taken: set[str] = set()
+    for component in components:
+        too_long = len(graph) + len(component.name) + 1 > MAX_CHILD_NAME
+        if too_long or component.name in taken:
+            component.name = str(component.role)
+        taken.add(component.name)
+
+
+def _fill(source: ManifestSource, spec: dict[str, Any], components: list[Component]) -> None:
+    """Fill each component's service, and the sections of the graph that follow from them."""
+    env = read_env(source, ("spec", "envs"))
+    if env:
+        spec["env"] = env
+    claims = _claims(source)
+    pools: dict[str, Any] = {}
+    for component in components:
+        parts = read_pod(source, component.path, claims)
+        if component.role is Role.ROUTER:
+            parts.env = [*({**each} for each in env), *parts.env]
+            router = read_router_flags(source, component, parts.env)
+            if router:
+                spec["router"] = router
+        else:
+            read_worker_flags(source, component, spec["model"])
+            _check_module(source, component, spec)
+        _add_parts(component, parts, pools)
+        _explain_unused(source, component.path)
+    if pools:
+        spec["nodePools"] = pools
+
+
+def _check_module(source: ManifestSource, component: Component, spec: dict[str, Any]) -> None:
+    module = component.command.module if component.command else None
+    if module == MOCKER_MODULE:
+        spec["engine"] = {"mocker": True}
+    elif module is not None and module not in WORKER_MODULES:
+        path = (*component.path, "extraPodSpec", "mainContainer", "command")
+        source.note(path, "is no vLLM worker; dynamo.vllm is used", module)
+
+
+def _add_parts(component: Component, parts: PodParts, pools: dict[str, Any]) -> None:
+    if parts.env:
+        component.service["env"] = parts.env
+    if parts.env_from:
+        component.service["envFrom"] = parts.env_from
+    if parts.placement:
+        component.service["nodePool"] = pool_name(parts.placement, pools)
+    if parts.grace_seconds is not None:
+        component.service["terminationGracePeriodSeconds"] = parts.grace_seconds
+    if parts.template:
+        component.service["podTemplate"] = parts.template
+
+
+def _explain_unused(source: ManifestSource, path: KeyPath) -> None:
+    """Say why of the keys that are left out on purpose."""
+    reasons = {
+        "dynamoNamespace": "is the graph's own namespace and name here",
+        "livenessProbe": "is set by the runtime; put another into podTemplate",
+        "readinessProbe": "is set by the runtime; put another into podTemplate",
+        "ingress": "is not made by the operator; expose the router's Service yourself",
+    }
+    for key, reason in reasons.items():
+        if source.peek((*path, key)) is not None:
+            source.note((*path, key), reason)
+
+
+def _claims(source: ManifestSource) -> dict[str, str]:
+    """Return the graph's claims by name; their size and class are set where they are created."""
+    claims = {}
+    for index in range(source.length(("spec", "pvcs"))):
+        path: KeyPath = ("spec", "pvcs", index)
+        name = source.take((*path, "name"))
+        if isinstance(name, str):
+            claims[name] = name
+        for key in source.keys(path):
+            if key != "name":
+                source.note((*path, key), "claims are not created by a graph; create it first")
+    return claims
+
+
+def _open_scaling(components: list[Component]) -> None:
+    """Beside a planner every worker scales, within bounds that hold its starting number."""
+    for component in components:
+        if component.role is Role.ROUTER:
+            continue
+        scaling = component.service.setdefault("scaling", {})
+        start = component.service.get("replicas", 1)
+        scaling.setdefault("minReplicas", min(1, start))
+        scaling.setdefault("maxReplicas", max(DEFAULT_BUDGET, start))
+
+
+def _settle_budget(source: ManifestSource, planner: dict[str, Any], components: list[Component]) -> None:
+    start = sum(
+        each.gpus * each.service.get("replicas", 1) for each in components if each.role is not Role.ROUTER
+    )
+    if "maxGpuBudget" not in planner and start > DEFAULT_BUDGET:
+        planner["maxGpuBudget"] = None
+        source.note(
+            _SERVICES,
+            f"start with {start} GPUs, above the planner's default budget; no ceiling is set",
+            start,
+        )
+
+
+def _share_image(spec: dict[str, Any]) -> None:
+    """Move the most common image of the services up to the graph."""
+    images = Counter(each["image"] for each in spec["services"].values() if "image" in each)
+    if not images or any("image" not in each for each in spec["services"].values()):
+        return
+    spec["image"] = images.most_common(1)[0][0]
+    for service in spec["services"].values():
+        if service["image"] == spec["image"]:
+            del service["image"]

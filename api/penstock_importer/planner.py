@@ -1,0 +1,87 @@
+"""Dynamo's planner component becomes the graph's planner section."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock_api.base import KeyPath
+from penstock_importer.command import Command, parse_command
+from penstock_importer.source import ManifestSource
+
+_NUMBERS = {
+    "--adjustment-interval": "adjustmentIntervalSeconds",
+    "--metric-pulling-interval": "metricPullingIntervalSeconds",
+    "--max-gpu-budget": "maxGpuBudget",
+    "--min-gpu-budget": "minGpuBudget",
+    "--decode-kv-scale-up-threshold": "decodeKvScaleUpThreshold",
+    "--decode-kv-scale-down-threshold": "decodeKvScaleDownThreshold",
+    "--prefill-queue-scale-up-threshold": "prefillQueueScaleUpThreshold",
+    "--prefill-queue-scale-down-threshold": "prefillQueueScaleDownThreshold",
+    "--decode-engine-num-gpu": "decodeEngineNumGpu",
+    "--prefill-engine-num-gpu": "prefillEngineNumGpu",
+}
+_SLA_MILLISECONDS = {"--ttft": "ttftSeconds", "--itl": "itlSeconds"}
+_SAID_BY_GRAPH = ("--environment", "--backend", "--namespace")
+_UNLIMITED_BELOW = 0
+
+
+def read_planner(source: ManifestSource, path: KeyPath) -> dict[str, Any]:
+    """Return the planner section; every other flag and setting of the component is noted.
+
+    Args:
+        source: The manifest.
+        path: Of the planner component.
+    """
+    source.take((*path, "componentType"))
+    container = (*path, "extraPodSpec", "mainContainer")
+    words = [str(each) for key in ("command", "args") for each in source.take_list((*container, key))]
+    command = parse_command([], words)
+    if command is None:
+        for key in source.keys(container):
+            if key in {"command", "args"}:
+                source.note((*container, key), "is no plain Python command; set spec.planner by hand")
+        return {}
+    planner = _carry_options(source, container, command)
+    for flag in _SAID_BY_GRAPH:
+        command.pop_value(flag)
+    for word in command.words:
+        source.note((*container, "args"), "is no option of this planner", word)
+    return planner
+
+
+def _carry_options(source: ManifestSource, container: KeyPath, command: Command) -> dict[str, Any]:
+    planner: dict[str, Any] = {}
+    for flag, key in _NUMBERS.items():
+        _carry_number(source, container, planner, key, command.pop_value(flag))
+    targets: dict[str, Any] = {}
+    for flag, key in _SLA_MILLISECONDS.items():
+        _carry_number(source, container, targets, key, command.pop_value(flag), factor=0.001)
+    if targets or (command.module or "").endswith("planner_sla"):
+        planner["mode"] = "sla"
+    if targets:
+        planner["sla"] = targets
+    if command.pop_flag("--no-operation"):
+        planner["noOperation"] = True
+    return planner
+
+
+def _carry_number(
+    source: ManifestSource,
+    container: KeyPath,
+    section: dict[str, Any],
+    key: str,
+    text: str | None,
+    *,
+    factor: float = 1,
+) -> None:
+    if text is None:
+        return
+    try:
+        number = float(text) * factor
+    except ValueError:
+        source.note((*container, "args"), f"is no number for {key}", text)
+        return
+    if key in {"minGpuBudget", "maxGpuBudget"} and number < _UNLIMITED_BELOW:
+        section[key] = 0 if key == "minGpuBudget" else None
+        return
+    section[key] = int(number) if number.is_integer() else number

@@ -1,0 +1,31 @@
+"""What a graph becomes: the specifications of its processes, for runtimes simulated, vllm and dynamo. Pure."""
+
+from penstock_runtimes.build import process_specs
+from penstock_runtimes.process import (
+    KV_EVENTS_PORT,
+    LIVENESS_S,
+    PLANNER_ROLE,
+    PORT,
+    ProcessSpec,
+    RuntimeContext,
+    fill,
+    filled_argv,
+    filled_env,
+    masked_argv,
+    masked_env,
+)
+
+__all__ = [
+    "KV_EVENTS_PORT",
+    "LIVENESS_S",
+    "PLANNER_ROLE",
+    "PORT",
+    "ProcessSpec",
+    "RuntimeContext",
+    "fill",
+    "filled_argv",
+    "filled_env",
+    "masked_argv",
+    "masked_env",
+    "process_specs",
+]

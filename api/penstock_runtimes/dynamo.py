@@ -1,0 +1,101 @@
+"""Runtime ``dynamo``: NVIDIA Dynamo's own frontend, vLLM workers and mocker.
+
+Dynamo's frontend takes the router's place, because its workers speak Dynamo's request plane, not HTTP;
+``{port}`` of a worker is its status server (/health, /metrics). Discovery is by files on one machine and
+by the Kubernetes API in a cluster.
+
+Source: docs.nvidia.com/dynamo/v1.6.0/reference: components/runtime-configuration,
+components/frontend-configuration, backends/v-llm-configuration, components/mocker-cli-reference and
+observability/health-checks. Flags were read there and in ai-dynamo/dynamo, not run by this project.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from penstock_api.enums import AdmissionMode, Environment, Role
+from penstock_api.graph import GraphSpec
+from penstock_api.graph_rules import DYNAMO_POLICIES
+from penstock_api.router import AdmissionConfig
+from penstock_api.service import ServiceSpec
+from penstock_runtimes.engine_flags import (
+    batch_flags,
+    kv_transfer_flags,
+    parallel_flags,
+    stream_flags,
+)
+from penstock_runtimes.process import PORT, SIDE_CHANNEL_PORT, RuntimeContext, WorkerCommand
+
+FRONTEND_HEALTH_PATH = "/live"
+"""Answers 200 while the process lives; its /health waits for workers, as our /ready does."""
+
+_MODES = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
+
+
+def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
+    """Return the command of one Dynamo worker: vLLM's, or the mocker's."""
+    argv = _mocker(spec, service, context) if spec.engine.mocker else _vllm(spec, service, context)
+    env = {**_planes(context), "DYN_SYSTEM_PORT": "{port}"}
+    ports: tuple[str, ...] = (PORT,)
+    if service.role in _MODES and not spec.engine.mocker:
+        env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = context.peer_host
+        env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = "{side_channel_port}"
+        ports = (PORT, SIDE_CHANNEL_PORT)
+    elif service.role is Role.PREFILL:
+        ports = (PORT, SIDE_CHANNEL_PORT)
+    if spec.engine.request_limit is not None:
+        env["DYN_ENGINE_REQUEST_LIMIT"] = str(spec.engine.request_limit)
+        env["DYN_DYNAMO_REQUEST_QUEUE_LIMIT"] = str(spec.engine.request_queue)
+    return WorkerCommand(argv=tuple(argv), ports=ports, env=env)
+
+
+def frontend(spec: GraphSpec, context: RuntimeContext) -> WorkerCommand:
+    """Return the command of Dynamo's frontend, which routes in place of ours."""
+    argv = [context.python, "-m", "dynamo.frontend", "--http-host", context.host, "--http-port", "{port}"]
+    argv += ["--router-mode", DYNAMO_POLICIES[spec.router.policy]]
+    if spec.router.admission.mode is AdmissionMode.TOKEN_CAPACITY:
+        argv += _admission_flags(spec.router.admission)
+    return WorkerCommand(argv=tuple(argv), ports=(PORT,), env=_planes(context))
+
+
+def _vllm(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:
+    argv = [context.python, "-m", "dynamo.vllm", "--model", spec.model.name]
+    argv += ["--served-model-name", spec.served_name]
+    if service.role in _MODES:
+        argv += ["--disaggregation-mode", _MODES[service.role]]
+    argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
+    # Dynamo's examples give both workers kv_both; the mode decides who produces.
+    return argv + kv_transfer_flags(spec, service.role, kv_role="kv_both")
+
+
+def _mocker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:
+    argv = [context.python, "-m", "dynamo.mocker", "--model-path", spec.model.name]
+    argv += ["--model-name", spec.served_name, "--speedup-ratio", f"{context.speed:g}"]
+    if service.role in _MODES:
+        argv += ["--disaggregation-mode", _MODES[service.role]]
+    if service.role is Role.PREFILL:
+        argv += ["--bootstrap-ports", "{side_channel_port}"]
+    sizes = batch_flags(
+        spec.model_copy(update={"model": spec.model.model_copy(update={"context_tokens": None})})
+    )
+    if service.startup_seconds > 0:
+        sizes += ["--startup-time", f"{service.startup_seconds:g}"]
+    return argv + sizes
+
+
+def _planes(context: RuntimeContext) -> dict[str, str]:
+    env = {"DYN_NAMESPACE": context.namespace, "DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq"}
+    if context.environment is Environment.KUBERNETES:
+        return {**env, "DYN_DISCOVERY_BACKEND": "kubernetes"}
+    folder = PurePath(context.discovery).parent / f"{context.namespace}.dynamo"
+    return {**env, "DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(folder)}
+
+
+def _admission_flags(admission: AdmissionConfig) -> list[str]:
+    thresholds = (
+        ("--active-decode-blocks-threshold", admission.active_decode_blocks_threshold),
+        ("--active-prefill-tokens-threshold", admission.active_prefill_tokens_threshold),
+        ("--active-prefill-tokens-threshold-frac", admission.active_prefill_tokens_threshold_frac),
+    )
+    flags = ["--admission-control", "token-capacity"]
+    return flags + [word for flag, value in thresholds if value is not None for word in (flag, str(value))]

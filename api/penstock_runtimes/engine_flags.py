@@ -1,0 +1,82 @@
+"""Flags that vLLM defines and the simulated worker and Dynamo's vLLM worker share."""
+
+from __future__ import annotations
+
+import json
+
+from penstock_api.enums import Role
+from penstock_api.graph import GraphSpec
+from penstock_api.service import ServiceSpec
+
+_KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
+
+
+def batch_flags(spec: GraphSpec) -> list[str]:
+    """Return cache and batch flags; a size left at null is left to the runtime."""
+    engine = spec.engine
+    sizes = (
+        ("--max-model-len", spec.model.context_tokens),
+        ("--block-size", engine.block_tokens),
+        ("--num-gpu-blocks-override", engine.kv_blocks),
+        ("--max-num-seqs", engine.max_running_requests),
+        ("--max-num-batched-tokens", engine.max_batch_tokens),
+    )
+    return [word for flag, value in sizes if value is not None for word in (flag, str(value))]
+
+
+def stream_flags(spec: GraphSpec) -> list[str]:
+    """Return the flags of streaming and scheduling order."""
+    flags = []
+    if spec.engine.stream_interval_tokens != 1:
+        flags += ["--stream-interval", str(spec.engine.stream_interval_tokens)]
+    if spec.router.tiers.enabled:
+        flags += ["--scheduling-policy", "priority"]
+    return flags
+
+
+def parallel_flags(service: ServiceSpec) -> list[str]:
+    """Return tensor parallelism within a node and pipeline parallelism over nodes.
+
+    Source: vLLM's documentation, "Parallelism and Scaling", advises this split.
+    """
+    flags = ["--tensor-parallel-size", str(service.gpus_per_replica // service.nodes_per_replica)]
+    if service.nodes_per_replica > 1:
+        flags += ["--pipeline-parallel-size", str(service.nodes_per_replica)]
+    return flags
+
+
+def kv_event_flags(spec: GraphSpec, role: Role, endpoint: str) -> list[str]:
+    """Return the publishing of KV events, where the router follows them: of caches that decide who gets a prompt.
+
+    Args:
+        spec: Says whether.
+        role: The worker's.
+        endpoint: What it binds.
+    """
+    if spec.router.kv_events_port is None or role is Role.DECODE:
+        return []
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
+    return ["--kv-events-config", json.dumps(config)]
+
+
+def kv_transfer_flags(spec: GraphSpec, role: Role, *, kv_role: str | None = None) -> list[str]:
+    """Return the NIXL connector's configuration for prefill and decode workers, else nothing.
+
+    Args:
+        spec: For the lease and the buffer's device.
+        role: The worker's.
+        kv_role: Overrides what `role` implies.
+    """
+    if role not in _KV_ROLES:
+        return []
+    config: dict[str, object] = {
+        "kv_connector": "NixlConnector",
+        "kv_role": kv_role or _KV_ROLES[role],
+        "kv_connector_extra_config": {
+            "kv_lease_duration": spec.lease.duration_seconds,
+            "decoder_kv_blocks_ttl": spec.lease.decoder_blocks_ttl_seconds,
+        },
+    }
+    if spec.engine.kv_buffer_device is not None:
+        config["kv_buffer_device"] = spec.engine.kv_buffer_device.value
+    return ["--kv-transfer-config", json.dumps(config, separators=(",", ":"))]

@@ -1,0 +1,40 @@
+"""Runtime ``simulated``: Penstock's own worker, which answers like vLLM and needs no GPU."""
+
+from __future__ import annotations
+
+from penstock_api.enums import Environment, Role
+from penstock_api.graph import GraphSpec
+from penstock_api.service import ServiceSpec
+from penstock_runtimes.engine_flags import (
+    batch_flags,
+    kv_event_flags,
+    kv_transfer_flags,
+    stream_flags,
+)
+from penstock_runtimes.process import KV_EVENTS_PORT, PORT, RuntimeContext, WorkerCommand
+
+
+def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
+    """Return the command of one simulated worker."""
+    argv = [context.python, "-m", "penstock_cli", "engine", "serve", spec.model.name]
+    argv += ["--served-model-name", spec.served_name]
+    argv += ["--host", context.host, "--port", "{port}"]
+    argv += ["--role", service.role.value, "--profile", service.profile or spec.engine.profile]
+    argv += ["--speed", f"{context.speed:g}"]
+    argv += batch_flags(spec) + stream_flags(spec) + kv_transfer_flags(spec, service.role)
+    events = _kv_events(spec, service, context)
+    argv += events
+    if service.startup_seconds > 0:
+        argv += ["--startup-seconds", f"{service.startup_seconds:g}"]
+    reached_elsewhere = context.peer_host != context.host and service.role is not Role.AGGREGATED
+    env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host} if reached_elsewhere else {}
+    has_own_port = events and context.environment is Environment.LOCAL
+    ports = (PORT, KV_EVENTS_PORT) if has_own_port else (PORT,)
+    return WorkerCommand(argv=tuple(argv), ports=ports, env=env)
+
+
+def _kv_events(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:
+    if context.environment is Environment.KUBERNETES:
+        return kv_event_flags(spec, service.role, f"tcp://*:{spec.router.kv_events_port}")
+    # Workers of one host need a port each; the router reads it in the statefile.
+    return kv_event_flags(spec, service.role, f"tcp://{context.host}:{{{KV_EVENTS_PORT}}}")

@@ -1,0 +1,38 @@
+"""Runtime ``vllm``: ``vllm serve`` as it is, prefill and decode joined by the NIXL connector.
+
+Written for vLLM 0.32. Multi-node replicas get pipeline parallelism; the addresses that their nodes need
+of each other are added by the operator.
+"""
+
+from __future__ import annotations
+
+from penstock_api.enums import Environment, Role
+from penstock_api.graph import GraphSpec
+from penstock_api.service import ServiceSpec
+from penstock_runtimes.engine_flags import (
+    batch_flags,
+    kv_event_flags,
+    kv_transfer_flags,
+    parallel_flags,
+    stream_flags,
+)
+from penstock_runtimes.process import PORT, SIDE_CHANNEL_PORT, RuntimeContext, WorkerCommand
+
+
+def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
+    """Return the command of one vLLM worker."""
+    argv = ["vllm", "serve", spec.model.name, "--served-model-name", spec.served_name]
+    # Without it vLLM's usage holds no cached tokens, and the router could not count the prefill worker's hits.
+    argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
+    argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
+    argv += kv_transfer_flags(spec, service.role)
+    if context.environment is Environment.KUBERNETES:
+        # vLLM binds wildcards alone; on a host that would show the prompts' token ids to its whole network.
+        argv += kv_event_flags(spec, service.role, f"tcp://*:{spec.router.kv_events_port}")
+    if service.role is Role.AGGREGATED:
+        return WorkerCommand(argv=tuple(argv), ports=(PORT,))
+    env = {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
+    }
+    return WorkerCommand(argv=tuple(argv), ports=(PORT, SIDE_CHANNEL_PORT), env=env)

@@ -1,0 +1,98 @@
+"""One cell of the scoreboard: a policy on a case with a seed, simulated to the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from workloads import Case
+
+from penstock_planner.decide.baselines.rhythm import in_mode
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_simulator.baselines import baseline_settings
+from penstock_simulator.measures import measures
+from penstock_simulator.observer import Floats, Recording
+from penstock_simulator.scenario import Resize, Scenario
+from penstock_simulator.workload import prepare
+from penstock_simulator.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run.
+
+    Attributes:
+        case: What is served.
+        policy: A mode's name, or a name for a fixed fleet or a schedule.
+        seed: Of arrivals and lengths.
+        fleet: At time 0; None: the case's.
+        resizes: A schedule that knows the future; a policy that decides has none.
+    """
+
+    case: Case
+    policy: str
+    seed: int
+    fleet: tuple[int, ...] | None = None
+    resizes: tuple[Resize, ...] = ()
+
+
+def config_of(case: Case, mode: Mode) -> DecideConfig:
+    """Return what a policy is configured with: the defaults, the case's budget, GPUs and TTFT target."""
+    base = DecideConfig(
+        max_gpu_budget=case.budget,
+        prefill_gpus=case.gpus,
+        decode_gpus=case.gpus,
+        ttft_slo_s=case.slo_s,
+        baseline=baseline_settings(case.pools()),
+    )
+    return in_mode(base, mode)
+
+
+def scenario_of(cell: Cell) -> Scenario:
+    """Return the cell's world."""
+    case = cell.case
+    modes = {mode.value: mode for mode in Mode}
+    has_planner = not cell.resizes and cell.fleet is None and cell.policy in modes
+    return Scenario(
+        pools=case.pools(cell.fleet),
+        router=case.router,
+        planner=config_of(case, modes[cell.policy]) if has_planner else None,
+        resizes=cell.resizes,
+        failures=case.failures,
+        faults=case.faults,
+        cold_start_s=case.cold_start_s,
+        max_gpus=case.budget,
+        slo_s=case.slo_s,
+        itl_slo_s=case.itl_slo_s,
+        seed=cell.seed,
+    )
+
+
+def record(cell: Cell) -> Recording:
+    """Return the cell's run in full."""
+    workload = prepare(cell.case.spec, seed=cell.seed, qps=cell.case.qps)
+    return World(scenario_of(cell), workload.requests).run()
+
+
+def run_cell(cell: Cell) -> dict[str, Any]:
+    """Return the cell's figures as plain data."""
+    recording = record(cell)
+    served = np.sort(recording.requests.ttft_s[~np.isnan(recording.requests.ttft_s)])
+    return {
+        "case": cell.case.name,
+        "policy": cell.policy,
+        "seed": cell.seed,
+        "fleet": cell.fleet,
+        "requests": len(recording.requests.arrival_s),
+        "ttft_p50_s": _rank(served, 0.5),
+        "ttft_p99_s": _rank(served, 0.99),
+        "peak_gpus": max(sample.gpus for sample in recording.samples),
+        **measures(recording, scenario_of(cell)),
+    }
+
+
+def _rank(ordered: Floats, share: float) -> float | None:
+    return (
+        round(float(ordered[min(ordered.size - 1, int(share * ordered.size))]), 4) if ordered.size else None
+    )

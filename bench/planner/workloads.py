@@ -1,0 +1,347 @@
+"""The scoreboard's workloads: each with the fleet that serves it, its targets, and whether anything was tuned on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock_api import Role
+from penstock_simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
+from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, WorkerFailure
+from penstock_simulator.workload import WorkloadSpec
+
+A100 = "a100-llama-8b-bf16-tp1"
+H200 = "h200-llama-3.1-8b-tp1"
+H100_70B = "h100-llama-3.3-70b-tp2"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One workload with its fleet.
+
+    Attributes:
+        name: Unique.
+        about: One line for people.
+        spec: Requests.
+        is_tuned: Whether policies were tuned on it; the others are held out.
+        fleet: Replicas at time 0: prefill and decode, or aggregated alone.
+        budget: GPUs.
+        profile: Latency profile.
+        gpus: Of one replica.
+        slo_s: TTFT in time.
+        itl_slo_s: Mean gap between tokens in time; None: any.
+        qps: Mean rate; None: the source's own.
+        cold_start_s: From asking until serving.
+        failures: Deaths of workers.
+        faults: What else goes wrong.
+        kind: ``load``, ``cold start`` or ``fault``: which table it is in.
+        is_quick: Part of ``--quick``.
+        needs_data: It needs a trace file that is not packaged.
+        search: Requests that fixed fleets and the oracle are searched on, where all would take too long.
+        seeds: Most seeds it is run with; None: as many as asked for.
+    """
+
+    name: str
+    about: str
+    spec: WorkloadSpec
+    is_tuned: bool = False
+    fleet: tuple[int, ...] = (2, 1)
+    budget: int = 12
+    profile: str = A100
+    gpus: int = 1
+    slo_s: float = 5.0
+    itl_slo_s: float | None = None
+    qps: float | None = None
+    cold_start_s: float = 30.0
+    failures: tuple[WorkerFailure, ...] = ()
+    faults: Faults = field(default_factory=Faults)
+    kind: str = "load"
+    is_quick: bool = False
+    needs_data: bool = False
+    search: WorkloadSpec | None = None
+    seeds: int | None = None
+
+    def pools(self, fleet: tuple[int, ...] | None = None) -> tuple[PoolSpec, ...]:
+        """Return the pools, with another fleet if one is given."""
+        counts = fleet or self.fleet
+        model = ProfiledModel(self.profile, block_size=512)
+        roles = (Role.AGGREGATED,) if len(counts) == 1 else (Role.PREFILL, Role.DECODE)
+        return tuple(PoolSpec(role, n, model, self.gpus) for role, n in zip(roles, counts, strict=True))
+
+    @property
+    def router(self) -> RouterSpec:
+        """The router of every run: least loaded, as shipped."""
+        return RouterSpec(slot_tokens=8192 if len(self.fleet) == 2 else None)
+
+
+PUBLISHED = "sine:rate=25,amplitude=0.8,period_s=600,input_tokens=3000,output_tokens=300,length_cv=0.2"
+CHAT = "input_tokens=8000,output_tokens=300,max_tokens=24000"
+"""Log-normal with a CV of 1; cut at 24,000 tokens, which take 2.2 s by themselves, so that every request can be in time."""
+
+
+def cases(data: Path | None) -> list[Case]:
+    """Return every case; those that need a trace are left out where ``data`` has none."""
+    found = [*_synthetic(), *_traces(data), *_cold_starts(), *_faults()]
+    return [case for case in found if not case.needs_data or Path(case.spec.source).exists()]
+
+
+def _case(name: str, about: str, source: str, **options: object) -> Case:
+    return Case(name, about, WorkloadSpec(source), **options)  # type: ignore[arg-type]  # as the caller says
+
+
+def _synthetic() -> list[Case]:
+    return [*_common(), *_harder(), _published()]
+
+
+def _common() -> list[Case]:
+    return [
+        _case(
+            "poisson",
+            "3.2/s, 8,000/300 tokens",
+            f"poisson:rate=3.2,duration_s=1200,{CHAT}",
+            is_tuned=True,
+            is_quick=True,
+        ),
+        _case(
+            "sine",
+            "2.4/s +- 70% in 600 s",
+            f"sine:rate=2.4,amplitude=0.7,period_s=600,duration_s=1800,{CHAT}",
+            is_tuned=True,
+            is_quick=True,
+        ),
+        _case(
+            "step",
+            "1.2/s, x 3 for 300 s",
+            f"step:rate=1.2,peak=3,step_s=300,step_length_s=300,duration_s=1200,{CHAT}",
+            is_tuned=True,
+        ),
+        _case(
+            "ramp",
+            "0.8/s to 5/s in 10 minutes",
+            f"ramp:rate=0.8,peak=6.25,step_s=200,step_length_s=600,duration_s=1200,{CHAT}",
+            is_tuned=True,
+        ),
+        _case(
+            "constant-0.90",
+            "equal gaps, prefill at 0.90 of 3 workers",
+            _constant(0.90),
+            is_tuned=True,
+            fleet=(3, 2),
+        ),
+        _case(
+            "long-short",
+            "12,000/20 tokens at 2/s",
+            "poisson:rate=2,duration_s=900,input_tokens=12000,output_tokens=20,length_cv=0.5,max_tokens=24000",
+            is_tuned=True,
+        ),
+        _case(
+            "aggregated-poisson",
+            "aggregated, 3.2/s, 8,000/300",
+            f"poisson:rate=3.2,duration_s=1200,{CHAT}",
+            is_tuned=True,
+            fleet=(2,),
+            is_quick=True,
+        ),
+    ]
+
+
+def _harder() -> list[Case]:
+    return [
+        _case(
+            "flash",
+            "0.6/s, x 10 for two minutes",
+            f"step:rate=0.6,peak=10,step_s=300,step_length_s=120,duration_s=1200,{CHAT}",
+            is_tuned=True,
+            is_quick=True,
+        ),
+        _case(
+            "bursts",
+            "on and off, CV 13, 1.5/s",
+            f"bursts:rate=1.5,peak=6,cv=13,duration_s=1800,{CHAT}",
+            is_tuned=True,
+        ),
+        _case(
+            "stairs",
+            "1/s to 4/s and back, 5 minutes a step",
+            f"stairs:rate=1,peak=4,steps=3,step_length_s=300,duration_s=2100,{CHAT}",
+        ),
+        _case(
+            "day",
+            "night 0.5/s, day 4/s",
+            f"day:rate=0.5,peak=8,period_s=2400,step_length_s=300,duration_s=2400,{CHAT}",
+            is_tuned=True,
+            is_quick=True,
+        ),
+        _case("constant-0.50", "equal gaps, prefill at 0.50 of 3 workers", _constant(0.50), fleet=(3, 2)),
+        _case("constant-0.99", "equal gaps, prefill at 0.99 of 3 workers", _constant(0.99), fleet=(3, 2)),
+        _case(
+            "short-long",
+            "500/1,500 tokens at 3/s",
+            "poisson:rate=3,duration_s=900,input_tokens=500,output_tokens=1500",
+            fleet=(1, 2),
+        ),
+        _case(
+            "shift",
+            "8,000/100, from 600 s on 1,000/800",
+            "poisson:rate=2.4,duration_s=1200,input_tokens=8000,output_tokens=100,max_tokens=24000,shift_s=600,"
+            "shift_input=0.125,shift_output=8",
+        ),
+        _case(
+            "aggregated-long-short",
+            "aggregated, 12,000/20 at 3/s",
+            "poisson:rate=3,duration_s=900,input_tokens=12000,output_tokens=20,length_cv=0.5,max_tokens=24000",
+            fleet=(2,),
+        ),
+        _case(
+            "aggregated-sine",
+            "aggregated, 2.4/s +- 70%",
+            f"sine:rate=2.4,amplitude=0.7,period_s=600,duration_s=1800,{CHAT}",
+            fleet=(2,),
+            is_tuned=True,
+            is_quick=True,
+        ),
+        _case(
+            "aggregated-flash",
+            "aggregated, 0.6/s, x 10 for two minutes",
+            f"step:rate=0.6,peak=10,step_s=300,step_length_s=120,duration_s=1200,{CHAT}",
+            fleet=(2,),
+        ),
+    ]
+
+
+def _published() -> Case:
+    """Return the one that Dynamo publishes figures of."""
+    return _case(
+        "dynamo-sine",
+        "Dynamo's published case: 25/s +- 80% in 600 s, 3,000/300, TTFT 0.2 s, ITL 10 ms",
+        f"{PUBLISHED},duration_s=1800",
+        search=WorkloadSpec(f"{PUBLISHED},duration_s=450"),
+        profile=H200,
+        fleet=(3, 3),
+        budget=16,
+        slo_s=0.2,
+        itl_slo_s=0.01,
+        seeds=1,
+    )
+
+
+def _constant(share: float) -> str:
+    """Return equal gaps that load three prefill workers to a share: an 8,000-token prompt takes one 0.551 s."""
+    return f"constant:rate={3 * share / 0.551:.4f},duration_s=1200,input_tokens=8000,output_tokens=300,length_cv=0"
+
+
+def _traces(data: Path | None) -> list[Case]:
+    folder = data or Path()
+    conversation, arxiv = (
+        folder / "mooncake_conversation_trace.jsonl",
+        folder / "mooncake_arxiv_first1000.jsonl",
+    )
+    azure = folder / "AzureLLMInferenceTrace_conv.csv"
+    return [
+        Case(
+            "mooncake",
+            "packaged Mooncake slice at 0.7/s",
+            WorkloadSpec("mooncake"),
+            is_tuned=True,
+            qps=0.7,
+            budget=8,
+            is_quick=True,
+        ),
+        Case(
+            "conversation",
+            "Mooncake conversation, whole, own rate",
+            WorkloadSpec(str(conversation)),
+            search=WorkloadSpec(str(conversation), limit=3000),
+            budget=24,
+            fleet=(4, 2),
+            needs_data=True,
+            seeds=1,
+        ),
+        Case(
+            "arxiv",
+            "Mooncake arXiv slice (1,000 requests), 2/s",
+            WorkloadSpec(str(arxiv)),
+            qps=2.0,
+            budget=16,
+            needs_data=True,
+        ),
+        Case(
+            "azure",
+            "Azure conversation, first 6,000, Llama 70B on two H100 each",
+            WorkloadSpec(str(azure), limit=6000),
+            profile=H100_70B,
+            gpus=2,
+            budget=24,
+            fleet=(2, 2),
+            slo_s=2.0,
+            itl_slo_s=0.05,
+            needs_data=True,
+            seeds=2,
+        ),
+    ]
+
+
+def _cold_starts() -> list[Case]:
+    sine = f"sine:rate=2.4,amplitude=0.7,period_s=600,duration_s=1800,{CHAT}"
+    flash = f"step:rate=0.6,peak=10,step_s=300,step_length_s=120,duration_s=1200,{CHAT}"
+    return [
+        Case(
+            f"{name}-cold-{cold_s}",
+            f"{name} with {cold_s} s to start",
+            WorkloadSpec(source),
+            cold_start_s=float(cold_s),
+            kind="cold start",
+            seeds=2,
+        )
+        for name, source in (("sine", sine), ("flash", flash))
+        for cold_s in (5, 120, 600)
+    ]
+
+
+def _faults() -> list[Case]:
+    source = WorkloadSpec(f"sine:rate=2.4,amplitude=0.5,period_s=600,duration_s=1200,{CHAT}")
+
+    def case(name: str, about: str, faults: Faults | None = None, **options: object) -> Case:
+        return Case(
+            f"fault-{name}",
+            about,
+            source,
+            faults=faults or Faults(),
+            kind="fault",
+            fleet=(3, 2),
+            seeds=2,
+            **options,
+        )  # type: ignore[arg-type]  # as the caller says
+
+    def period(kind: Fault, from_s: float, to_s: float) -> Faults:
+        return Faults(periods=(FaultPeriod(kind, from_s, to_s),))
+
+    return [
+        case(
+            "metrics-gap",
+            "no metrics for 5 minutes from the crest on",
+            period(Fault.METRICS_MISSING, 150, 450),
+        ),
+        case(
+            "metrics-stale", "metrics repeat themselves for 5 minutes", period(Fault.METRICS_STALE, 150, 450)
+        ),
+        case("metrics-zero", "gauges read 0 for 2 minutes", period(Fault.METRICS_ZERO, 150, 270)),
+        case("router-outage", "router away for a minute", period(Fault.ROUTER_DOWN, 300, 360)),
+        case(
+            "crash",
+            "a prefill and a decode worker die and come back after 60 s",
+            failures=(WorkerFailure(200.0, "prefill-0", 260.0), WorkerFailure(400.0, "decode-0", 460.0)),
+        ),
+        case(
+            "never-ready",
+            "replicas asked for in the first 3 minutes never serve",
+            period(Fault.NEVER_READY, 0, 180),
+        ),
+        case("budget-cut", "budget 12, from 200 s on 4", Faults(budget=(BudgetChange(200.0, 4),))),
+        case("small-nodes", "budget 12, nodes for 6", Faults(node_gpus=6)),
+        case(
+            "restarts",
+            "the planner's process is replaced each minute",
+            Faults(restarts=tuple(float(at_s) for at_s in range(60, 1200, 60))),
+        ),
+    ]

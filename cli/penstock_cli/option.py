@@ -1,0 +1,165 @@
+"""Options that several commands take, each spelt, bounded and explained once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import click
+from pydantic.fields import FieldInfo
+
+from penstock_api import RouterPolicy
+from penstock_core.clock import SimulatedClock
+from penstock_workload.arrivals import Spread
+from penstock_workload.selection import OnLong
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Option(Protocol):
+    """What adds one or more options to a command's function, and returns it."""
+
+    def __call__(self, function: F, /) -> F:
+        """Add them."""
+
+
+def choice(values: Iterable[Enum]) -> click.Choice[str]:
+    """Return a choice of an enum's values, taken as text."""
+    return click.Choice([value.value for value in values])
+
+
+def group(*options: Option) -> Option:
+    """Return what adds options to a command, so that its help lists them in this order."""
+
+    def add(function: F) -> F:
+        for each in reversed(options):
+            function = each(function)
+        return function
+
+    return add
+
+
+def _time_scale(_context: click.Context, _parameter: click.Parameter, value: float) -> float:
+    return SimulatedClock(value).speed  # refuses what is no time scale
+
+
+def speed(default: float = 1.0, *, more: str = "") -> Option:
+    """Return ``--speed``, the time scale."""
+    return click.option(
+        "--speed",
+        type=float,
+        callback=_time_scale,
+        default=default,
+        show_default=True,
+        help=f"Time scale: simulated seconds per real second{more}.",
+    )
+
+
+def as_json(what: str) -> Option:
+    """Return ``--json``, which fills ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help=what)
+
+
+def host(what: str = "Address to listen on.") -> Option:
+    """Return ``--host``, loopback unless said otherwise."""
+    return click.option("--host", default="127.0.0.1", show_default=True, help=what)
+
+
+def port(default: int, what: str, *, least: int = 0) -> Option:
+    """Return ``--port``; 0, where it is allowed, takes a free one."""
+    return click.option(
+        "--port", type=click.IntRange(least, 65535), default=default, show_default=True, help=what
+    )
+
+
+def policy(what: str) -> Option:
+    """Return ``--policy``, one of the router's."""
+    return click.option("--policy", type=choice(RouterPolicy), help=what)
+
+
+def kubeconfig(where: str = "", *, default: str = "$KUBECONFIG") -> Option:
+    """Return ``--kubeconfig`` and ``--context``.
+
+    Args:
+        where: Put before both helps, such as ``On Kubernetes: ``.
+        default: What is connected by without them.
+    """
+    return group(
+        click.option(
+            "--kubeconfig",
+            type=click.Path(path_type=Path),
+            help=f"{where}File to connect by.  [default: {default}]",
+        ),
+        click.option(
+            "--context",
+            metavar="NAME",
+            help=f"{where}Context of the kubeconfig.  [default: its current one]",
+        ),
+    )
+
+
+def trace_shape(*, limit: str, on_long: OnLong | None, spread: str) -> Option:
+    """Return the options that choose and reshape a trace's requests.
+
+    Args:
+        limit: What the limit counts.
+        on_long: What happens to longer prompts; None: it must be said.
+        spread: The defaults of ``--spread``.
+    """
+    return group(
+        click.option("--limit", type=click.IntRange(1), help=f"{limit}  [default: all]"),
+        click.option(
+            "--max-input-tokens",
+            type=click.IntRange(1),
+            help=f"Longest prompt, tokens{'' if on_long else '; needs --on-long'}.  [default: no limit]",
+        ),
+        click.option(
+            "--on-long",
+            type=choice(OnLong),
+            default=on_long.value if on_long else None,
+            show_default=on_long is not None,
+            help="Cut longer prompts, or leave their requests out.",
+        ),
+        click.option(
+            "--spread",
+            type=choice(Spread),
+            help=f"How a batch of equal arrival times is placed in its 3 s.  [default: {spread}]",
+        ),
+    )
+
+
+def of_settings(
+    fields: Mapping[str, FieldInfo],
+    prefix: str,
+    shape: Callable[[str, FieldInfo], tuple[str, dict[str, Any]]],
+) -> Option:
+    """Return what adds one option per setting of a model, with its environment variable; unset ones stay None.
+
+    Args:
+        fields: The model's.
+        prefix: Of the environment variables, such as ``PENSTOCK_OPERATOR``.
+        shape: Gives a setting's flag and what click must know of its values.
+    """
+
+    def made(name: str, field: FieldInfo) -> Option:
+        flag, details = shape(name, field)
+        default = getattr(field.default, "value", field.default)
+        shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else default
+        return click.option(
+            flag,
+            name,
+            default=None,
+            envvar=f"{prefix}_{name.upper()}",
+            show_envvar=True,
+            help=f"{field.description}  [default: {shown}]",
+            **details,
+        )
+
+    return group(*(made(name, field) for name, field in fields.items()))
+
+
+def flag_of(name: str) -> str:
+    """Return ``--max-step`` for ``max_step``."""
+    return f"--{name.replace('_', '-')}"

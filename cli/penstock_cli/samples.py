@@ -1,0 +1,45 @@
+"""`penstock samples`: list the sample manifests and print one, also where there is no clone of the repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_PACKAGED = Path(__file__).parent / "data" / "samples"
+_IN_CLONE = Path(__file__).parents[2] / "manifests" / "samples"
+
+
+def sample_files() -> dict[str, Path]:
+    """Return the sample manifests by name: the wheel's, or the clone's under an editable install."""
+    folder = _PACKAGED if _PACKAGED.is_dir() else _IN_CLONE
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+@click.command()
+@click.argument("name", required=False)
+def samples(name: str | None) -> None:
+    """Print the sample manifest NAME; without NAME, list them.
+
+    Example: penstock samples disaggregated > graph.yaml && penstock up graph.yaml
+    """
+    files = sample_files()
+    if name is None:
+        width = max((len(each) for each in files), default=0)
+        for each, path in files.items():
+            click.echo(f"{each:<{width}}  {_summary(path)}")
+        return
+    if name not in files:
+        raise click.BadParameter(f"{name!r} is not one of {', '.join(files)}", param_hint="NAME")
+    click.echo(files[name].read_text(encoding="utf-8"), nl=False)
+
+
+def _summary(path: Path) -> str:
+    """Return the first sentence of the manifest's leading comment."""
+    comment: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        comment.append(line.removeprefix("#").strip())
+    sentence, _, _ = " ".join(comment).partition(". ")
+    return sentence.removesuffix(".")

@@ -1,0 +1,159 @@
+"""What the supervisor observes between two plans: health of the processes, progress of the drains."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from penstock_core.local_state import EntryState
+from penstock_local.listeners import holds_port
+from penstock_local.liveness import identify
+from penstock_local.plan import Limits, ObservedProcess
+from penstock_local.probes import Health, NoAnswer, Probes, RouterView
+from penstock_local.statefile import ProcessEntry, StateFile
+from penstock_local.status import read_planner
+from penstock_runtimes import PLANNER_ROLE
+
+FIRST_PROBE_S = 0.1
+"""Real seconds between health checks of a process that starts. Chosen."""
+READY_PROBE_S = 2.0
+"""Real seconds between health checks of a process that serves. Chosen."""
+
+
+class ProcessObserver:
+    """Asks the processes over HTTP and writes the answers into the supervisor's memory.
+
+    Each probe runs in a task of its own, at most one per process, so that one process that hangs delays
+    nothing else. Used as an async context manager; leaving it cancels what is still being probed. A name
+    that leaves the memory while its answer is on the way is left out.
+    """
+
+    __slots__ = ("_due_s", "_group", "_limits", "_observed", "_probes", "_probing")
+
+    def __init__(self, observed: dict[str, ObservedProcess], limits: Limits) -> None:
+        self._observed = observed
+        self._limits = limits
+        self._probes = Probes()
+        self._due_s: dict[str, float] = {}
+        self._probing: dict[str, asyncio.Task[None]] = {}
+        self._group = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._probing.values():
+            task.cancel()
+        await self._group.__aexit__(kind, error, trace)
+        await self._probes.close()
+
+    def forget(self, name: str) -> None:
+        """Probe ``name`` at the next call of `probe`, as if for the first time."""
+        self._due_s.pop(name, None)
+        pending = self._probing.pop(name, None)
+        if pending is not None:
+            pending.cancel()
+
+    def probe(self, state: StateFile) -> None:
+        """Begin to probe every process that is due."""
+        now_s = time.monotonic()
+        for name, known in self._observed.items():
+            entry = state.entries.get(name)
+            pending = self._probing.get(name)
+            if entry is None or known.pid is None or (pending is not None and not pending.done()):
+                continue
+            if entry.state in {EntryState.STARTING, EntryState.READY}:
+                if self._due_s.get(name, 0.0) <= now_s:
+                    folder = state.arbiter.planner_log_dir
+                    self._probing[name] = self._group.create_task(self._health(name, entry, folder))
+            elif known.drain is not None and known.terminated_s is None:
+                self._probing[name] = self._group.create_task(
+                    self._drain(state.arbiter.router_url, name, entry)
+                )
+
+    async def _health(self, name: str, entry: ProcessEntry, planner_dir: str | None) -> None:
+        known = self._observed[name]
+        if entry.url is not None and entry.health_path is not None:
+            healthy = await self._answers(name, known, entry, entry.url + entry.health_path)
+        elif entry.role == PLANNER_ROLE and planner_dir is not None:
+            healthy = read_planner(planner_dir, known.pid) is not None
+        else:
+            ran_s = 0.0 if known.started_s is None else time.monotonic() - known.started_s
+            healthy = ran_s >= self._limits.quiet_start_s
+        now_s = time.monotonic()
+        if healthy:
+            self._note(name, healthy_s=now_s)
+        self._due_s[name] = now_s + (READY_PROBE_S if healthy else FIRST_PROBE_S)
+
+    async def _answers(self, name: str, known: ObservedProcess, entry: ProcessEntry, url: str) -> bool:
+        """Return whether the process itself answers its health check; note what else is observed at its port."""
+        found = await self._probes.health(url)
+        if found is not Health.AWAY:
+            self._note(name, listening_s=time.monotonic())
+        if found is Health.HEALTHY and known.healthy_s is None and not _is_own(known, entry):
+            self._note(name, port_taken=True)
+            return False
+        return found is Health.HEALTHY
+
+    async def _drain(self, router_url: str, name: str, entry: ProcessEntry) -> None:
+        """Make sure that the router sends nothing new, then see what is still in flight."""
+        before = self._observed[name].drain
+        confirmed: bool | NoAnswer = before is not None and before.acknowledged
+        if confirmed is not True:
+            confirmed = await self._probes.drain(router_url, name)
+        view = await self._probes.router(router_url)
+        idle = await self._is_idle(name, entry, view)
+        known = self._observed.get(name)
+        if known is not None and known.drain is not None:
+            away = view is NoAnswer.AWAY
+            progress = replace(
+                known.drain,
+                acknowledged=confirmed is True or _says_draining(view, name),
+                router_away=away and confirmed is not True,
+                idle=idle,
+            )
+            self._note(name, drain=progress)
+
+    async def _is_idle(self, name: str, entry: ProcessEntry, view: RouterView | NoAnswer) -> bool | None:
+        """Return whether nothing is in flight: by the router's count, then by the worker's own.
+
+        A router that does not answer may have a request on its way to the worker, so nothing is known.
+        """
+        if view is NoAnswer.SILENT:
+            return None
+        if isinstance(view, RouterView) and name in view.workers and view.workers[name].inflight_requests > 0:
+            return False
+        own = await self._probes.inflight(entry.url) if entry.url else None
+        if own is None:
+            return True if isinstance(view, RouterView) else None
+        return own == 0
+
+    def _note(self, name: str, **fields: object) -> None:
+        known = self._observed.get(name)
+        if known is not None:
+            self._observed[name] = replace(known, **fields)  # type: ignore[arg-type]  # names are ObservedProcess's own
+
+
+def _is_own(known: ObservedProcess, entry: ProcessEntry) -> bool:
+    """Return whether the process itself listens on its port: another program there may answer in its place.
+
+    Asked before its first healthy answer only, for as long as it listens no other process can.
+    """
+    process = None if known.pid is None else identify(known.pid)
+    if process is None or entry.port is None:
+        return False
+    return holds_port(process, entry.port) is not False
+
+
+def _says_draining(view: RouterView | NoAnswer, name: str) -> bool:
+    """Return whether the router, which reads the statefile too, has stopped sending there by itself.
+
+    It settles the drain where the router asks for an API key that the supervisor does not hold.
+    """
+    return isinstance(view, RouterView) and name in view.workers and view.workers[name].state == "draining"

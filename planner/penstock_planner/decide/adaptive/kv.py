@@ -1,0 +1,100 @@
+"""KV cache: how many workers' worth is in use or waited for, and how it follows demand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from penstock_api import Role
+from penstock_planner.decide.adaptive import trend
+from penstock_planner.decide.adaptive.memory import KvLoad
+from penstock_planner.decide.adaptive.trend import Forecast
+from penstock_planner.decide.observation import Pull
+
+FULL = 0.9
+"""KV usage above which a worker counts as full: the planner document's threshold for growing."""
+
+LOAD_TAU_S = 30.0
+"""Chosen: KV usage is a sum over many requests, so half a minute is smooth enough."""
+
+PEAK_TAU_S = 300.0
+"""Chosen: a peak fades over the time that the HPA's stabilisation window holds one."""
+
+FULL_TAU_S = 120.0
+"""Chosen: two minutes weigh in the share of time in which a fleet would have been full."""
+
+WAITING_SHARE = 0.02
+"""KV of a waiting request where running ones do not tell: the planner document's own figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvView:
+    """What is known of KV usage at a decision.
+
+    Attributes:
+        load: Workers' worth of KV in use or waited for, now and when a new replica could be ready.
+        demanded: What arrivals forecast for then will hold, if each token holds as much as the last minutes' did.
+        peak: Highest load of the last minutes, decayed.
+        full: Share of recent time in which n workers would have been full; element n - 1.
+    """
+
+    load: Forecast
+    demanded: float
+    peak: float
+    full: tuple[float, ...]
+
+    def full_with(self, workers: int) -> float:
+        """Return the share for a fleet of ``workers``; that of the largest followed for larger ones."""
+        if not self.full:
+            return 0.0
+        return self.full[min(workers, len(self.full)) - 1] if workers >= 1 else 1.0
+
+
+def load_of(pull: Pull, role: Role) -> float | None:
+    """Return the pull's KV load in workers' worth, unknown workers counted as empty; None when nothing is known.
+
+    A waiting request weighs what a running one holds on average, and `WAITING_SHARE` where nothing runs.
+    """
+    if not pull.kv.fresh:
+        return None
+    waiting = pull.worker_waiting.total if pull.worker_waiting is not None else 0.0
+    in_flight = pull.demand.in_flight.get(role, 0.0) if pull.demand is not None else 0.0
+    running = in_flight - waiting
+    share = pull.kv.total / running if running > 0 and pull.kv.total > 0 else WAITING_SHARE
+    return pull.kv.total + waiting * min(share, 1.0)
+
+
+def followed(kv: KvLoad, load: float, tokens: float, *, dt_s: float, sizes: int) -> KvLoad:
+    """Return the KV load after one pull.
+
+    Args:
+        kv: Before.
+        load: Of the pull, held for ``dt_s``.
+        tokens: Uncached tokens that arrived meanwhile.
+        dt_s: Since the pull before, > 0.
+        sizes: Fleets of 1 to this many workers are followed.
+    """
+    kept = math.exp(-dt_s / FULL_TAU_S)
+    full = []
+    for size in range(1, sizes + 1):
+        before = kv.full_s[size - 1] if size <= len(kv.full_s) else 0.0
+        full.append(before * kept + (dt_s if load > FULL * size else 0.0))
+    return KvLoad(
+        load=trend.followed(kv.load, load, dt_s, LOAD_TAU_S),
+        peak=max(load, kv.peak * math.exp(-dt_s / PEAK_TAU_S)),
+        load_s=kv.load_s * kept + load * dt_s,
+        demand_tokens=kv.demand_tokens * kept + tokens,
+        seen_s=kv.seen_s * kept + dt_s,
+        full_s=tuple(full),
+    )
+
+
+def view(kv: KvLoad, rate: Forecast, horizon_s: float) -> KvView:
+    """Return what the rules look at; ``rate`` are the arriving tokens/s at the same horizon."""
+    held_s = kv.load_s / kv.demand_tokens if kv.demand_tokens > 0 else 0.0
+    return KvView(
+        load=trend.forecast(kv.load, horizon_s, LOAD_TAU_S),
+        peak=kv.peak,
+        demanded=held_s * rate.ahead,
+        full=tuple(full / kv.seen_s if kv.seen_s > 0 else 0.0 for full in kv.full_s),
+    )

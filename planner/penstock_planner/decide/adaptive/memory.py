@@ -1,0 +1,153 @@
+"""What mode ``adaptive`` remembers between decisions; plain numbers, so that the ledger can hold it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock_api import Role
+from penstock_planner.decide.state import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Brown's double exponential smoothing: two averages, the second of the first.
+
+    Attributes:
+        first: Exponential average of the values.
+        second: Exponential average of ``first``.
+        noise: Average of the squared deviations from ``first``, each times the seconds that it lasted.
+        seen_s: Seconds followed so far.
+    """
+
+    first: float = 0.0
+    second: float = 0.0
+    noise: float = 0.0
+    seen_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Prefill work at the door, and the fleets of every size that might have done it.
+
+    Attributes:
+        rate: Of requests/s arriving.
+        level: Requests/s over the last seconds, without a slope.
+        peak: Highest ``level``, decayed.
+        sized: Requests, decayed over minutes.
+        sized_tokens: Their uncached tokens, decayed alike.
+        done_tokens: Tokens whose prefill ended, decayed over busy time.
+        busy_s: Worker-seconds in which a prompt was being computed, decayed alike.
+        arrivals: Requests, decayed over time.
+        backlogs: Tokens that a fleet of n workers would have left now; element n - 1.
+        late: Arrivals that it would have served late, decayed as ``arrivals`` is; element n - 1.
+        recent: The same, decayed faster; element n - 1.
+    """
+
+    rate: Trend = Trend()
+    level: float = 0.0
+    peak: float = 0.0
+    sized: float = 0.0
+    sized_tokens: float = 0.0
+    done_tokens: float = 0.0
+    busy_s: float = 0.0
+    arrivals: float = 0.0
+    backlogs: tuple[float, ...] = ()
+    late: tuple[float, ...] = ()
+    recent: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KvLoad:
+    """KV cache in use, in workers' worth, and how often fleets of every size would have been full.
+
+    Attributes:
+        load: Of KV usage summed over workers, waiting requests' share included.
+        peak: Highest load, decayed.
+        load_s: Of the same over some minutes.
+        demand_tokens: Uncached tokens that arrived, decayed as ``load_s`` is.
+        seen_s: Seconds, decayed.
+        full_s: Seconds in which n workers would have been full, decayed alike; element n - 1.
+    """
+
+    load: Trend = Trend()
+    peak: float = 0.0
+    load_s: float = 0.0
+    demand_tokens: float = 0.0
+    seen_s: float = 0.0
+    full_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMemory:
+    """Supply and restraint of one role.
+
+    Attributes:
+        ready: At the newest pull; None before the first.
+        begun_s: When each replica that starts now was first seen, oldest first.
+        startup_s: Learnt time from asked for to ready; None before the first.
+        grown_s: When replicas were last added; None before that.
+        shrunk_s: When replicas were last removed; None before that.
+        hold_down_s: How long after growing the role is not shrunk; raised by each shrinking that was regretted.
+    """
+
+    ready: int | None = None
+    begun_s: tuple[float, ...] = ()
+    startup_s: float | None = None
+    grown_s: float | None = None
+    shrunk_s: float | None = None
+    hold_down_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveMemory:
+    """Everything.
+
+    Attributes:
+        pulled_s: Time of the newest pull that was followed; None before the first.
+        work: Of the prefill (or aggregated) workers.
+        kv: Of the decode (or aggregated) workers.
+        roles: By role.
+    """
+
+    pulled_s: float | None = None
+    work: Work = Work()
+    kv: KvLoad = KvLoad()
+    roles: Mapping[Role, RoleMemory] = field(default_factory=dict)
+
+    def of(self, role: Role) -> RoleMemory:
+        """Return the role's memory, a blank one if there is none."""
+        return self.roles.get(role, RoleMemory())
+
+
+def read(plain: Memory) -> AdaptiveMemory:
+    """Return what `write` wrote; of another mode's memory, and of none, a blank one.
+
+    Raises:
+        KeyError, TypeError, ValueError: the data is not such a memory.
+    """
+    data: Any = plain.get("adaptive")
+    if data is None:
+        return AdaptiveMemory()
+    work, kv = data["work"], data["kv"]
+    return AdaptiveMemory(
+        pulled_s=data["pulled_s"],
+        work=Work(
+            **{**work, "rate": Trend(**work["rate"])}
+            | {key: tuple(work[key]) for key in ("backlogs", "late", "recent")}
+        ),
+        kv=KvLoad(**{**kv, "load": Trend(**kv["load"]), "full_s": tuple(kv["full_s"])}),
+        roles={
+            Role(role): RoleMemory(**{**fields, "begun_s": tuple(fields["begun_s"])})
+            for role, fields in data["roles"].items()
+        },
+    )
+
+
+def write(memory: AdaptiveMemory) -> Memory:
+    """Return plain data for `PlannerState.memory`."""
+    plain = dataclasses.asdict(memory)
+    plain["roles"] = {role.value: fields for role, fields in plain["roles"].items()}
+    return {"adaptive": plain}

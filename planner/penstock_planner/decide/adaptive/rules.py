@@ -1,0 +1,276 @@
+"""The rules of one role: does it lack workers, and could it do with one fewer?
+
+Each rule gives a finding with its numbers, whether it applies or not, so that `explain` shows all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock_api import Role
+from penstock_planner.decide.adaptive.kv import FULL, KvView
+from penstock_planner.decide.adaptive.work import WorkView
+from penstock_planner.decide.decision import Reason, Step
+from penstock_planner.decide.observation import PoolCounts
+
+BUSY_MOST = 0.9
+"""Chosen: demand may fill this share of a prefill pool's throughput before it grows. Its workers share one queue in
+the router, so that three at 0.9 still answer log-normal prompts within seconds."""
+
+BUSY_AFTER = 0.75
+"""Chosen: and this share of what is left after a worker went; of 0.7, 0.75 and 0.8 the one with fewest reversals on
+the scoreboard's poisson, day and sine."""
+
+MIXED_BUSY_MOST = 0.65
+MIXED_BUSY_AFTER = 0.5
+"""Chosen: the same of aggregated workers. Requests wait in each worker, not in one queue, and decoding steps come
+between prompts. At 0.9, 0.75 and 0.65 aggregated-sine was 94.6, 97.2 and 97.9% in time."""
+
+AHEAD_SIGMAS = 0.5
+"""Chosen: demand counts with this many of its standard errors. A replica too many costs its GPUs for a minute, one
+too few makes a start-up's arrivals late: at -0.5 sine was 98.5% in time, at 0.5 99.9% for 1% more GPU-hours."""
+
+LEVEL_SIGMAS = 2.0
+"""Chosen: a jump within seconds counts once it is this many standard errors of Poisson arrivals above what the fleet
+can do, so that chance starts nothing: step went from 86 to 98% in time, and poisson stayed."""
+
+AFTER_SIGMAS = 1.0
+"""Chosen: and before a worker goes, demand counts with this many."""
+
+LATE_MOST = 0.01
+"""Share of arrivals that may be late before the fleet grows: the goal is 99% in time."""
+
+LATE_SAVED = 0.01
+"""Chosen: share of arrivals that one more worker must keep from being late, or it is not worth its GPUs."""
+
+LATE_LOST = 0.005
+"""Chosen: half of it is the most that one worker fewer may cost, so that growing and shrinking do not meet."""
+
+CLEAR_SLOS = 2.0
+"""Chosen: a backlog that is left when a new replica could be ready may take this many SLOs to clear; a replica for less
+than one SLO of late arrivals costs more than it saves."""
+
+KV_AHEAD_MOST = 0.75
+"""Chosen: mean KV usage, at the horizon, above which a pool grows. Usage of a worker with some twenty requests swings
+by a third about its mean, and what does not fit preempts streams; 0.9 is too late."""
+
+KV_TREND_MOST = 2.0
+"""Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast and then no more."""
+
+KV_AFTER = 0.45
+"""Chosen: mean KV usage that one worker fewer may have; a larger batch decodes more slowly and holds its KV longer, so
+usage rises by more than N / (N - 1). At 0.55 day lost 1% of its requests to decode workers wanted back."""
+
+PEAK_AFTER = 0.8
+"""Chosen: share of the throughput of one fewer that the last minutes' highest quarter of a minute may fill: what was
+can come back, and a peak that needed four workers holds them for a minute."""
+
+KV_PEAK_AFTER = 0.6
+"""Chosen: the same of mean KV usage; below `KV_AHEAD_MOST`, so that the same peak again grows nothing."""
+
+FULL_TIME_MOST = 0.05
+"""Chosen: share of recent time in which the workers' KV caches may be full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What one role's rules look at.
+
+    Attributes:
+        role: prefill, decode or aggregated.
+        pool: Counts at the newest pull.
+        slo_s: TTFT that counts as in time.
+        horizon_s: When a replica asked for now would be ready.
+        arrivals_s: When each of those that start will be, in seconds from now.
+        work: Prefill work; None for decode.
+        kv: KV usage; None for prefill.
+        oldest_wait_s: In the routers; None when nothing waits there.
+        rejected: Requests refused or timed out in the interval.
+    """
+
+    role: Role
+    pool: PoolCounts
+    slo_s: float
+    horizon_s: float
+    arrivals_s: Sequence[float]
+    work: WorkView | None
+    kv: KvView | None
+    oldest_wait_s: float | None
+    rejected: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoleFinding:
+    """What one rule found.
+
+    Attributes:
+        applies: The rule asks for the change.
+        reason: For the decision, if it applies.
+        detail: In words and numbers.
+        step: For the record.
+    """
+
+    applies: bool
+    reason: Reason
+    detail: str
+    step: Step
+
+
+def lacks(case: Case) -> list[RoleFinding]:
+    """Return every rule for growing; one that applies is enough."""
+    found = []
+    if case.work is not None:
+        found += [
+            _demand(case, case.work),
+            _late(case, case.work),
+            _backlog(case, case.work),
+            _rejected(case),
+        ]
+    if case.kv is not None:
+        found.append(_kv(case, case.kv))
+    return found
+
+
+def spares(case: Case) -> list[RoleFinding]:
+    """Return every condition for shrinking by one; all must apply."""
+    found = []
+    if case.work is not None:
+        found.append(_work_after(case, case.work))
+    if case.kv is not None:
+        found.append(_kv_after(case, case.kv))
+    return found
+
+
+def _demand(case: Case, work: WorkView) -> RoleFinding:
+    """Compare what may arrive per second with what the fleet, starting replicas included, can compute."""
+    workers = case.pool.replicas
+    ahead = work.rate.ahead + AHEAD_SIGMAS * work.rate.error
+    expected = max(ahead, work.level.now - LEVEL_SIGMAS * work.level.error)
+    able = workers * (work.tokens_per_s or 0.0)
+    inputs = {
+        "tokens_per_s": work.rate.now,
+        "tokens_per_s_ahead": work.rate.ahead,
+        "tokens_per_s_error": work.rate.error,
+        "tokens_per_s_lately": work.level.now,
+        "tokens_per_s_lately_error": work.level.error,
+        "worker_tokens_per_s": work.tokens_per_s,
+        "workers": workers,
+        "horizon_s": case.horizon_s,
+    }
+    most = MIXED_BUSY_MOST if case.role is Role.AGGREGATED else BUSY_MOST
+    applies = work.tokens_per_s is not None and expected > most * able
+    detail = (
+        f"{expected:.0f} tokens/s in {case.horizon_s:.0f} s against {able:.0f} that {workers} can compute"
+    )
+    return _finding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("demand", inputs, most, _grows(applies)))
+
+
+def _late(case: Case, work: WorkView) -> RoleFinding:
+    workers = case.pool.replicas
+    late, saved, lately = work.late_with(workers), work.saved(workers), work.saved_lately(workers)
+    applies = late > LATE_MOST and saved > LATE_SAVED and lately > LATE_LOST
+    inputs = {"workers": workers, "late_share": late, "saved_by_one": saved, "saved_lately": lately}
+    detail = f"{workers} workers serve {late:.1%} of the requests later than {case.slo_s:g} s, one more saves {saved:.1%}"
+    return _finding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("late", inputs, LATE_MOST, _grows(applies)))
+
+
+def _backlog(case: Case, work: WorkView) -> RoleFinding:
+    """Compare the time to clear what will be left when a new replica could be ready with the SLO."""
+    if work.tokens_per_s is None:
+        return _first_wait(case)
+    horizon_s, speed = case.horizon_s, work.tokens_per_s
+    worked_s = case.pool.ready * horizon_s + sum(max(0.0, horizon_s - at_s) for at_s in case.arrivals_s)
+    left = max(0.0, work.backlog_tokens + work.level.now * horizon_s - worked_s * speed)
+    pace = case.pool.replicas * speed - work.level.now
+    clears_s = left / pace if pace > 0 else (math.inf if left else 0.0)
+    most_s = CLEAR_SLOS * case.slo_s
+    applies = clears_s > most_s
+    inputs = {
+        "backlog_tokens": work.backlog_tokens,
+        "oldest_wait_s": case.oldest_wait_s,
+        "starting": len(case.arrivals_s),
+        "left_tokens": left,
+        "clears_in_s": clears_s if math.isfinite(clears_s) else None,
+    }
+    detail = f"{left:.0f} tokens will be left in {horizon_s:.0f} s, more than {case.pool.replicas} clear in {most_s:.0f} s"
+    return _finding(Reason.BACKLOG_ABOVE_SLO, detail, Step("backlog", inputs, most_s, _grows(applies)))
+
+
+def _first_wait(case: Case) -> RoleFinding:
+    """Grow by the wait alone while no worker's throughput is known, one replica at a time."""
+    waits_s = case.oldest_wait_s or 0.0
+    applies = waits_s > case.slo_s / 2 and not case.pool.starting
+    inputs = {"oldest_wait_s": case.oldest_wait_s, "starting": case.pool.starting}
+    step = Step("backlog", inputs, case.slo_s / 2, _grows(applies))
+    return _finding(Reason.BACKLOG_ABOVE_SLO, f"a request has waited {waits_s:.1f} s", step)
+
+
+def _rejected(case: Case) -> RoleFinding:
+    """Grow once for rejected requests; while a replica starts, demand and backlog say whether more is needed."""
+    applies = case.rejected > 0 and not case.pool.starting
+    step = Step("rejected", {"requests": case.rejected}, 0, _grows(applies))
+    return _finding(Reason.REQUESTS_REJECTED, f"{case.rejected:.0f} requests refused or timed out", step)
+
+
+def _kv(case: Case, kv: KvView) -> RoleFinding:
+    workers = case.pool.replicas
+    expected = max(min(kv.load.ahead, KV_TREND_MOST * kv.load.now), kv.demanded)
+    ahead = expected / workers if workers else math.inf
+    share = kv.full_with(workers)
+    is_full = share > FULL_TIME_MOST and kv.load.now > FULL * workers
+    applies = ahead > KV_AHEAD_MOST or is_full
+    inputs = {
+        "kv_load": kv.load.now,
+        "kv_load_ahead": kv.load.ahead,
+        "kv_load_demanded": kv.demanded,
+        "workers": workers,
+        "full_share": share,
+    }
+    detail = f"KV usage of {workers} workers will be {ahead:.2f} in {case.horizon_s:.0f} s"
+    return _finding(Reason.KV_ABOVE_CAPACITY, detail, Step("kv", inputs, KV_AHEAD_MOST, _grows(applies)))
+
+
+def _work_after(case: Case, work: WorkView) -> RoleFinding:
+    workers = case.pool.replicas - 1
+    rate = max(
+        max(work.rate.now, work.rate.ahead) + AFTER_SIGMAS * work.rate.error,
+        work.far_rate,
+        work.level.now + work.level.error,
+    )
+    able = workers * (work.tokens_per_s or 0.0)
+    busy = rate / able if able else (math.inf if rate > 0 or work.backlog_tokens > 0 else 0.0)
+    lost = work.saved_lately(workers)
+    peak = work.peak / able if able else math.inf
+    most = MIXED_BUSY_AFTER if case.role is Role.AGGREGATED else BUSY_AFTER
+    applies = busy <= most and lost <= LATE_LOST and (peak <= PEAK_AFTER or work.peak == 0)
+    inputs = {
+        "workers_after": workers,
+        "tokens_per_s": rate,
+        "worker_tokens_per_s": work.tokens_per_s,
+        "busy_after": busy if math.isfinite(busy) else None,
+        "peak_after": peak if math.isfinite(peak) else None,
+        "late_added": lost,
+    }
+    step = Step("work_after", inputs, most, "shrink" if applies else "hold")
+    return _finding(Reason.SPARE_CAPACITY, f"{workers} would be {busy:.0%} busy", step)
+
+
+def _kv_after(case: Case, kv: KvView) -> RoleFinding:
+    workers = case.pool.replicas - 1
+    load = max(kv.load.now, kv.load.ahead, kv.demanded)
+    usage = load / workers if workers else math.inf
+    peak = kv.peak / workers if workers else math.inf
+    applies = usage <= KV_AFTER and peak <= KV_PEAK_AFTER
+    inputs = {"workers_after": workers, "kv_load": load, "kv_after": usage, "kv_peak_after": peak}
+    step = Step("kv_after", inputs, KV_AFTER, "shrink" if applies else "hold")
+    return _finding(Reason.SPARE_CAPACITY, f"KV usage of {workers} would be {usage:.2f}", step)
+
+
+def _finding(reason: Reason, detail: str, step: Step) -> RoleFinding:
+    return RoleFinding(step.outcome in {"grow", "shrink"}, reason, detail, step)
+
+
+def _grows(applies: bool) -> str:  # noqa: FBT001 - a word for a truth
+    return "grow" if applies else "pass"

@@ -1,0 +1,161 @@
+"""Drives the router's state machine on the event loop: a future for each waiting request, and the clock.
+
+`penstock_router.core` decides; this module only ties its effects to futures, and its worker events to the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Final, TypeAlias
+
+from penstock_api import Role
+from penstock_core.errors import NoEndpointsError, PenstockError, SaturatedError
+from penstock_core.logs import get_logger
+from penstock_router.core.assignment import Assignment
+from penstock_router.core.router import Dispatch, Effects, RefusalReason, RouterCore
+from penstock_router.core.worker import WorkerChange, WorkerEvent
+from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.policy.arrival import Arrival
+
+log = get_logger(__name__)
+
+Waiter: TypeAlias = "asyncio.Future[LiveAssignment]"
+"""What the core queues: it gets the assignment, or the refusal."""
+LiveAssignment: TypeAlias = Assignment[Waiter]
+LiveCore: TypeAlias = RouterCore[Waiter]
+
+
+class QueueTimeout(NoEndpointsError):  # noqa: N818 - named like the fact it reports
+    """A request waited for a worker as long as it may."""
+
+
+_REFUSALS: Final[dict[RefusalReason, type[PenstockError]]] = {
+    RefusalReason.QUEUE_FULL: SaturatedError,
+    RefusalReason.QUEUE_TIMEOUT: QueueTimeout,
+    RefusalReason.NO_WORKER: NoEndpointsError,
+}
+_WARNINGS: Final = frozenset({WorkerChange.EJECTED, WorkerChange.KEPT})
+
+
+def log_worker_event(event: WorkerEvent) -> None:
+    """Write a worker's change into the log."""
+    write = log.warning if event.change in _WARNINGS else log.info
+    write(event.change.value, worker=event.worker, **event.facts)
+
+
+class Admission:
+    """The way to a worker; one thread, one event loop.
+
+    Attributes:
+        core: Decides.
+    """
+
+    def __init__(self, core: LiveCore, now_s: Callable[[], float]) -> None:
+        """Tie the core to a clock, which tells simulated seconds."""
+        self.core = core
+        self._now_s = now_s
+        self._listeners: list[Callable[[], None]] = []
+
+    @asynccontextmanager
+    async def acquire(
+        self, role: Role, arrival: Arrival, *, again: bool = False
+    ) -> AsyncIterator[LiveAssignment]:
+        """Wait for a worker and hold the assignment for the block; it is released however the block is left.
+
+        Args:
+            role: A stage's.
+            arrival: The request.
+            again: It was admitted before: it meets no length bound, and waits before all others.
+
+        Raises:
+            SaturatedError: the queue is full.
+            QueueTimeout: it waited as long as it may.
+            NoEndpointsError: no worker serves, and none will by itself.
+        """
+        assignment = await self.wait(role, arrival, again=again)
+        try:
+            yield assignment
+        finally:
+            self.release(assignment)
+
+    async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
+        """Wait for a worker; see `acquire`. The caller releases the assignment."""
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        try:
+            self._apply(self.core.acquire(waiter, role, arrival, self._now_s(), again=again))
+            return waiter.result() if waiter.done() else await waiter
+        except BaseException:
+            self.core.withdraw(waiter, role)
+            # The worker may have been assigned in the very round in which the client left.
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.release(waiter.result())
+            raise
+
+    def release(self, assignment: LiveAssignment) -> None:
+        """End a request's stay at its worker, which makes room for another."""
+        self._apply(self.core.release(assignment, self._now_s()))
+
+    def prefilled(
+        self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
+    ) -> None:
+        """Note that a prompt was computed; see `RouterCore.prefilled`."""
+        effects = self.core.prefilled(
+            assignment, self._now_s(), cached_tokens=cached_tokens, measured=measured
+        )
+        self._apply(effects)
+
+    # ------------------------------------------------------------------ workers and time
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call back after every change of the workers."""
+        self._listeners.append(listener)
+
+    def set_workers(self, specs: Iterable[WorkerSpec]) -> None:
+        """Take over what discovery reports."""
+        self._apply(self.core.set_workers(specs, self._now_s()))
+        self._notify()
+
+    def workers_changed(self) -> None:
+        """Take note of a change in a worker's health."""
+        self._apply(self.core.workers_changed(self._now_s()))
+        self._notify()
+
+    def set_drained(self, name: str, *, drained: bool) -> None:
+        """Stop, or start again, sending new requests to a worker.
+
+        Raises:
+            NotFoundError: no worker has that name.
+        """
+        self.core.pool.set_drained(name, drained=drained)
+        self.workers_changed()
+
+    def tick(self) -> None:
+        """Refuse what has waited too long, and do what time alone asks for; called each 0.1 s."""
+        now_s = self._now_s()
+        self._apply(self.core.expire(now_s))
+        self._apply(self.core.tick(now_s))
+
+    def problems(self) -> list[str]:
+        """Return why a request would not be served now; empty when it would."""
+        return self.core.problems(self._now_s())
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def _apply(self, effects: Effects[Waiter]) -> None:
+        """Wake the waiters; an assignment whose client has left is released, which may make room for another."""
+        pending = deque(effects)
+        while pending:
+            effect = pending.popleft()
+            if isinstance(effect, Dispatch):
+                assignment = effect.assignment
+                if assignment.item.done():
+                    pending.extend(self.core.release(assignment, self._now_s()))
+                else:
+                    assignment.item.set_result(assignment)
+            elif not effect.item.done():
+                effect.item.set_exception(_REFUSALS[effect.reason](effect.message))

@@ -1,0 +1,110 @@
+"""One request's share of a worker: its counters, and what its end says of the worker. Pure."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from penstock_api import Role
+from penstock_router.core.worker import Worker
+
+T = TypeVar("T")
+
+
+class Assignment(Generic[T]):
+    """A request's stay at a worker, from its dispatch until `RouterCore.release`.
+
+    A verdict (`succeeded`, `failed`) reaches the worker's circuit at once and only the first one counts; the share of
+    the worker's counters is given back by `end`, exactly once.
+
+    Attributes:
+        item: The request, as the caller queued it.
+        worker: Where it went.
+        tokens: Prompt tokens, known or estimated, and what was generated so far.
+        queued_s: How long it waited, simulated seconds.
+        reason: Why this worker, one short phrase.
+        is_open: It has not been given back.
+    """
+
+    __slots__ = (
+        "_has_verdict",
+        "_is_counted",
+        "_probe",
+        "is_open",
+        "item",
+        "queued_s",
+        "reason",
+        "tokens",
+        "worker",
+    )
+
+    def __init__(
+        self, item: T, worker: Worker, tokens: int, *, now_s: float, queued_s: float = 0.0, reason: str = ""
+    ) -> None:
+        """Count a request in."""
+        self.item = item
+        self.worker = worker
+        self.tokens = tokens
+        self.queued_s = queued_s
+        self.reason = reason
+        self.is_open = True
+        self._has_verdict = False
+        self._is_counted = False
+        self._probe = worker.breaker.sent(now_s)
+        worker.inflight_requests += 1
+        worker.inflight_tokens += tokens
+
+    @property
+    def role(self) -> Role:
+        """Role of the worker."""
+        return self.worker.spec.role
+
+    def grow(self, tokens: int) -> None:
+        """Count generated tokens."""
+        self.tokens += tokens
+        self.worker.inflight_tokens += tokens
+
+    def proved(self) -> None:
+        """Note the right beginning of an answer: a probe's verdict does not wait for the end of a stream."""
+        if not self._has_verdict and self._probe:
+            self.worker.answered(probe=True)
+            self._probe = False
+
+    def succeeded(self) -> None:
+        """Note a right answer, or one whose error is the client's."""
+        if not self._has_verdict:
+            self._has_verdict = True
+            self.worker.answered(probe=self._probe)
+
+    def failed(self, now_s: float, cause: str, *, proven: bool = True) -> None:
+        """Note a failure.
+
+        Args:
+            now_s: Simulated seconds.
+            cause: What the worker did, for the log and `/workers`.
+            proven: Whether the worker is at fault without doubt; else `convict` or `pardon` follows.
+        """
+        if not self._has_verdict:
+            self._has_verdict = True
+            self._is_counted = self.worker.failed(now_s, cause, probe=self._probe, proven=proven)
+
+    def convict(self, now_s: float) -> None:
+        """Prove a failure: another worker has served the request."""
+        if self._is_counted:
+            self.worker.convicted(now_s)
+
+    def pardon(self, now_s: float) -> None:
+        """Take the failure back: it followed the request to other workers."""
+        if self._is_counted:
+            self._is_counted = False
+            self.worker.breaker.pardoned(now_s, probe=self._probe)
+
+    def end(self) -> None:
+        """Give the share back; without a verdict the worker is judged neither way. Does nothing the second time."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        if not self._has_verdict:
+            self._has_verdict = True
+            self.worker.breaker.abandoned(probe=self._probe)
+        self.worker.inflight_requests -= 1
+        self.worker.inflight_tokens -= self.tokens

@@ -1,0 +1,475 @@
+"""The queue in front of one role's workers: one body for the live router and the simulator.
+
+Under a policy that assigns on arrival every worker has a queue of its own, under one that assigns when a worker is
+free all requests wait in one central queue. The caller owns time and acts: it says which workers may be chosen, what
+arrives, what was prefilled or lost, and takes what is dispatched now. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from penstock_api import QueueOrder
+from penstock_router.policy.load import WorkerLoad
+from penstock_router.policy.prefix_index import PrefixIndex
+from penstock_router.policy.prompt_tokens import PromptTokenCounts
+from penstock_router.policy.rebalance import Aim, decode_delay_s, plan_moves
+from penstock_router.policy.routing_policy import Arrival, AssignTime, Estimates, RoutingPolicy, eligible
+from penstock_router.policy.worker_queue import QueuedRequest, WorkerQueue
+
+T = TypeVar("T")
+
+CACHE_BLOCKS = 8192
+"""Keys remembered per worker where nothing else is said. Chosen: 4M tokens of 512-token blocks, or 500,000 of
+prompts so short that their first block's sub-block keys are all they have; 90 KiB of memory where prompts bring 24 new
+keys, at most 512."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """How queues behave, whatever the policy.
+
+    Attributes:
+        slot_tokens: Uncached tokens dispatched to one worker at a time; None is unbounded. An idle worker always
+            takes one request, however long.
+        slot_requests: Requests dispatched to one worker at a time; None is unbounded.
+        max_requests: Most waiting requests; None is unbounded.
+        max_wait_s: Longest wait, simulated seconds; None is unbounded.
+        order: Who is next in a worker's queue; the central queue is first in, first out.
+        cache_blocks: Prefix blocks that one worker's cache holds.
+        slo_s: TTFT that rebalancing and the deadline-aware order aim for, simulated seconds.
+        bottleneck_s: See `decode_delay_s`.
+        tokens_per_s: Prefill throughput assumed until one is measured; None: none.
+        rebalances: Whether requests that wait for a decode-bound worker are moved as time passes.
+    """
+
+    slot_tokens: int | None = None
+    slot_requests: int | None = None
+    max_requests: int | None = None
+    max_wait_s: float | None = None
+    order: QueueOrder = QueueOrder.ARRIVAL
+    cache_blocks: int = CACHE_BLOCKS
+    slo_s: float = 5.0
+    bottleneck_s: float = 3.0
+    tokens_per_s: float | None = None
+    rebalances: bool = False
+
+
+class DispatchQueue(Generic[T]):
+    """Waiting requests of one role under one policy. ``T`` is hashable and unique per request.
+
+    Attributes:
+        policy: Chooses the workers.
+        settings: Bounds and order.
+        moved: Requests that rebalancing has moved so far.
+        waiting: Requests that wait.
+        tokens: Their prompt tokens.
+        prompt_tokens: On their way through this queue.
+    """
+
+    def __init__(self, policy: RoutingPolicy, settings: QueueSettings) -> None:
+        self.policy = policy
+        self.settings = settings
+        self._estimates = Estimates(settings.tokens_per_s)
+        self._workers: dict[str, WorkerQueue[T]] = {}
+        # Workers that take nothing now, and are known because they may come back or still compute something.
+        self._inactive: dict[str, WorkerQueue[T]] = {}
+        # The central queue, or, under a policy that assigns on arrival, what arrived while there was no worker.
+        self._unassigned: OrderedDict[T, QueuedRequest[T]] = OrderedDict()
+        self._assigned: dict[T, QueuedRequest[T]] = {}
+        # Running non-streaming requests, with the time at which their prompts should be prefilled.
+        self._non_streaming: dict[T, float] = {}
+        # Prefilled and not ended: the worker, and the number of prompt tokens.
+        self._decoding: dict[T, tuple[WorkerQueue[T], int]] = {}
+        # Names whose queue or room has changed since `dispatch` last saw them.
+        self._dirty: dict[str, None] = {}
+        self.moved = 0
+        self.waiting = 0
+        self.tokens = 0
+        self.prompt_tokens = PromptTokenCounts()
+
+    def __len__(self) -> int:
+        return self.waiting
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a new request is refused."""
+        bound = self.settings.max_requests
+        return bound is not None and self.waiting >= bound
+
+    # ------------------------------------------------------------------ workers
+
+    def set_workers(
+        self, loads: Iterable[WorkerLoad], now_s: float, *, quarantined: Collection[str] = ()
+    ) -> None:
+        """Set the workers that may be chosen; what waits for others is assigned again, what runs there goes on.
+
+        When a worker joins, everything that waits is assigned again: a backlog would not reach it otherwise.
+
+        Args:
+            loads: Those workers, in the order in which policies see them.
+            now_s: Simulated seconds.
+            quarantined: Names of those that may not be chosen now and will come back as they were: what is known of
+                them is kept.
+        """
+        wanted = {each.name: each for each in loads}
+        displaced: list[QueuedRequest[T]] = []
+        for name in [name for name in self._workers if name not in wanted]:
+            displaced += self._deactivate(name)
+        joining = [name for name in wanted if name not in self._workers]
+        if joining:
+            for worker in self._workers.values():
+                displaced += self._unassign(worker)
+        for name in joining:
+            known = self._inactive.pop(name, None)
+            cache_blocks = self.settings.cache_blocks
+            self._workers[name] = known or WorkerQueue(wanted[name], cache_blocks=cache_blocks, now_s=now_s)
+            self.policy.worker_joined(name)
+        self._workers = {name: self._workers[name] for name in wanted}
+        for name, load in wanted.items():
+            self._workers[name].load = load
+        for name in [n for n, each in self._inactive.items() if not each.running and n not in quarantined]:
+            del self._inactive[name]
+        if self._workers and self.policy.assigns is AssignTime.ON_ARRIVAL:
+            displaced += self._unassigned.values()
+            self._unassigned.clear()
+        for queued in sorted(displaced, key=lambda queued: queued.since_s):
+            self._assign(queued, now_s)
+
+    def worker_restarted(self, name: str) -> None:
+        """Forget a worker's cache: its process is a new one."""
+        worker = self._workers.get(name) or self._inactive.get(name)
+        if worker is not None:
+            worker.index.clear()
+
+    def set_peer_tokens(self, name: str, tokens: int) -> None:
+        """Set the uncached tokens that other routers have in flight at a worker."""
+        if name in self._workers:
+            self._workers[name].peer_tokens = tokens
+
+    # ------------------------------------------------------------------ a request's way
+
+    def submit(self, item: T, arrival: Arrival, now_s: float, *, again: bool = False) -> bool:
+        """Queue a request; False, and nothing done, when too many wait already.
+
+        Args:
+            item: The request.
+            arrival: What the policy may know.
+            now_s: Simulated seconds.
+            again: It was admitted before: it meets no bound, and waits before all others.
+        """
+        if not again and self.is_full:
+            return False
+        self.waiting += 1
+        self.tokens += arrival.tokens
+        queued = QueuedRequest(item, arrival, now_s, uncached=arrival.tokens)
+        self._assign(queued, now_s, is_first=again)
+        queued.weight = max(1, queued.uncached)
+        self.prompt_tokens.waiting += queued.weight
+        if not again:
+            self.prompt_tokens.admit(queued.tokens, queued.weight)
+        return True
+
+    def dispatch(
+        self, now_s: float, is_open: Callable[[str], bool] | None = None
+    ) -> Iterator[QueuedRequest[T]]:
+        """Yield, and count as running, what goes to its worker now; the caller counts each in before the next.
+
+        Args:
+            now_s: Simulated seconds.
+            is_open: Whether a worker may be sent one more request at this moment; None: all may.
+        """
+        if self.policy.assigns is AssignTime.WHEN_FREE:
+            yield from self._dispatch_central(now_s, is_open)
+        elif self._dirty:
+            yield from self._dispatch_assigned(now_s, is_open)
+
+    def prefilled(
+        self, item: T, now_s: float, *, cached_tokens: int | None = None, measured: bool = True
+    ) -> None:
+        """Note that a request's prompt was prefilled.
+
+        Where requests are assigned on arrival, its worker has room again; else it weighs until it is released.
+
+        Args:
+            item: The request.
+            now_s: Simulated seconds.
+            cached_tokens: What the worker says it need not compute; None: it does not say.
+            measured: Whether it was noticed at once; else the time since says nothing about the throughput.
+        """
+        if self.policy.assigns is AssignTime.WHEN_FREE:
+            self._count_prefilled(item)
+            return
+        ended = self._end(item, now_s)
+        if ended is None:
+            return
+        worker, queued, took_s = ended
+        self._decoding[item] = (worker, queued.tokens)
+        worker.decoding_tokens += queued.tokens
+        worker.progress_s = now_s
+        self.prompt_tokens.computed += queued.weight
+        if not measured:
+            return
+        uncached = queued.uncached if cached_tokens is None else max(1, queued.tokens - cached_tokens)
+        worker.throughput.learn(uncached, took_s)
+        self._estimates.throughput.learn(uncached, took_s)
+        worker.relative_slowdown = self._estimates.relative_slowdown(worker)
+
+    def assume_prefilled(self, now_s: float) -> None:
+        """Assume that a non-streaming request's prefill has finished once its estimated time has passed."""
+        for item in [item for item, due_s in self._non_streaming.items() if due_s <= now_s]:
+            self.prefilled(item, now_s, measured=False)
+
+    def release(self, item: T, now_s: float) -> None:
+        """Note that a request left its worker, prefilled or not."""
+        decoding = self._decoding.pop(item, None)
+        if decoding is not None:
+            decoding[0].decoding_tokens -= decoding[1]
+            return
+        ended = self._end(item, now_s)
+        if ended is not None:
+            worker, queued, _ = ended
+            worker.forget(queued)
+
+    def withdraw(self, item: T) -> None:
+        """Take out a request whose client has left; does nothing when it does not wait."""
+        queued = self._unassigned.pop(item, None)
+        if queued is not None:
+            self._stop_waiting(queued)
+            return
+        queued = self._assigned.get(item)
+        if queued is not None and queued.started_s is None:
+            worker = self._workers[queued.worker]
+            worker.pull(queued)
+            worker.forget(queued)
+            del self._assigned[item]
+            self._stop_waiting(queued)
+
+    def take_expired(self, now_s: float) -> list[QueuedRequest[T]]:
+        """Take out and return the requests that have waited ``max_wait_s`` or longer."""
+        bound = self.settings.max_wait_s
+        if bound is None:
+            return []
+        expired = [queued for queued in self._waiting_requests() if now_s - queued.since_s >= bound]
+        for queued in expired:
+            self.withdraw(queued.item)
+        return expired
+
+    def rebalance(self, now_s: float, names: Iterable[str] | None = None) -> int:
+        """Move requests to the other worker of their pair where that is sooner; return how many moved.
+
+        Args:
+            now_s: Simulated seconds.
+            names: Workers to relieve; absent: those that are decode-bound.
+        """
+        settings = self.settings
+        if names is None:
+            names = [
+                each.name
+                for each in self._workers.values()
+                if each.queue and decode_delay_s(each, self._estimates, now_s, settings.bottleneck_s)
+            ]
+        aim = Aim(settings.slo_s, settings.bottleneck_s, now_s, settings.order is QueueOrder.HIT_FIRST)
+        count = 0
+        for name in names:
+            source, reason = self._workers[name], f"sooner than at {name}: moved"
+            for move in plan_moves(source, self._workers, self._estimates, aim):
+                self._move(move.queued, source, self._workers[move.to])
+                move.queued.reason = reason
+                count += 1
+        self.moved += count
+        return count
+
+    # ------------------------------------------------------------------ gauges
+
+    def index_of(self, name: str) -> PrefixIndex | None:
+        """Return what is known of a worker's cache, to be corrected by its own events; None: it takes nothing."""
+        worker = self._workers.get(name)
+        return None if worker is None else worker.index
+
+    def oldest_s(self, now_s: float) -> float:
+        """Return how long the longest wait has lasted, simulated seconds; 0 when nothing waits."""
+        return max((now_s - queued.since_s for queued in self._waiting_requests()), default=0.0)
+
+    def uncached_tokens(self, item: T) -> int | None:
+        """Return the prompt tokens expected to be computed of a request that waits or runs; None: of no other."""
+        queued = self._assigned.get(item) or self._unassigned.get(item)
+        return None if queued is None else queued.uncached
+
+    def queued_tokens(self, name: str) -> int:
+        """Return the uncached tokens that wait for one worker."""
+        worker = self._workers.get(name)
+        return 0 if worker is None else worker.queued_tokens
+
+    def pending_tokens(self, name: str) -> int:
+        """Return what other routers should count here, tokens >= 0.
+
+        Where requests are assigned on arrival: uncached tokens in time that wait, and those dispatched. Else the
+        tokens in flight.
+        """
+        worker = self._workers.get(name)
+        if worker is None:
+            return 0
+        if self.policy.assigns is AssignTime.WHEN_FREE:
+            return worker.load.inflight_tokens
+        return worker.pending_tokens - worker.peer_tokens
+
+    def inflight_tokens(self) -> dict[str, int]:
+        """Return the tokens in flight at each worker, those of other routers included."""
+        return {name: each.inflight_tokens for name, each in self._workers.items()}
+
+    # ------------------------------------------------------------------ within
+
+    def _waiting_requests(self) -> list[QueuedRequest[T]]:
+        assigned = (each for each in self._assigned.values() if each.started_s is None)
+        return [*self._unassigned.values(), *assigned]
+
+    def _assign(self, queued: QueuedRequest[T], now_s: float, *, is_first: bool = False) -> None:
+        """Put a request into the queue of the worker that the policy chooses, or into the central one."""
+        if self.policy.assigns is AssignTime.WHEN_FREE or not self._workers:
+            self._unassigned[queued.item] = queued
+            if is_first:
+                self._unassigned.move_to_end(queued.item, last=False)
+            return
+        self._estimates.now_s = now_s
+        decision = self.policy.route(queued.arrival, self._workers, self._estimates)
+        queued.reason = decision.reason
+        queued.other = decision.other
+        if decision.other:
+            known = decision.other_uncached
+            other = self._workers[decision.other]
+            queued.other_uncached = other.uncached(queued.arrival) if known is None else known
+        self._assigned[queued.item] = queued
+        self._workers[decision.worker].put(queued, decision.uncached, is_first=is_first)
+        self._dirty[decision.worker] = None
+        if decision.is_hot:
+            self.rebalance(now_s, (decision.worker, decision.other))
+
+    def _free_workers(
+        self, avoid: Collection[str], is_open: Callable[[str], bool] | None
+    ) -> Mapping[str, WorkerQueue[T]]:
+        """Return the workers that may take a request that some have failed."""
+        settings = self.settings
+        if not avoid and is_open is None and settings.slot_tokens is None and settings.slot_requests is None:
+            return self._workers
+        return {
+            each.name: each
+            for each in eligible(self._workers, avoid)
+            if self._has_room(each) and (is_open is None or is_open(each.name))
+        }
+
+    def _dispatch_central(
+        self, now_s: float, is_open: Callable[[str], bool] | None
+    ) -> Iterator[QueuedRequest[T]]:
+        while self._unassigned:
+            queued = next(iter(self._unassigned.values()))
+            free = self._free_workers(queued.arrival.avoid, is_open)
+            if not free:
+                return
+            self._estimates.now_s = now_s
+            decision = self.policy.route(queued.arrival, free, self._estimates)
+            del self._unassigned[queued.item]
+            worker = self._workers[decision.worker]
+            queued.reason = decision.reason
+            self._assigned[queued.item] = queued
+            worker.put(queued, queued.uncached)
+            self._start(worker, queued, now_s)
+            yield queued
+
+    def _dispatch_assigned(
+        self, now_s: float, is_open: Callable[[str], bool] | None
+    ) -> Iterator[QueuedRequest[T]]:
+        dirty, self._dirty = self._dirty, {}
+        for name in dirty:
+            worker = self._workers.get(name)
+            while worker is not None and worker.has_waiting and self._has_room(worker):
+                if is_open is not None and not is_open(name):
+                    self._dirty[name] = None
+                    break
+                queued = self._next_up(worker, now_s)
+                assert queued is not None  # noqa: S101 - the queue is not empty
+                self._start(worker, queued, now_s)
+                yield queued
+
+    def _start(self, worker: WorkerQueue[T], queued: QueuedRequest[T], now_s: float) -> None:
+        worker.start(queued, now_s)
+        self._stop_waiting(queued)
+        self.prompt_tokens.give(worker.name, queued.weight)
+        if queued.arrival.is_non_streaming:
+            due_s = self._estimates.seconds(worker, worker.running_tokens)
+            self._non_streaming[queued.item] = now_s + (due_s or 0.0)
+
+    def _move(self, queued: QueuedRequest[T], source: WorkerQueue[T], target: WorkerQueue[T]) -> None:
+        source.pull(queued)
+        source.forget(queued)
+        queued.other, queued.other_uncached = source.name, queued.uncached
+        # Not what it was at arrival: others of its prefix may have moved there before it.
+        target.put(queued)
+        self._dirty[target.name] = None
+
+    def _deactivate(self, name: str) -> list[QueuedRequest[T]]:
+        """Give nothing more to a worker; return what waited for it."""
+        worker = self._workers.pop(name)
+        self._inactive[name] = worker
+        self.policy.worker_left(name)
+        return self._unassign(worker)
+
+    def _unassign(self, worker: WorkerQueue[T]) -> list[QueuedRequest[T]]:
+        """Take out and return all that waits for a worker."""
+        displaced = [*worker.late.values(), *worker.queue.values()]
+        for queued in displaced:
+            worker.pull(queued)
+            worker.forget(queued)
+            del self._assigned[queued.item]
+        return displaced
+
+    def _next_up(self, worker: WorkerQueue[T], now_s: float) -> QueuedRequest[T] | None:
+        order, slo_s = self.settings.order, self.settings.slo_s
+        token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
+        if token_s is None:
+            return worker.next_up(hit_first=order is QueueOrder.HIT_FIRST)
+        ahead = worker.running_tokens + worker.peer_tokens
+
+        def is_late(queued: QueuedRequest[T]) -> bool:
+            return now_s - queued.since_s + (ahead + queued.uncached) * token_s > slo_s
+
+        return worker.next_up(is_late=is_late)
+
+    def _has_room(self, worker: WorkerQueue[T]) -> bool:
+        settings = self.settings
+        running, tokens = len(worker.running), worker.running_tokens
+        if settings.slot_requests is not None and running >= settings.slot_requests:
+            return False
+        if self.policy.assigns is AssignTime.WHEN_FREE:
+            tokens += worker.peer_tokens
+        return running == 0 or settings.slot_tokens is None or tokens < settings.slot_tokens
+
+    def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:
+        """Take a request from where it runs; None when it runs nowhere."""
+        queued = self._assigned.get(item)
+        if queued is None or queued.started_s is None:
+            return None
+        del self._assigned[item]
+        if not queued.is_prefilled:
+            self.prompt_tokens.take_back(queued.worker, queued.weight)
+        self._non_streaming.pop(item, None)
+        worker = self._workers.get(queued.worker)
+        if worker is None or item not in worker.running:
+            worker = self._inactive[queued.worker]
+        self._dirty[queued.worker] = None
+        return worker, queued, worker.end(queued, now_s)
+
+    def _count_prefilled(self, item: T) -> None:
+        queued = self._assigned.get(item)
+        if queued is not None and queued.started_s is not None and not queued.is_prefilled:
+            queued.is_prefilled = True
+            self.prompt_tokens.take_back(queued.worker, queued.weight)
+            self.prompt_tokens.computed += queued.weight
+
+    def _stop_waiting(self, queued: QueuedRequest[T]) -> None:
+        self.waiting -= 1
+        self.prompt_tokens.waiting -= queued.weight
+        self.tokens -= queued.tokens

@@ -1,0 +1,246 @@
+"""The router's state machine: admission, queues, dispatch and the workers' circuits; events in, effects out. Pure.
+
+The live driver is `penstock_router.admission`, the virtual one `penstock_simulator.routing`. Each call takes the time
+in simulated seconds and returns what the driver has to do, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Generic, TypeVar
+
+from penstock_api import Role
+from penstock_router.core.assignment import Assignment
+from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.worker import Worker
+from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.policy.routing_policy import Arrival
+
+T = TypeVar("T")
+
+REBALANCE_S = 1.0
+"""Chosen: a third of the shortest silence that `decode_delay_s` takes for a bottleneck by default; simulated
+seconds."""
+
+
+class RefusalReason(Enum):
+    """Why a request gets no worker."""
+
+    QUEUE_FULL = auto()
+    QUEUE_TIMEOUT = auto()
+    NO_WORKER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch(Generic[T]):
+    """A request goes to its worker now; `RouterCore.release` ends its assignment."""
+
+    assignment: Assignment[T]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse(Generic[T]):
+    """A request gets no worker.
+
+    Attributes:
+        item: The request.
+        reason: Why.
+        message: For the client: what was exceeded or is missing, and the remedy.
+    """
+
+    item: T
+    reason: RefusalReason
+    message: str
+
+
+Effects = list[Dispatch[T] | Refuse[T]]
+
+
+class RouterCore(Generic[T]):
+    """One router: its workers, and a queue for each role that a request passes.
+
+    Attributes:
+        pool: The workers.
+        entry: Role of the first stage.
+        queues: By role, the first stage's first. Nothing is dispatched in the first stage while no worker of the
+            second can be routed to, because a prefill without a decode worker only pins KV blocks.
+        paused: Roles to whose workers nothing is dispatched for now.
+    """
+
+    def __init__(self, pool: WorkerPool, queues: Mapping[Role, DispatchQueue[T]]) -> None:
+        """Tie pool and queues; ``queues`` names the first stage first."""
+        self.pool = pool
+        self.queues = dict(queues)
+        self.entry = next(iter(self.queues))
+        self.paused: Collection[Role] = ()
+        self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in self.queues}
+        self._rebalanced_s: float | None = None
+
+    @property
+    def entry_queue(self) -> DispatchQueue[T]:
+        """The first stage's queue."""
+        return self.queues[self.entry]
+
+    # ------------------------------------------------------------------ requests
+
+    def acquire(
+        self, item: T, role: Role, arrival: Arrival, now_s: float, *, again: bool = False
+    ) -> Effects[T]:
+        """Ask for a worker of a role.
+
+        Args:
+            item: The request, unique among those of the role.
+            role: A stage's.
+            arrival: What the policy may know.
+            now_s: Simulated seconds.
+            again: It was admitted before: it meets no bound, and waits before all others.
+        """
+        missing = self._hopeless(role, now_s)
+        if missing is not None:
+            message = f"no {missing} worker can take the request; retry later"
+            return [Refuse(item, RefusalReason.NO_WORKER, message)]
+        self._follow(role, now_s)
+        queue = self.queues[role]
+        if not queue.submit(item, arrival, now_s, again=again):
+            message = f"{len(queue)} requests wait for {role} already; retry later"
+            return [Refuse(item, RefusalReason.QUEUE_FULL, message)]
+        return self._dispatch(role, now_s)
+
+    def prefilled(
+        self,
+        assignment: Assignment[T],
+        now_s: float,
+        *,
+        cached_tokens: int | None = None,
+        measured: bool = True,
+    ) -> Effects[T]:
+        """Note that a worker has computed a prompt; what follows there is decoding.
+
+        Args:
+            assignment: The request's.
+            now_s: Simulated seconds.
+            cached_tokens: Prompt tokens that the worker found in its cache; None: not known.
+            measured: Whether this is noticed as it happens, and not only at the end of the answer.
+        """
+        role = assignment.role
+        self.queues[role].prefilled(assignment.item, now_s, cached_tokens=cached_tokens, measured=measured)
+        return self._dispatch_waiting(role, now_s)
+
+    def release(self, assignment: Assignment[T], now_s: float) -> Effects[T]:
+        """End a request's stay at its worker; does nothing the second time."""
+        if not assignment.is_open:
+            return []
+        role = assignment.role
+        assignment.end()
+        self.queues[role].release(assignment.item, now_s)
+        return self._dispatch_waiting(role, now_s)
+
+    def withdraw(self, item: T, role: Role) -> None:
+        """Take out a waiting request whose client has left; does nothing when it does not wait."""
+        self.queues[role].withdraw(item)
+
+    # ------------------------------------------------------------------ workers and time
+
+    def set_workers(self, specs: Iterable[WorkerSpec], now_s: float) -> Effects[T]:
+        """Take over what discovery reports; new processes have empty caches."""
+        for worker in self.pool.apply(specs):
+            queue = self.queues.get(worker.spec.role)
+            if queue is not None:
+                queue.worker_restarted(worker.name)
+        return self.workers_changed(now_s)
+
+    def workers_changed(self, now_s: float) -> Effects[T]:
+        """Take note of a change in the workers' health or drains."""
+        effects: Effects[T] = []
+        for role in self.queues:
+            effects += self._dispatch(role, now_s)
+        return effects
+
+    def expire(self, now_s: float) -> Effects[T]:
+        """Refuse what has waited as long as it may."""
+        return [
+            Refuse(
+                queued.item,
+                RefusalReason.QUEUE_TIMEOUT,
+                f"no worker took the request within {now_s - queued.since_s:.1f} s; retry later",
+            )
+            for queue in self.queues.values()
+            for queued in queue.take_expired(now_s)
+        ]
+
+    def tick(self, now_s: float) -> Effects[T]:
+        """Do what time alone asks for: relieve decode-bound workers, and dispatch where room has come."""
+        queue = self.entry_queue
+        if self._rebalanced_s is None or now_s - self._rebalanced_s >= REBALANCE_S:
+            self._rebalanced_s = now_s
+            if queue.settings.rebalances:
+                queue.rebalance(now_s)
+        queue.assume_prefilled(now_s)
+        return self.workers_changed(now_s)
+
+    def problems(self, now_s: float) -> list[str]:
+        """Return why a request would not be served now; empty when it would."""
+        queue = self.entry_queue
+        found = [f"prefill queue full: {len(queue)} requests wait"] if queue.is_full else []
+        for role in self.queues:
+            if not self.pool.routable(role, now_s):
+                states = [f"{w.name} {w.state(now_s)[1]}" for w in self.pool if w.spec.role is role]
+                found.append(f"no {role} worker can be routed to: " + ("; ".join(states) or "none known"))
+        return found
+
+    # ------------------------------------------------------------------ within
+
+    def _needed(self, role: Role) -> Iterable[Role]:
+        """Return the roles that must serve for a request to start in a stage: its own and those after it."""
+        return self.queues if role is self.entry else (role,)
+
+    def _hopeless(self, role: Role, now_s: float) -> Role | None:
+        """Return a needed role of which no worker serves, and none will by itself."""
+        for each in self._needed(role):
+            if not self.pool.routable(each, now_s) and not self.pool.expects(each):
+                return each
+        return None
+
+    def _follow(self, role: Role, now_s: float) -> None:
+        """Tell a queue which workers may be chosen; circuits open and close without a change of the pool."""
+        workers = self.pool.routable(role, now_s)
+        if workers is not self._routable[role] and workers != self._routable[role]:
+            self._routable[role] = workers
+            quarantined = {each.name for each in self.pool if each.keeps_its_cache}
+            self.queues[role].set_workers(workers, now_s, quarantined=quarantined)
+
+    def _dispatch_waiting(self, role: Role, now_s: float) -> Effects[T]:
+        return self._dispatch(role, now_s) if self.queues[role].waiting else []
+
+    def _dispatch(self, role: Role, now_s: float) -> Effects[T]:
+        self._follow(role, now_s)
+        queue, pool = self.queues[role], self.pool
+        if not queue.waiting or role in self.paused:
+            return []
+        if not all(pool.routable(each, now_s) for each in self._needed(role)):
+            return []
+
+        def is_open(name: str) -> bool:
+            worker = pool.get(name)
+            return worker is None or worker.breaker.is_closed or worker.breaker.allows(now_s, is_last=True)
+
+        effects: Effects[T] = []
+        for queued in queue.dispatch(now_s, None if pool.are_closed(role) else is_open):
+            worker = pool.get(queued.worker)
+            assert worker is not None  # noqa: S101 - `_follow` has named the pool's own workers
+            effects.append(
+                Dispatch(
+                    Assignment(
+                        queued.item,
+                        worker,
+                        queued.tokens,
+                        now_s=now_s,
+                        queued_s=max(0.0, now_s - queued.since_s),
+                        reason=queued.reason,
+                    )
+                )
+            )
+        return effects

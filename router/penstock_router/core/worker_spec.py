@@ -1,0 +1,34 @@
+"""One worker as discovery reports it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock_api import Role
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """A worker that exists or is about to.
+
+    Attributes:
+        name: Unique name; the local backend's entry name.
+        role: prefill, decode or aggregated.
+        url: Base URL without a trailing slash.
+        ready: Discovery says that it serves.
+        draining: Discovery says that it is leaving: nothing new goes there.
+        supervised: It is restarted when it dies, so requests may wait for it.
+        incarnation: Changes with every start of the process; what was learnt about the last one is void.
+        reason: Why it is not ready, or empty.
+        kv_events_port: Where it publishes KV events; None: on the graph's port, if at all.
+    """
+
+    name: str
+    role: Role
+    url: str
+    ready: bool = True
+    draining: bool = False
+    supervised: bool = False
+    incarnation: str = ""
+    reason: str = ""
+    kv_events_port: int | None = None

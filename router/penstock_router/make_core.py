@@ -1,0 +1,71 @@
+"""Puts a router's state machine together as its graph's router section asks for it; the simulator's is made here too."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from penstock_api import Role, RouterConfig, RouterPolicy
+from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
+from penstock_router.core.router import RouterCore
+from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.policy.dualmap import DualMapSettings
+from penstock_router.policy.registry import decode_policy, make_policy
+from penstock_router.policy.routing_policy import AssignTime, RoutingPolicy
+from penstock_router.policy.sticky import StickySessions
+
+T = TypeVar("T")
+
+
+def make_core(config: RouterConfig, pool: WorkerPool, *, is_disaggregated: bool) -> RouterCore[T]:
+    """Return the core that a graph's router section asks for.
+
+    Args:
+        config: The section.
+        pool: The workers.
+        is_disaggregated: Prefill and decode are apart.
+    """
+    policy, settings = _entry_policy(config), queue_settings(config, is_disaggregated=is_disaggregated)
+    entry: DispatchQueue[T] = DispatchQueue(policy, settings)
+    if not is_disaggregated:
+        return RouterCore(pool, {Role.AGGREGATED: entry})
+    # Requests wait for decode only while no circuit lets them pass.
+    bounds = QueueSettings(max_requests=settings.max_requests, max_wait_s=settings.max_wait_s)
+    decode: DispatchQueue[T] = DispatchQueue(decode_policy(config.policy.value), bounds)
+    return RouterCore(pool, {Role.PREFILL: entry, Role.DECODE: decode})
+
+
+def _entry_policy(config: RouterConfig) -> RoutingPolicy:
+    policy = make_policy(config.policy.value, dualmap_settings(config))
+    if config.session_header is None or policy.assigns is AssignTime.WHEN_FREE:
+        return policy
+    return StickySessions(policy)
+
+
+def dualmap_settings(config: RouterConfig) -> DualMapSettings:
+    """Return what a graph's router section says about dualmap."""
+    dualmap = config.dualmap
+    return DualMapSettings(
+        slo_s=config.ttft_slo_seconds,
+        rebalance=dualmap.rebalance,
+        hot_window=dualmap.hot_window,
+        bottleneck_s=dualmap.decode_bottleneck_seconds,
+    )
+
+
+def queue_settings(config: RouterConfig, *, is_disaggregated: bool) -> QueueSettings:
+    """Return how the first stage's queue behaves.
+
+    Aggregated workers under a policy that assigns when a worker is free take everything at once: their slots would
+    be held until the answers end.
+    """
+    queue, name = config.prefill_queue, config.policy
+    assigns_late = make_policy(name.value).assigns is AssignTime.WHEN_FREE
+    return QueueSettings(
+        slot_tokens=queue.worker_tokens if is_disaggregated or not assigns_late else None,
+        max_requests=queue.max_requests,
+        max_wait_s=queue.max_wait_seconds,
+        order=queue.order,
+        slo_s=config.ttft_slo_seconds,
+        bottleneck_s=config.dualmap.decode_bottleneck_seconds,
+        rebalances=name is RouterPolicy.DUALMAP and config.dualmap.rebalance,
+    )

@@ -1,0 +1,121 @@
+"""The one protocol of routing policies: workers with their queues and a request go in, a decision with its reason comes out.
+
+A policy that reads prompts assigns each request when it arrives (`AssignTime.ON_ARRIVAL`), so every worker has a queue.
+One that only compares loads assigns when a worker is free (`AssignTime.WHEN_FREE`), so requests wait in one central
+queue. To write a policy, give a class the three methods and the attribute, and name it in `registry`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from penstock_router.policy.arrival import Arrival
+from penstock_router.policy.worker_queue import PrefillThroughput, WorkerQueue
+
+__all__ = [
+    "Arrival",
+    "AssignTime",
+    "Estimates",
+    "RoutingDecision",
+    "RoutingPolicy",
+    "WorkerQueues",
+    "eligible",
+]
+
+_CLEARLY = 1.25
+"""Chosen: measured throughputs of equal GPUs differ by less, since prompts differ; mixed GPUs differ by more."""
+
+WorkerQueues = Mapping[str, WorkerQueue[Any]]
+
+
+class AssignTime(Enum):
+    """When a policy assigns a request to a worker."""
+
+    ON_ARRIVAL = auto()
+    """At once, among all workers; it waits in that worker's queue, and the policy reads its prompt."""
+    WHEN_FREE = auto()
+    """At the head of the central queue, among the workers that have room."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingDecision:
+    """Where a request goes.
+
+    Attributes:
+        worker: The worker's name.
+        reason: One short phrase for logs.
+        other: The other candidate to which it may be moved while it waits; empty if there is none.
+        is_hot: Both candidates are overloaded: their queues should be rebalanced.
+        uncached: Tokens to compute there, if the policy has counted them; None: it has not.
+        other_uncached: Tokens to compute at ``other``, likewise.
+    """
+
+    worker: str
+    reason: str
+    other: str = ""
+    is_hot: bool = False
+    uncached: int | None = None
+    other_uncached: int | None = None
+
+
+class RoutingPolicy(Protocol):
+    """Chooses a worker for each request.
+
+    Attributes:
+        assigns: When `route` is called for a request.
+    """
+
+    assigns: AssignTime
+
+    def worker_joined(self, name: str) -> None:
+        """Take note of a new worker."""
+
+    def worker_left(self, name: str) -> None:
+        """Take note that a worker is gone."""
+
+    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
+        """Return the decision for a request; ``workers`` is not empty."""
+
+
+class Estimates:
+    """Estimates over all workers, the same for every policy.
+
+    Attributes:
+        throughput: Of all workers together; stands in for one that has computed little yet.
+        now_s: Time of the decision, simulated seconds.
+    """
+
+    __slots__ = ("now_s", "throughput")
+
+    def __init__(self, tokens_per_s: float | None = None) -> None:
+        """Start with a prefill throughput, tokens/s, or without one."""
+        self.throughput = PrefillThroughput(tokens_per_s)
+        self.now_s = 0.0
+
+    def seconds(self, worker: WorkerQueue[Any], tokens: int) -> float | None:
+        """Return how long a worker computes ``tokens``; None while no throughput is known."""
+        tokens_per_s = worker.throughput.mixed(self.throughput.tokens_per_s)
+        return None if tokens_per_s is None else tokens / tokens_per_s
+
+    def relative_slowdown(self, worker: WorkerQueue[Any]) -> float:
+        """Return how many times as long as all together a worker takes for a token; 1 where they hardly differ."""
+        fleet, own = self.throughput.tokens_per_s, worker.throughput.tokens_per_s
+        if fleet is None or own is None or not worker.throughput.is_own:
+            return 1.0
+        ratio = fleet / own
+        return 1.0 if 1 / _CLEARLY <= ratio <= _CLEARLY else ratio
+
+    def ttft_s(self, worker: WorkerQueue[Any], uncached: int) -> float | None:
+        """Return the estimated TTFT of a request that comes now: pending and own tokens over the throughput."""
+        return self.seconds(worker, worker.pending_tokens + uncached)
+
+
+def eligible(workers: WorkerQueues, avoid: Collection[str]) -> list[WorkerQueue[Any]]:
+    """Return the workers besides ``avoid``, or all when that leaves none."""
+    if not avoid:
+        return list(workers.values())
+    rest = [each for name, each in workers.items() if name not in avoid]
+    return rest or list(workers.values())

@@ -1,0 +1,279 @@
+"""What the router keeps of one worker to route requests: its queue, its cache, its throughput, its load. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from penstock_router.policy.arrival import Arrival
+from penstock_router.policy.load import WorkerLoad
+from penstock_router.policy.prefix_index import PrefixIndex
+
+T = TypeVar("T")
+
+_DECAY = 0.95
+"""Chosen: sums over about the last twenty prefills, so that a slower GPU shows within seconds."""
+_BORROWED_S = 1.0
+"""Chosen: a worker's own measurements outweigh those of all together after a second of computing."""
+
+_LATE_TURN = 10
+"""Chosen: late requests get at least every tenth turn, so that they end, and leave the others 90% of a worker."""
+
+
+class PrefillThroughput:
+    """Prefill tokens per second, learnt from what was computed: tokens over seconds, both decaying.
+
+    A mean of rates instead would let a prompt of ten new tokens, which takes the time of a launch, weigh as much
+    as one of ten thousand.
+    """
+
+    __slots__ = ("_seconds", "_tokens")
+
+    def __init__(self, tokens_per_s: float | None = None) -> None:
+        """Start with a throughput, as if measured over one second, or without one."""
+        self._tokens = tokens_per_s or 0.0
+        self._seconds = 1.0 if tokens_per_s else 0.0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Return the estimate, or None while nothing was measured."""
+        return self._tokens / self._seconds if self._seconds > 0 and self._tokens > 0 else None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether enough was measured here to be told from the fleet's."""
+        return self._seconds >= _BORROWED_S
+
+    def learn(self, tokens: int, took_s: float) -> None:
+        """Take one measurement in.
+
+        Args:
+            tokens: Computed; none says nothing.
+            took_s: Seconds since the measurement before; 0 for those that were computed in one batch with it. A
+                clock that steps back counts as 0.
+        """
+        if tokens > 0:
+            self._tokens = self._tokens * _DECAY + tokens
+            self._seconds = self._seconds * _DECAY + max(0.0, took_s)
+
+    def mixed(self, fleet: float | None) -> float | None:
+        """Return the estimate, borrowing from the fleet's while little was measured here; None: nothing known."""
+        if fleet is None:
+            return self.tokens_per_s
+        return (self._tokens + _BORROWED_S * fleet) / (self._seconds + _BORROWED_S)
+
+
+@dataclass(slots=True)
+class QueuedRequest(Generic[T]):
+    """A request with its place.
+
+    Attributes:
+        item: What the caller queued.
+        arrival: What the policy was told of it.
+        since_s: When it was first queued.
+        worker: Where it waits or runs.
+        uncached: Tokens expected to be computed there.
+        held: Blocks of it that the worker held before.
+        other: The pair's other worker, empty without one.
+        other_uncached: Tokens expected to be computed there.
+        started_s: When it was dispatched; None while it waits.
+        reason: Why it stands there, one short phrase.
+        is_prefilled: Its prompt is computed and it still weighs at its worker.
+        weight: ``uncached`` when it was submitted, wherever it goes afterwards; see `PromptTokenCounts`.
+    """
+
+    item: T
+    arrival: Arrival
+    since_s: float
+    worker: str = ""
+    uncached: int = 0
+    held: int = 0
+    other: str = ""
+    other_uncached: int = 0
+    started_s: float | None = None
+    reason: str = ""
+    weight: int = 0
+    is_prefilled: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens."""
+        return self.arrival.tokens
+
+
+class WorkerQueue(Generic[T]):
+    """One worker.
+
+    Attributes:
+        load: What this router counts of it, and its own gauges.
+        name: Unique.
+        index: Blocks that it holds, as far as known.
+        throughput: How fast it computes.
+        queue: Requests that wait for it, in order of arrival.
+        late: Requests that wait and were found unable to be in time; kept apart only if asked for, see `next_up`.
+        queued_tokens: Uncached tokens of both.
+        late_tokens: Those of the late ones.
+        running: Requests handed over and not computed yet.
+        running_tokens: Their uncached tokens.
+        running_prompt_tokens: Their prompt tokens, cached or not.
+        peer_tokens: Uncached tokens that other routers have there, as last set_peer_tokens.
+        decoding_tokens: Prompt tokens of the requests that it has computed and still answers.
+        progress_s: When it last computed a prompt, or had nothing to compute.
+        relative_slowdown: How many times as long as all together it takes for a token; 1 unless it clearly differs.
+    """
+
+    __slots__ = (
+        "_late_turns",
+        "decoding_tokens",
+        "index",
+        "late",
+        "late_tokens",
+        "load",
+        "name",
+        "peer_tokens",
+        "progress_s",
+        "queue",
+        "queued_tokens",
+        "relative_slowdown",
+        "running",
+        "running_prompt_tokens",
+        "running_tokens",
+        "throughput",
+    )
+
+    def __init__(self, load: WorkerLoad, *, cache_blocks: int, now_s: float) -> None:
+        self.load = load
+        self.name = load.name
+        self.index = PrefixIndex(cache_blocks)
+        self.throughput = PrefillThroughput()
+        self.queue: dict[T, QueuedRequest[T]] = {}
+        self.late: dict[T, QueuedRequest[T]] = {}
+        self.late_tokens = 0
+        self._late_turns = 0
+        self.queued_tokens = 0
+        self.running: dict[T, QueuedRequest[T]] = {}
+        self.running_tokens = 0
+        self.running_prompt_tokens = 0
+        self.peer_tokens = 0
+        self.decoding_tokens = 0
+        self.progress_s = now_s
+        self.relative_slowdown = 1.0
+
+    @property
+    def pending_tokens(self) -> int:
+        """Return the uncached tokens to compute before a request that comes now; late ones let it go first."""
+        return self.queued_tokens - self.late_tokens + self.running_tokens + self.peer_tokens
+
+    @property
+    def inflight_tokens(self) -> int:
+        """Return the tokens in flight there: this router's, and those of its peers as last heard."""
+        return self.load.inflight_tokens + self.peer_tokens
+
+    def projected_kv_usage(self, now_s: float) -> float | None:
+        """Return the KV usage expected now, 0-1; None: unknown."""
+        if self.load.kv_usage_fraction is None:
+            return None
+        return self.load.projected_kv_usage(self.inflight_tokens, now_s)
+
+    def uncached(self, arrival: Arrival) -> int:
+        """Return how many of a prompt's tokens would have to be computed here; at least 1 of any.
+
+        A prompt is never wholly cached: its last token is computed for the first answer.
+        """
+        return arrival.uncached(self.index.held(arrival.prefix))
+
+    def put(self, queued: QueuedRequest[T], uncached: int | None = None, *, is_first: bool = False) -> None:
+        """Queue a request here; its blocks count as held from now on.
+
+        Args:
+            queued: The request.
+            uncached: Its tokens to compute here; None: to be counted.
+            is_first: Before all others instead of behind them.
+        """
+        queued.worker = self.name
+        queued.held = self.index.use(queued.arrival.prefix)
+        queued.uncached = queued.arrival.uncached(queued.held) if uncached is None else uncached
+        if is_first:
+            self.queue = {queued.item: queued, **self.queue}
+        else:
+            self.queue[queued.item] = queued
+        self.queued_tokens += queued.uncached
+
+    def pull(self, queued: QueuedRequest[T]) -> None:
+        """Take a request out of the queue."""
+        if self.queue.pop(queued.item, None) is None:
+            del self.late[queued.item]
+            self.late_tokens -= queued.uncached
+        self.queued_tokens -= queued.uncached
+
+    def forget(self, queued: QueuedRequest[T]) -> None:
+        """Unlearn the blocks that a request would have brought here, had it been computed."""
+        self.index.limit(queued.arrival.prefix, queued.held)
+
+    def start(self, queued: QueuedRequest[T], now_s: float) -> None:
+        """Hand a request over."""
+        self.pull(queued)
+        queued.started_s = now_s
+        if now_s > queued.since_s:
+            # It is used now, and one that moved away meanwhile may have taken shared blocks with it.
+            self.index.use(queued.arrival.prefix)
+        if not self.running:
+            self.progress_s = now_s
+        self.running[queued.item] = queued
+        self.running_tokens += queued.uncached
+        self.running_prompt_tokens += queued.tokens
+
+    def end(self, queued: QueuedRequest[T], now_s: float) -> float:
+        """Take back a request that was handed over.
+
+        Returns:
+            The seconds since this worker last had computed something, or was given this request; >= 0.
+        """
+        del self.running[queued.item]
+        self.running_tokens -= queued.uncached
+        self.running_prompt_tokens -= queued.tokens
+        started_s = now_s if queued.started_s is None else queued.started_s
+        return max(0.0, now_s - max(started_s, self.progress_s))
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether any request waits."""
+        return bool(self.queue or self.late)
+
+    def next_up(
+        self, *, hit_first: bool = False, is_late: Callable[[QueuedRequest[T]], bool] | None = None
+    ) -> QueuedRequest[T] | None:
+        """Return the request to be served next; None when none waits.
+
+        Args:
+            hit_first: The largest number of cached tokens first, then arrival, instead of arrival alone.
+            is_late: Tells whether a request can no longer be in time. Such ones let all others go first, except
+                each `_LATE_TURN`-th time. None: nobody is asked.
+        """
+        while (queued := self._first(hit_first=hit_first)) is not None:
+            if is_late is None or not is_late(queued):
+                break
+            del self.queue[queued.item]
+            self.late[queued.item] = queued
+            self.late_tokens += queued.uncached
+        if self.late:
+            self._late_turns += 1
+            if queued is None or self._late_turns >= _LATE_TURN:
+                self._late_turns = 0
+                return next(iter(self.late.values()))
+        return queued
+
+    def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
+        """Iterate over the queue in the order in which it is served; late ones are left out."""
+        queue = self.queue.values()
+        return iter(sorted(queue, key=_hit_order) if hit_first else queue)
+
+    def _first(self, *, hit_first: bool) -> QueuedRequest[T] | None:
+        if not hit_first:
+            return next(iter(self.queue.values()), None)
+        return min(self.queue.values(), key=_hit_order, default=None)
+
+
+def _hit_order(queued: QueuedRequest[T]) -> int:
+    return queued.uncached - queued.arrival.tokens

@@ -1,0 +1,377 @@
+"""The way of one request: one stage (aggregated) or two (prefill, then decode), with retries before the first byte.
+
+Called by ``app`` with a parsed request; answers it whatever happens, except when the client is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock_api import Role
+from penstock_core.clock import SimulatedClock
+from penstock_core.errors import ClientDisconnected, PenstockError, StreamBroken, UpstreamError, WrongAnswer
+from penstock_core.logs import get_logger
+from penstock_router.admission import Admission, LiveAssignment
+from penstock_router.core.retries import RetryRules
+from penstock_router.core.transfers import KvLease, KvTransfer, grant
+from penstock_router.metrics import RouterMetrics
+from penstock_router.policy.arrival import Arrival
+from penstock_router.policy.token_estimate import TokenEstimator
+from penstock_router.proxy.call import CompletionCall
+from penstock_router.proxy.failures import ErrorResponse, StageFailed, error_response_of
+from penstock_router.proxy.kv_transfer import (
+    Prefilled,
+    decode_body,
+    prefill_body,
+    read_prefill_answer,
+    read_usage,
+    with_cached_tokens,
+)
+from penstock_router.proxy.lease_guard import LeaseGuard
+from penstock_router.proxy.stream_meter import Correction, RelayMeter
+from penstock_router.proxy.stream_preamble import read_preamble
+from penstock_router.proxy.upstream import UpstreamClient, read_whole
+from penstock_router.proxy.worker_answer import encoded_again, read_completion
+from penstock_wire.client import StreamingResponse
+from penstock_wire.problem import EVENT_STREAM, JSON
+from penstock_wire.relay import relay
+from penstock_wire.sse import encode_event
+
+log = get_logger(__name__)
+
+
+_BACKOFF_REAL_S = 0.05
+"""Chosen: the pause before the same worker is tried again, times the number of retries so far; a worker
+that has just been replaced listens within a few of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePrefill:
+    """What a decode answer needs whose KV came from another worker.
+
+    Attributes:
+        correction: How to rewrite its usage.
+        lease: What must have held for its text to be trusted.
+    """
+
+    correction: Correction
+    lease: KvLease
+
+
+class CompletionHandler:
+    """Serves completion requests."""
+
+    def __init__(
+        self,
+        *,
+        upstream: UpstreamClient,
+        admission: Admission,
+        leases: LeaseGuard,
+        metrics: RouterMetrics,
+        retries: RetryRules,
+        estimator: TokenEstimator,
+        clock: SimulatedClock,
+        retry_after_s: int,
+    ) -> None:
+        """Tie the parts.
+
+        Args:
+            upstream: Calls workers.
+            admission: Gives requests their workers.
+            leases: Confirms KV transfers.
+            metrics: Counts.
+            retries: Allows retries.
+            estimator: Learns from prompts that workers have counted.
+            clock: Simulated time.
+            retry_after_s: Retry-After of refusals, seconds.
+        """
+        self._upstream = upstream
+        self._admission = admission
+        self._entry = admission.core.entry
+        self._is_disaggregated = self._entry is Role.PREFILL
+        self._leases = leases
+        self._metrics = metrics
+        self._retries = retries
+        self._estimator = estimator
+        self._clock = clock
+        self._retry_after = (b"retry-after", str(retry_after_s).encode())
+
+    async def serve(self, call: CompletionCall) -> None:
+        """Answer one request; every error but a vanished client becomes an answer."""
+        self._metrics.arrivals += 1
+        self._metrics.arrived_tokens += call.prompt_tokens
+        self._retries.arrived()
+        try:
+            await self._until_answered(call)
+        except StageFailed as failure:
+            call.error = "follows_request" if self._settle(call) else failure.failure.reason
+            if call.responder.started:
+                self._break_off(call, error_response_of(failure))
+            elif failure.answer is not None:
+                self._pass_on(call, failure)
+            else:
+                self._refuse(call, error_response_of(failure))
+        except PenstockError as exc:
+            if call.responder.disconnected or call.responder.started:
+                raise
+            problem = error_response_of(exc)
+            call.error = problem.reason
+            self._refuse(call, problem)
+        finally:
+            self._settle(call)
+
+    def _settle(self, call: CompletionCall) -> bool:
+        """Take back unproven failures at the end of a request; returns whether it failed on several workers."""
+        workers = self._retries.settle(call.tries, self._clock.now_s())
+        if workers:
+            log.debug("request failed on several workers: counted against none", workers=workers)
+        return bool(workers)
+
+    async def _until_answered(self, call: CompletionCall) -> None:
+        tried = False
+        while True:
+            try:
+                await self._try(call, again=tried)
+            except StageFailed as failure:
+                await self._before_retry(call, failure)
+                tried = True
+            else:
+                return
+
+    async def _before_retry(self, call: CompletionCall, stage: StageFailed) -> None:
+        """Return if the request may be tried again, after a pause where there is no other worker.
+
+        Raises:
+            StageFailed: the same failure, which is then final.
+        """
+        failure = stage.failure
+        pauses = None
+        if not call.responder.started:
+            left_s = self._upstream.left_s(call)
+            pauses = self._retries.retry(call.tries, failure, self._clock.now_s(), left_s=left_s)
+        if pauses is None:
+            raise stage
+        self._metrics.retries[failure.reason] += 1
+        if pauses:
+            await asyncio.sleep(_BACKOFF_REAL_S * pauses)
+
+    async def _try(self, call: CompletionCall, *, again: bool) -> None:
+        if not self._is_disaggregated:
+            async with self._acquire_entry(call, again=again) as assignment:
+                call.worker = assignment.worker.name
+                await self._answer(call, assignment, call.request.raw, remote=None)
+            return
+        body, remote = call.request.raw, None
+        if call.request.is_single:
+            prefilled, lease = await self._prefill(call, again=again)
+            body = decode_body(call.request, prefilled.params, expired_leases=lease.expired_before)
+            remote = RemotePrefill(Correction(prefilled.cached_tokens), lease) if prefilled.params else None
+        # Otherwise: a KV transfer carries the blocks of one prompt; several are computed where they are decoded.
+        async with self._acquire_decode(call) as assignment:
+            await self._answer(call, assignment, body, remote=remote)
+
+    # ------------------------------------------------------------------ stages
+
+    @asynccontextmanager
+    async def _acquire_entry(self, call: CompletionCall, *, again: bool) -> AsyncIterator[LiveAssignment]:
+        """Wait for a worker of the first stage, which keeps the request for the block and no longer."""
+        async with self._admission.acquire(self._entry, self._arrival(call), again=again) as assignment:
+            call.queued_s += assignment.queued_s
+            self._metrics.queue_time.observe(assignment.queued_s)
+            yield assignment
+
+    def _arrival(self, call: CompletionCall) -> Arrival:
+        keyed = call.keyed
+        if keyed is None:
+            return Arrival((), call.prompt_tokens, call.tries.avoid)
+        return Arrival(
+            keyed.chain,
+            call.prompt_tokens,
+            call.tries.avoid,
+            keyed.block_tokens(self._estimator.bytes_per_token),
+            keyed.sub_block_keys,
+            call.session,
+            # A prefill's own answer tells; a stream's first token does.
+            is_non_streaming=not self._is_disaggregated and not call.request.stream,
+        )
+
+    async def _prefill(self, call: CompletionCall, *, again: bool) -> tuple[Prefilled, KvLease]:
+        async with self._acquire_entry(call, again=again) as assignment:
+            worker = assignment.worker
+            call.prefill_worker = worker.name
+            async with self._upstream.open(call, assignment, prefill_body(call.request)) as response:
+                content = await read_whole(response)
+                lease = grant(worker, self._clock.now_s())
+                prefilled = read_prefill_answer(read_completion(content, _type_of(response), worker.name))
+                assignment.succeeded()
+                self._admission.prefilled(assignment, prefilled.cached_tokens)
+        self._retries.served(call.tries, worker, self._clock.now_s())
+        self._count_prompt(call, prefilled.prompt_tokens)
+        call.cached_tokens = prefilled.cached_tokens
+        return prefilled, lease
+
+    @asynccontextmanager
+    async def _acquire_decode(self, call: CompletionCall) -> AsyncIterator[LiveAssignment]:
+        """Wait for a decode worker, which keeps the request for the block and no longer."""
+        arrival = Arrival((), call.prompt_tokens, call.tries.avoid)
+        async with self._admission.acquire(Role.DECODE, arrival) as assignment:
+            call.queued_s += assignment.queued_s
+            call.worker = assignment.worker.name
+            log.debug("decode worker chosen", worker=call.worker, reason=assignment.reason)
+            yield assignment
+
+    async def _answer(
+        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, *, remote: RemotePrefill | None
+    ) -> None:
+        lease = None if remote is None else remote.lease
+        async with self._upstream.open(call, assignment, body, lease=lease) as response:
+            if call.request.stream:
+                await self._stream(call, assignment, response, remote)
+            else:
+                await self._send_complete(call, assignment, response, remote)
+
+    async def _trusted(
+        self, call: CompletionCall, assignment: LiveAssignment, remote: RemotePrefill | None
+    ) -> None:
+        """Return if the beginning of an answer may be sent.
+
+        Raises:
+            StageFailed: its text may be wrong.
+        """
+        assignment.proved()
+        if remote is not None:
+            await self._leases.confirm(remote.lease)
+            transfer = KvTransfer(remote.lease.worker, assignment.worker)
+            transfer.arrived(call.tries.lost_transfers, self._clock.now_s())
+        self._retries.served(call.tries, assignment.worker, self._clock.now_s())
+
+    async def _stream(
+        self,
+        call: CompletionCall,
+        assignment: LiveAssignment,
+        response: StreamingResponse,
+        remote: RemotePrefill | None,
+    ) -> None:
+        name, content_type = assignment.worker.name, _type_of(response)
+        if not content_type.lower().startswith(EVENT_STREAM.encode()):
+            shown = content_type.decode("latin-1") or "no content type"
+            raise WrongAnswer(f"{name} answered a stream with {shown}")
+        preamble = await read_preamble(response, name)
+        await self._trusted(call, assignment, remote)
+        responder = call.responder
+        correction = None if remote is None else remote.correction
+        meter = RelayMeter(
+            self._metrics,
+            assignment,
+            on_first_token=lambda: self._admission.prefilled(assignment),
+            arrived_real_s=call.arrived_real_s,
+            speed=self._clock.speed,
+            correction=correction,
+        )
+        try:
+            responder.start(200, content_type=EVENT_STREAM, headers=call.headers)
+            responder.write(meter.observe(preamble))
+            await relay(response, responder, observe=meter.observe)
+            if not meter.is_complete:
+                raise StreamBroken(f"{name} ended its stream without [DONE]")
+            responder.write(meter.rest())
+            responder.end()
+            self._settle_stream(call, assignment, meter)
+        except (asyncio.CancelledError, ClientDisconnected):
+            if meter.is_done:
+                # Many clients close at [DONE], without waiting for the end of the body.
+                call.is_delivered = True
+                self._settle_stream(call, assignment, meter)
+            raise
+        except UpstreamError:
+            if meter.is_done:
+                responder.end()
+                self._settle_stream(call, assignment, meter)
+                return
+            if meter.is_mid_event and correction is None:
+                # The client has the beginning of an event; what follows must not become part of it.
+                responder.write(b"\n\n")
+            raise
+        finally:
+            self._note_stream(call, meter)
+
+    def _settle_stream(self, call: CompletionCall, assignment: LiveAssignment, meter: RelayMeter) -> None:
+        """Take note of a stream that came to its end, which may be an error of the worker's own."""
+        if meter.has_error:
+            call.error = "upstream_broken"
+            assignment.failed(self._clock.now_s(), "ended a stream by an error event")
+        else:
+            assignment.succeeded()
+
+    async def _send_complete(
+        self,
+        call: CompletionCall,
+        assignment: LiveAssignment,
+        response: StreamingResponse,
+        remote: RemotePrefill | None,
+    ) -> None:
+        content = await read_whole(response)
+        self._admission.prefilled(assignment, measured=False)
+        answer = read_completion(content, _type_of(response), assignment.worker.name)
+        usage = answer.get("usage")
+        if remote is not None and isinstance(usage, dict):
+            with_cached_tokens(usage, remote.correction.cached_tokens)
+            content = encoded_again(answer)
+        await self._trusted(call, assignment, remote)
+        assignment.succeeded()
+        self._note_usage(call, usage)
+        call.responder.send(200, content, content_type=JSON, headers=call.headers)
+
+    # ------------------------------------------------------------------ counting
+
+    def _note_stream(self, call: CompletionCall, meter: RelayMeter) -> None:
+        call.ttft_s = meter.ttft_s
+        self._note_usage(call, meter.usage)
+        call.output_tokens = max(call.output_tokens, meter.tokens)
+
+    def _note_usage(self, call: CompletionCall, usage: Any) -> None:
+        prompt_tokens, output_tokens, cached_tokens = read_usage(usage)
+        self._count_prompt(call, prompt_tokens)
+        if output_tokens is not None:
+            call.output_tokens = output_tokens
+        if cached_tokens is not None:
+            call.cached_tokens = cached_tokens
+
+    def _count_prompt(self, call: CompletionCall, prompt_tokens: int | None) -> None:
+        if prompt_tokens is None or call.prompt_counted:
+            return
+        call.prompt_tokens = prompt_tokens
+        call.prompt_counted = True
+        if call.request.prompt_bytes and not call.request.prompt_ids:
+            self._estimator.learn(call.request.prompt_bytes, prompt_tokens)
+
+    # ------------------------------------------------------------------ answers other than success
+
+    def _refuse(self, call: CompletionCall, problem: ErrorResponse) -> None:
+        headers = (*call.headers, self._retry_after) if problem.retry_after else call.headers
+        call.responder.send(problem.status, problem.body(), headers=headers)
+
+    def _pass_on(self, call: CompletionCall, failure: StageFailed) -> None:
+        answer = failure.answer
+        assert answer is not None  # noqa: S101 - the caller has looked
+        headers = call.headers
+        if answer.retry_after is not None:
+            headers = (*headers, (b"retry-after", answer.retry_after))
+        elif answer.status == 503:
+            headers = (*headers, self._retry_after)
+        call.responder.send(answer.status, answer.body, headers=headers)
+
+    def _break_off(self, call: CompletionCall, problem: ErrorResponse) -> None:
+        """Tell a client in mid-stream that its stream is broken, and close: it must not look complete."""
+        responder = call.responder
+        responder.keep_alive = False
+        responder.write(encode_event(problem.body()))
+        responder.end()
+
+
+def _type_of(response: StreamingResponse) -> bytes:
+    return response.headers.get(b"content-type", b"")

@@ -1,0 +1,134 @@
+"""What a worker answered: a completion, an error of the request's or of its own, or neither. Pure.
+
+A worker of the model answers a completion object, or an error object with a status that fits. Everything else (a
+page of HTML, a redirect, the 404 of a server that has another model) is not passed on as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from penstock_core.errors import WrongAnswer
+from penstock_router.core.retries import RetryScope
+from penstock_router.proxy.completion import ApiEndpoint
+from penstock_router.proxy.failures import WorkerAnswer
+from penstock_wire.problem import error_body
+
+KV_LOST: Final = (b'"KVLoadError"', b'"InternalServerError"')
+"""In the 500 of a decode worker, simulated or vLLM, that could not fetch a transfer's KV: the prefill worker is gone,
+was out of reach for longer than its lease, or decode cannot reach any. A new prefill may work."""
+
+_LEAVING: Final = frozenset({502, 503})
+"""What a worker that is leaving or restarting answers."""
+_UNKNOWN_HERE: Final = frozenset({404, 405})
+"""The router has checked path, method and model: a worker that knows them not serves something else."""
+_CREDENTIALS: Final = frozenset({401, 403})
+_PASSED_GATEWAY: Final = frozenset({503, 504})
+_MAX_MESSAGE_CHARS: Final = 2000
+"""Chosen: of a message in a shape that is not OpenAI's; vLLM's longest are some hundred."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """An error as the worker sent it, by its status or in a stream.
+
+    Attributes:
+        status: 400 to 599.
+        content: Body, or the data of the event.
+        retry_after: Header value, or None.
+    """
+
+    status: int
+    content: bytes
+    retry_after: bytes | None = None
+
+    @property
+    def is_kv_lost(self) -> bool:
+        """Whether a decode worker says that the KV which prefill kept for it did not come."""
+        return self.status == 500 and any(mark in self.content for mark in KV_LOST)
+
+
+def read_completion(content: bytes, content_type: bytes, worker: str) -> dict[str, Any]:
+    """Return the completion object of a whole answer, or the Responses API's response object.
+
+    Args:
+        content: Body of a 200.
+        content_type: Header value, for the message.
+        worker: Name, for the message.
+
+    Raises:
+        WrongAnswer: it is no JSON object with a list of choices, or of output items.
+    """
+    try:
+        answer = orjson.loads(content)
+    except orjson.JSONDecodeError as exc:
+        shown = content_type.decode("latin-1") or "no content type"
+        raise WrongAnswer(f"{worker} answered 200 with {shown} that is not JSON") from exc
+    if not isinstance(answer, dict) or not isinstance(answer.get("choices", answer.get("output")), list):
+        raise WrongAnswer(f"{worker} answered 200 with JSON that is no completion")
+    return answer
+
+
+def encoded_again(answer: dict[str, Any]) -> bytes:
+    """Return a worker's JSON after a change.
+
+    Raises:
+        WrongAnswer: it can be read and not written: it is nested deeper than orjson writes, 254 levels.
+    """
+    try:
+        return orjson.dumps(answer)
+    except orjson.JSONEncodeError as exc:
+        raise WrongAnswer(f"the answer cannot be written again: {exc}") from exc
+
+
+def retry_scope_of(
+    status: int, *, endpoint: ApiEndpoint, is_error_object: bool, sent_credentials: bool
+) -> RetryScope:
+    """Return where a request may be tried again that was answered by an error.
+
+    Args:
+        status: 400 to 599.
+        endpoint: What was asked for.
+        is_error_object: Whether the body is one that the model's server writes.
+        sent_credentials: Whether the client's own credentials went to the worker.
+    """
+    if endpoint is ApiEndpoint.RESPONSES and status in _UNKNOWN_HERE:
+        return RetryScope.NOWHERE  # a worker of the right model may be too old to have that API
+    if status in _LEAVING:
+        return RetryScope.ANYWHERE
+    if status >= 500 or status in _UNKNOWN_HERE or not is_error_object:
+        return RetryScope.ELSEWHERE
+    if status in _CREDENTIALS and not sent_credentials:
+        return RetryScope.ELSEWHERE
+    return RetryScope.NOWHERE
+
+
+def error_answer(reply: ErrorReply) -> tuple[WorkerAnswer, bool]:
+    """Return an error as the client may see it, and whether the worker wrote an error object.
+
+    OpenAI's shape passes as it is; the message of other JSON (FastAPI's ``detail``, vLLM's before 0.10) is put into
+    it; anything else is replaced, and a 5xx without an error object becomes the 502 of a gateway.
+    """
+    status, retry_after = reply.status, reply.retry_after
+    try:
+        answer = orjson.loads(reply.content)
+    except orjson.JSONDecodeError:
+        answer = None
+    if not isinstance(answer, dict):
+        shown = 502 if status >= 500 and status not in _PASSED_GATEWAY else status
+        return WorkerAnswer(shown, _own_body(status, f"the worker answered {status}"), retry_after), False
+    error = answer.get("error")
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        return WorkerAnswer(status, reply.content, retry_after), True
+    found = (each for each in (error, answer.get("message"), answer.get("detail")) if isinstance(each, str))
+    message = next(found, f"the worker answered {status}")
+    return WorkerAnswer(status, _own_body(status, message[:_MAX_MESSAGE_CHARS]), retry_after), True
+
+
+def _own_body(status: int, message: str) -> bytes:
+    if status >= 500:
+        return error_body(message, kind="server_error", code="upstream_5xx")
+    return error_body(message, code="upstream_4xx")

@@ -1,0 +1,70 @@
+"""What a package index and `pip install` get: links that work, samples, bounded dependencies."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> zipfile.ZipFile:
+    """The wheel of this tree, built without isolation by what the dev extra installs."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
+        cwd=_ROOT,
+        check=True,
+        capture_output=True,
+        timeout=100,
+    )
+    return zipfile.ZipFile(next(folder.glob("*.whl")))
+
+
+def test_the_wheel_holds_every_sample(wheel):
+    """A user without a clone has what README starts with."""
+    samples = {path.name for path in (_ROOT / "manifests" / "samples").glob("*.yaml")}
+    held = {Path(name).name for name in wheel.namelist() if name.startswith("penstock_cli/data/samples/")}
+    assert samples == held
+
+
+def test_the_index_page_has_absolute_links_and_project_urls(wheel):
+    """README's relative links and pictures work where there is no repository around them."""
+    name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = message_from_bytes(wheel.read(name))
+    targets = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
+    assert targets
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert {"Homepage", "Documentation", "Changelog", "Issues"} <= {
+        url.split(",")[0] for url in metadata.get_all("Project-URL")
+    }
+
+
+def test_every_relative_link_of_the_readme_names_a_file():
+    """What the index page links to exists in the repository."""
+    targets = re.findall(r"\]\((?!https?://|#)([^)]+)\)", (_ROOT / "README.md").read_text(encoding="utf-8"))
+    assert [target for target in targets if not (_ROOT / target.split("#")[0]).exists()] == []
+
+
+def test_every_dependency_of_users_has_both_bounds():
+    """A release of a dependency that breaks its interface cannot break an installation."""
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    listed = [*project["dependencies"], *(each for name in extras if name != "dev" for each in extras[name])]
+    requirements = [Requirement(each) for each in listed]
+    missing = [
+        each.name
+        for each in requirements
+        if each.name not in {"penstock", "setuptools"}
+        and not {">=", "<"} <= {part.operator for part in each.specifier}
+    ]
+    assert missing == []

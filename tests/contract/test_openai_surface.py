@@ -1,0 +1,218 @@
+"""What clients' suites send beyond plain completions, by the official OpenAI client: n, logprobs, stop, tools, responses.
+
+Router and simulated workers run in this process; `test_openai_client` has them as processes.
+"""
+
+import asyncio
+
+import openai
+import pytest
+
+from penstock_api import Role
+from penstock_engine.core.requests import EngineRole
+from penstock_engine.serve.server import EngineServer
+from penstock_engine.serve.settings import ServeFlags, resolve
+from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.server import RouterServer
+from penstock_router.settings import RouterSettings
+
+MESSAGES = [{"role": "user", "content": "What does the gate let through?"}]
+PROMPT = "The gate lets through what the turbine can use. " * 4
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "open_gate",
+        "description": "Open the gate.",
+        "parameters": {"type": "object", "properties": {"width": {"type": "number"}}},
+    },
+}
+EOS = {"ignore_eos": True}
+
+
+@pytest.fixture(params=["aggregated", "disaggregated"])
+async def client(request):
+    """A client of a router in front of simulated workers."""
+    roles = ["aggregated"] if request.param == "aggregated" else ["prefill", "decode"]
+    async with asyncio.TaskGroup() as group:
+        servers = []
+        for role in roles:
+            flags = ServeFlags(
+                "m",
+                "h200-llama-3.1-8b-tp1",
+                role=EngineRole(role),
+                served_names=("llama",),
+                port=0,
+                speed=50.0,
+            )
+            servers.append(EngineServer(resolve(flags), group))
+            await servers[-1].start()
+        specs = tuple(
+            WorkerSpec(f"{role}-0", Role(role), server.url, supervised=True)
+            for role, server in zip(roles, servers, strict=True)
+        )
+        settings = RouterSettings(
+            model="llama", disaggregated=len(roles) > 1, workers=specs, speed=50.0, lease_s=600.0
+        )
+        router = RouterServer(settings)
+        await router.start()
+        url = f"http://127.0.0.1:{router.port}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0, timeout=20) as opened:
+            yield opened
+        await router.close()
+        for server in servers:
+            await server.close(grace_s=0)
+
+
+async def complete(client, prompt=PROMPT, **fields):
+    """Ask for a completion that ends by its length."""
+    return await client.completions.create(model="llama", prompt=prompt, extra_body=EOS, **fields)
+
+
+async def test_several_answers(client):
+    """N of them, each its own text, the prompt counted once."""
+    answer = await complete(client, n=3, max_tokens=4)
+    chat = await client.chat.completions.create(model="llama", messages=MESSAGES, n=2, max_tokens=4)
+
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.text for choice in answer.choices}) == 3
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(PROMPT) // 4, 12)
+    assert [choice.message.role for choice in chat.choices] == ["assistant"] * 2
+
+
+async def test_several_prompts(client):
+    """As text and as token ids."""
+    texts = await complete(client, prompt=["one prompt", "another"], max_tokens=2)
+    ids = await complete(client, prompt=[[1, 2, 3], [4, 5]], max_tokens=2)
+
+    assert (len(texts.choices), texts.usage.completion_tokens) == (2, 4)
+    assert (len(ids.choices), ids.usage.prompt_tokens) == (2, 5)
+
+
+async def test_streams_of_several_answers(client):
+    """Events name their choice; each choice is whole."""
+    stream = await complete(client, n=2, max_tokens=3, stream=True)
+    texts = {0: "", 1: ""}
+    async for event in stream:
+        for choice in event.choices:
+            texts[choice.index] += choice.text
+    whole = await complete(client, n=2, max_tokens=3)
+
+    assert list(texts.values()) == [choice.text for choice in whole.choices]
+
+
+async def test_logprobs_of_completions(client):
+    """By token, with alternatives; an echo brings the prompt's."""
+    (choice,) = (await complete(client, max_tokens=3, logprobs=2)).choices
+    (echoed,) = (await complete(client, max_tokens=1, logprobs=1, echo=True)).choices
+
+    assert "".join(choice.logprobs.tokens) == choice.text
+    assert all(len(each) == 2 for each in choice.logprobs.top_logprobs)
+    assert all(value < 0 for value in choice.logprobs.token_logprobs)
+    assert echoed.text.startswith(PROMPT)
+    assert (echoed.logprobs.token_logprobs[0], len(echoed.logprobs.tokens)) == (None, len(PROMPT) // 4 + 1)
+
+
+async def test_logprobs_of_chats(client):
+    """With bytes and alternatives."""
+    answer = await client.chat.completions.create(
+        model="llama", messages=MESSAGES, max_tokens=3, logprobs=True, top_logprobs=4, extra_body=EOS
+    )
+
+    content = answer.choices[0].logprobs.content
+    assert "".join(each.token for each in content) == answer.choices[0].message.content
+    assert [len(each.top_logprobs) for each in content] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_stops(client, is_stream):
+    """The text ends before the stop, with the reason stop."""
+    text = (await complete(client, max_tokens=20)).choices[0].text
+    answer = await complete(client, max_tokens=20, stop=["never said", text[30:40]], stream=is_stream)
+    choices = [event.choices[0] async for event in answer] if is_stream else answer.choices
+
+    assert "".join(choice.text for choice in choices) == text[:30]
+    assert choices[-1].finish_reason == "stop"
+
+
+async def test_tools_are_left_alone(client):
+    """A simulated model answers in text; a call that must be made is a bad request."""
+    answer = await client.chat.completions.create(
+        model="llama", messages=MESSAGES, tools=[TOOL], tool_choice="auto", max_tokens=4
+    )
+    followed = await client.chat.completions.create(
+        model="llama",
+        messages=[
+            *MESSAGES,
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "open_gate", "arguments": "{}"}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "opened"},
+        ],
+        tools=[TOOL],
+        max_tokens=4,
+    )
+
+    for each in (answer, followed):
+        assert each.choices[0].message.content
+        assert each.choices[0].message.tool_calls is None
+    with pytest.raises(openai.BadRequestError, match="tool_choice must be none or auto"):
+        await client.chat.completions.create(
+            model="llama", messages=MESSAGES, tools=[TOOL], tool_choice="required"
+        )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": -1},
+        {"top_p": 5},
+        {"stop": [""]},
+        {"response_format": {"type": "json_object"}},
+        {"extra_body": {"best_of": []}},
+        {"logit_bias": {"x": 1}},
+    ],
+)
+async def test_what_cannot_be_served_is_a_bad_request(client, fields):
+    """Never a 500, and the next request is served."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model="llama", messages=MESSAGES, max_tokens=2, **fields)
+
+    assert {"message", "type", "param", "code"} == set(caught.value.body)
+    assert (await complete(client, max_tokens=1)).choices
+
+
+async def test_responses(client):
+    """Output text, usage and the reason why it ended."""
+    answer = await client.responses.create(
+        model="llama", input="What does it let through?", instructions="Be brief.", max_output_tokens=5,
+        extra_body=EOS,
+    )  # fmt: skip
+
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert len(answer.output_text) == 20
+    assert answer.usage.output_tokens == 5
+    assert answer.usage.total_tokens == answer.usage.input_tokens + 5
+
+
+async def test_streamed_responses(client):
+    """Deltas make the text of the last event."""
+    stream = await client.responses.create(
+        model="llama", input=[{"role": "user", "content": "Hello"}], max_output_tokens=5, stream=True
+    )
+    events = [event async for event in stream]
+
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert events[0].type == "response.created"
+    assert events[-1].type == "response.completed"
+    assert "".join(deltas) == events[-1].response.output_text
+
+
+async def test_the_stream_helper_of_responses(client):
+    """It puts the response together from the events, and checks them on the way."""
+    async with client.responses.stream(model="llama", input="Hello", max_output_tokens=5) as stream:
+        final = await stream.get_final_response()
+
+    assert final.output_text

@@ -1,0 +1,179 @@
+import asyncio
+
+import httptools
+
+from penstock_core.errors import UpstreamError
+from penstock_wire.limits import ServerLimits
+from penstock_wire.server_connection import ServerConnection, Shared
+
+LIMITS = ServerLimits(max_header_bytes=2048, max_body_bytes=8192, max_connections=4)
+FAR_S = 1e6
+"""Later than every limit of a connection."""
+
+CHUNKED = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+CORPUS = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /stream?a=b&c=%20 HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n" * 3,
+    b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello",
+    b"POST /raise HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\nhello",
+    CHUNKED + b"5;e=1\r\nhello\r\n6\r\n world\r\n0\r\nX-Trailer: t\r\n\r\n",
+    CHUNKED + b"1\r\nx\r\n" * 600 + b"0\r\n\r\n",
+    CHUNKED + b"0\r\n" + b"X-Trailer: t\r\n" * 20 + b"\r\n",
+    b"GET /silent HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n" * 5,
+    b"HEAD /stream HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+    b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\nGET http://x:80/late HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n" * 80,
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(60),
+]
+TOKENS = [
+    b"\r\n", b"\r\n\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b"%", b"?", b"*", b"/", b"\xff\xfe", b"A" * 3000,
+    b"Host: x\r\n", b"Content-Length: 5\r\n", b"Content-Length: 99999999999999999999\r\n", b"Content-Length: -1\r\n",
+    b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: gzip, chunked\r\n", b"Connection: close\r\n",
+    b"Connection: upgrade\r\nUpgrade: websocket\r\n", b"Expect: 100-continue\r\n", b"HTTP/1.0", b"HTTP/2.0",
+    b"CONNECT a:1 ", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"http://a:99999/", b"http://[::1", b"//", b"0\r\n\r\n",
+    b"ffffffffffffffffff\r\n", b"5\r\n", b"a:\r\n" * 300,
+]  # fmt: skip
+
+
+class Wire(asyncio.Transport):
+    """A transport without a socket, which calls back as the event loop's own do."""
+
+    def __init__(self, loop):
+        super().__init__()
+        self._loop = loop
+        self.protocol = None
+        self.written = bytearray()
+        self.is_closed = False
+        self.is_reading = True
+        self.has_ended = False
+
+    def write(self, data):
+        """Keep what is written."""
+        assert not self.has_ended, "written behind the end of the sending side"
+        self.written += data
+
+    def _close(self):
+        if not self.is_closed:
+            self.is_closed = True
+            self._loop.call_soon(self.protocol.connection_lost, None)
+
+    abort = close = _close
+
+    def is_closing(self):
+        """Return whether it is closed."""
+        return self.is_closed
+
+    def can_write_eof(self):
+        """Return that the sending side can end alone."""
+        return True
+
+    def write_eof(self):
+        """End the sending side."""
+        self.has_ended = True
+
+    def pause_reading(self):
+        """Read no more."""
+        self.is_reading = False
+
+    def resume_reading(self):
+        """Read again."""
+        self.is_reading = True
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        """Ignore the limits."""
+
+    def get_extra_info(self, name, default=None):
+        """Return the peer's address."""
+        return ("192.0.2.1", 1) if name == "peername" else default
+
+
+async def handler(request, responder):
+    """Do what the path says: answer, stream, fail, be late, or forget to answer."""
+    if request.path == "/raise":
+        raise UpstreamError(request.target.decode("latin-1"))
+    if request.path == "/silent":
+        return
+    if request.path == "/late":
+        await asyncio.sleep(0)
+    if request.path == "/stream":
+        responder.start(200)
+        responder.write(request.body or b"x")
+        await asyncio.sleep(0)
+        responder.write(repr(request.query).encode())
+        responder.end()
+        return
+    responder.send(200, request.body)
+
+
+async def turns(count):
+    """Give the loop some turns."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until_reading(wire):
+    """Wait until the connection reads on or is closed; more turns than its waiting requests take are a hang."""
+    for _ in range(10_000):
+        if wire.is_reading or wire.is_closed:
+            return
+        await turns(1)
+    raise AssertionError("the connection is never read again")
+
+
+async def attack(rng, reads, shared):
+    """Send reads to a fresh connection, each when it reads; return its transport and it."""
+    loop = asyncio.get_running_loop()
+    wire, connection = Wire(loop), ServerConnection(shared)
+    wire.protocol = connection
+    connection.connection_made(wire)
+    for data in reads:
+        await until_reading(wire)
+        if wire.is_closed:
+            break
+        connection.data_received(data)
+        assert_bounded(connection, len(data))
+        if rng.random() < 0.3:
+            await turns(1)
+    return wire, connection
+
+
+def assert_bounded(connection, read_bytes):
+    """What a connection holds is bounded by its limits and its last read, not by what it has been sent."""
+    reader = connection._reader
+    assert len(connection._unread) <= read_bytes
+    assert connection._queued_bytes <= LIMITS.max_body_bytes + 16384
+    assert len(connection._queue) <= 33 + 16384 // 16
+    if reader is not None:
+        assert len(reader._url) <= LIMITS.max_header_bytes + 16384
+        assert reader._part_bytes <= LIMITS.max_body_bytes + 16384
+
+
+async def test_any_bytes_end_in_answers_or_a_close(rounds, mutate, pieces, caplog):
+    """No bytes raise, hold memory beyond the limits, or leave a connection without an answer or an end."""
+    caplog.set_level("CRITICAL")
+    loop, faults = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _loop, context: faults.append(context))
+    for name, rng in rounds:
+        shared = Shared(handler, LIMITS, loop, bound=LIMITS.max_connections, is_vital=lambda request: False)
+        data = mutate(rng, CORPUS, TOKENS)
+        try:
+            wire, connection = await attack(rng, pieces(rng, data), shared)
+            for _ in range(1000):  # more than the requests of one connection take
+                if not shared.tasks and not connection._queue:
+                    break
+                await turns(20)
+            assert not shared.tasks
+            if rng.random() < 0.3 and not wire.is_closed:
+                connection.eof_received()
+                wire.close()
+            for later in range(1, 4):
+                connection.sweep(loop.time() + later * FAR_S)
+                await turns(10)
+            assert wire.is_closed
+            assert not shared.connections
+            if b"HEAD " not in data:  # the parser would wait for the body that such an answer announces
+                httptools.HttpResponseParser(object()).feed_data(bytes(wire.written))
+            assert not faults
+        except BaseException as exc:
+            exc.add_note(f"{name} data={data[:400]!r}")
+            raise

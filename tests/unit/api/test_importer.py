@@ -1,0 +1,610 @@
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+import yaml
+
+from penstock_core.errors import InvalidSpecError
+from penstock_importer import import_dgd
+from penstock_importer.command import parse_command
+from penstock_importer.services import service_name
+from penstock_manifests import parse_manifests
+
+HEAD = "apiVersion: nvidia.com/v1alpha1\nkind: DynamoGraphDeployment\nmetadata: {name: chat}\n"
+
+DISAGGREGATED = HEAD + textwrap.dedent("""\
+    spec:
+      services:
+        Frontend:
+          componentType: frontend
+          replicas: 1
+          extraPodSpec:
+            mainContainer: {image: "repo/vllm-runtime:1.6"}
+        VllmDecodeWorker:
+          componentType: worker
+          subComponentType: decode
+          envFromSecret: hf-token
+          replicas: 2
+          resources: {limits: {gpu: "1"}}
+          extraPodSpec:
+            mainContainer:
+              image: repo/vllm-runtime:1.6
+              command: [python3, -m, dynamo.vllm]
+              args: [--model, Qwen/Small, --is-decode-worker]
+        VllmPrefillWorker:
+          componentType: worker
+          subComponentType: prefill
+          replicas: 1
+          resources: {limits: {gpu: "2"}}
+          extraPodSpec:
+            mainContainer:
+              image: repo/vllm-runtime:1.6
+              command: [python3]
+              args: [-m, dynamo.vllm, --model, Qwen/Small, --disaggregation-mode=prefill, --enforce-eager]
+    """)
+
+
+def worker(extra, name="Worker"):
+    """An aggregated graph whose worker component holds `extra`."""
+    body = {
+        "componentType": "worker",
+        "extraPodSpec": {"mainContainer": {"args": ["-m", "x"], "command": ["python3"]}},
+    }
+    body["extraPodSpec"]["mainContainer"]["args"] = ["-m", "dynamo.vllm", "--model", "Q"]
+    for key, value in extra.items():
+        if key == "extraPodSpec":
+            container = {**body["extraPodSpec"]["mainContainer"], **value.get("mainContainer", {})}
+            body["extraPodSpec"] = {**value, "mainContainer": container}
+        else:
+            body[key] = value
+    return HEAD + yaml.safe_dump({"spec": {"services": {name: body}}})
+
+
+def converted(text):
+    """The converted spec, and path and line of what was not carried."""
+    result = import_dgd(text)
+    return result.graph.to_manifest()["spec"], [(each.path, each.line) for each in result.unconverted]
+
+
+def test_disaggregated_example():
+    """The form that Dynamo's examples have is carried completely."""
+    result = import_dgd(DISAGGREGATED)
+    assert result.unconverted == ()
+    assert result.graph.to_manifest() == {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "GraphDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {
+            "model": {"name": "Qwen/Small"},
+            "runtime": "dynamo",
+            "image": "repo/vllm-runtime:1.6",
+            "services": {
+                "frontend": {"role": "router"},
+                "vllm-decode-worker": {
+                    "role": "decode",
+                    "replicas": 2,
+                    "envFrom": [{"secretRef": {"name": "hf-token"}}],
+                },
+                "vllm-prefill-worker": {"role": "prefill", "gpusPerReplica": 2, "args": ["--enforce-eager"]},
+            },
+            "router": {"policy": "round-robin"},
+            "planner": {"enabled": False},
+        },
+    }
+
+
+def test_result_is_a_valid_manifest():
+    """What is written can be read again without a problem."""
+    text = yaml.safe_dump(import_dgd(DISAGGREGATED).graph.to_manifest())
+    assert parse_manifests(text)[1] == []
+
+
+def test_a_worker_beside_prefill_without_a_role_decodes():
+    """Dynamo's examples leave the decode worker unmarked."""
+    text = DISAGGREGATED.replace("      subComponentType: decode\n", "").replace(", --is-decode-worker", "")
+    spec, _ = converted(text)
+    assert spec["services"]["vllm-decode-worker"]["role"] == "decode"
+
+
+def test_a_worker_alone_is_aggregated():
+    """Without a prefill worker the only worker does both."""
+    spec, notes = converted(worker({}))
+    assert spec["services"] == {"worker": {"role": "aggregated"}}
+    assert notes == []
+
+
+def test_nothing_is_dropped_in_silence():
+    """A key that is not understood is listed with its line, at any depth."""
+    text = DISAGGREGATED + textwrap.dedent("""\
+          checkpoint: {enabled: true}
+      topologyConstraint: {packDomain: rack}
+    status: {state: successful}
+    """)
+    result = import_dgd(text)
+    assert [(each.line, each.path) for each in result.unconverted] == [
+        (32, "spec.services.VllmPrefillWorker.checkpoint.enabled"),
+        (33, "spec.topologyConstraint.packDomain"),
+        (34, "status"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("extra", "path"),
+    [
+        ({"dynamoNamespace": "x"}, "dynamoNamespace"),
+        ({"livenessProbe": {"httpGet": {"path": "/"}}}, "livenessProbe"),
+        ({"ingress": {"enabled": True}}, "ingress"),
+        ({"modelRef": {"name": "Q"}}, "modelRef.name"),
+        ({"resources": {"limits": {"custom": {"rdma/ib": "1"}}}}, "resources.limits.custom.rdma/ib"),
+        ({"resources": {"limits": {"gpu": "half"}}}, "resources.limits.gpu"),
+        ({"sharedMemory": {"disabled": True}}, "sharedMemory.disabled"),
+        ({"envs": ["A=b"]}, "envs[0]"),
+        ({"envs": {"A": "b"}}, "envs"),
+        ({"extraPodSpec": {"mainContainer": {"envFrom": [{"x": 1}]}}}, "extraPodSpec.mainContainer.envFrom[0]"),
+        ({"volumeMounts": [{"name": "c", "mountPoint": "/c", "useAsCompilationCache": True}]}, "volumeMounts[0].useAsCompilationCache"),
+    ],
+)  # fmt: skip
+def test_what_a_graph_cannot_hold_is_listed(extra, path):
+    """Each setting without a counterpart is named once."""
+    _, notes = converted(worker(extra))
+    assert [found for found, _ in notes] == [f"spec.services.Worker.{path}"]
+
+
+def test_pod_settings_go_to_the_pod_template():
+    """Volumes, shared memory, working folder, CPU and memory and labels are kept as an overlay."""
+    extra = {
+        "sharedMemory": {"size": "8Gi"},
+        "pvc": {"name": "cache", "mountPoint": "/cache"},
+        "resources": {"limits": {"gpu": "1", "cpu": "10"}, "requests": {"memory": "20Gi"}},
+        "labels": {"team": "a"},
+        "extraPodMetadata": {"annotations": {"b": "c"}},
+        "extraPodSpec": {
+            "imagePullSecrets": [{"name": "pull"}],
+            "terminationGracePeriodSeconds": 60,
+            "mainContainer": {"workingDir": "/w"},
+        },
+    }
+    spec, notes = converted(worker(extra))
+    service = spec["services"]["worker"]
+    assert notes == []
+    assert service["terminationGracePeriodSeconds"] == 60
+    assert service["podTemplate"] == {
+        "metadata": {"labels": {"team": "a"}, "annotations": {"b": "c"}},
+        "spec": {
+            "imagePullSecrets": [{"name": "pull"}],
+            "volumes": [
+                {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}},
+                {"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}},
+            ],
+            "containers": [
+                {
+                    "name": "main",
+                    "workingDir": "/w",
+                    "resources": {"limits": {"cpu": "10"}, "requests": {"memory": "20Gi"}},
+                    "volumeMounts": [
+                        {"name": "shared-memory", "mountPath": "/dev/shm"},
+                        {"name": "cache", "mountPath": "/cache"},
+                    ],
+                }
+            ],
+        },
+    }
+
+
+def test_placement_becomes_node_pools():
+    """Selectors and tolerations become pools; equal ones share a pool, others get a number."""
+    services = {
+        name: {
+            "componentType": "worker",
+            "subComponentType": role,
+            "extraPodSpec": {
+                "nodeSelector": {"gpu": "A100"},
+                "tolerations": [{"key": taint, "operator": "Exists"}],
+                "mainContainer": {"args": ["--model", "Q"]},
+            },
+        }
+        for name, role, taint in (("P", "prefill", "x"), ("D", "decode", "y"))
+    }
+    services["F"] = {
+        "componentType": "frontend",
+        "extraPodSpec": {
+            "nodeSelector": {"gpu": "A100"},
+            "tolerations": [{"key": "x", "operator": "Exists"}],
+        },
+    }
+    spec, _ = converted(HEAD + yaml.safe_dump({"spec": {"services": services}}, sort_keys=False))
+    assert {name: each["nodePool"] for name, each in spec["services"].items()} == {
+        "p": "a100",
+        "d": "a100-2",
+        "f": "a100",
+    }
+    assert spec["nodePools"]["a100-2"]["tolerations"] == [{"key": "y", "operator": "Exists"}]
+
+
+def test_nodes_and_parallelism():
+    """GPUs of all nodes are counted, and a split unlike the graph's own is kept as arguments."""
+    extra = {
+        "multinode": {"nodeCount": 2},
+        "resources": {"limits": {"gpu": "4"}},
+        "extraPodSpec": {
+            "mainContainer": {"args": ["-m", "dynamo.vllm", "--model", "Q", "--tensor-parallel-size", "8"]}
+        },
+    }
+    service = converted(worker(extra))[0]["services"]["worker"]
+    assert (service["gpusPerReplica"], service["nodesPerReplica"]) == (8, 2)
+    assert service["args"] == ["--tensor-parallel-size", "8", "--pipeline-parallel-size", "1"]
+    extra["extraPodSpec"]["mainContainer"]["args"][-1:] = ["4", "--pipeline-parallel-size=2"]
+    assert "args" not in converted(worker(extra))[0]["services"]["worker"]
+
+
+def test_model_flags_and_mocker():
+    """Names and context length move to the model; the mocker is recognised; its speed is the run's."""
+    args = ["-m", "dynamo.mocker", "--model-path", "Q", "--model-name", "q", "--max-model-len", "4096", "--speedup-ratio", "2"]  # fmt: skip
+    result = import_dgd(worker({"extraPodSpec": {"mainContainer": {"args": args}}}))
+    spec = result.graph.to_manifest()["spec"]
+    assert spec["model"] == {"name": "Q", "servedName": "q", "contextTokens": 4096}
+    assert spec["engine"] == {"mocker": True}
+    assert [each.value for each in result.unconverted] == ['"2"']
+
+
+def test_workers_of_different_models_are_told():
+    """A graph serves one model; the other is listed."""
+    text = DISAGGREGATED.replace(
+        "[-m, dynamo.vllm, --model, Qwen/Small", "[-m, dynamo.vllm, --model, Qwen/Large"
+    )
+    result = import_dgd(text)
+    assert result.graph.spec.model.name == "Qwen/Small"
+    assert [(each.value, "the graph keeps 'Qwen/Small'" in each.why) for each in result.unconverted] == [
+        ('"Qwen/Large"', True)
+    ]
+
+
+def test_frontend_flags_become_the_router():
+    """Router mode and busy thresholds are carried, from flags or environment; the port is not."""
+    frontend = {
+        "componentType": "frontend",
+        "envs": [{"name": "DYN_ROUTER_MODE", "value": "kv"}, {"name": "A", "value": 1}],
+        "extraPodSpec": {
+            "mainContainer": {
+                "command": ["python3", "-m", "dynamo.frontend"],
+                "args": ["--http-port", "8000", "--active-decode-blocks-threshold", "0.7", "--kv-x", "1"],
+            }
+        },
+    }
+    manifest = yaml.safe_load(worker({}))
+    manifest["spec"]["services"]["Frontend"] = frontend
+    spec, notes = converted(yaml.safe_dump(manifest))
+    assert spec["router"] == {
+        "policy": "kv-cost",
+        "admission": {
+            "mode": "token-capacity",
+            "activeDecodeBlocksThreshold": 0.7,
+            "activePrefillTokensThreshold": None,
+        },
+    }
+    assert spec["services"]["frontend"] == {
+        "role": "router",
+        "args": ["--kv-x", "1"],
+        "env": [{"name": "A", "value": "1"}],
+    }
+    assert [path for path, _ in notes] == ["spec.services.Frontend.extraPodSpec.mainContainer.args"]
+
+
+def test_unknown_router_mode_is_listed():
+    """A mode without a policy here is named, and the default stays."""
+    manifest = yaml.safe_load(worker({}))
+    manifest["spec"]["services"]["F"] = {"componentType": "frontend", "extraPodSpec": {"mainContainer": {"args": ["--router-mode=random"]}}}  # fmt: skip
+    result = import_dgd(yaml.safe_dump(manifest))
+    assert [each.value for each in result.unconverted] == ['"random"']
+
+
+def planner(*args):
+    """Convert the example with a planner of these arguments."""
+    manifest = yaml.safe_load(DISAGGREGATED)
+    container = {"command": ["python3", "-m"], "args": ["dynamo.planner", *args]}
+    manifest["spec"]["services"]["Planner"] = {
+        "componentType": "planner",
+        "extraPodSpec": {"mainContainer": container},
+    }
+    return converted(yaml.safe_dump(manifest, sort_keys=False))
+
+
+def test_planner_options_are_carried():
+    """The document's options keep their values; workers open up to scaling."""
+    spec, notes = planner(
+        "--environment=kubernetes", "--adjustment-interval=60", "--max-gpu-budget", "6", "--min-gpu-budget=-1",
+        "--decode-kv-scale-up-threshold=0.8", "--no-operation", "--ttft=200", "--itl", "10",
+    )  # fmt: skip
+    assert spec["planner"] == {
+        "mode": "sla",
+        "noOperation": True,
+        "adjustmentIntervalSeconds": 60,
+        "maxGpuBudget": 6,
+        "minGpuBudget": 0,
+        "decodeKvScaleUpThreshold": 0.8,
+        "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01},
+    }
+    assert spec["services"]["vllm-decode-worker"]["scaling"] == {}
+    assert notes == []
+
+
+def test_planner_options_that_are_not_ours_are_listed():
+    """An unknown option, and a value that is no number, are named."""
+    _, notes = planner("--profile-results-dir=/p", "--adjustment-interval=fast")
+    assert [path for path, _ in notes] == ["spec.services.Planner.extraPodSpec.mainContainer.args"] * 2
+
+
+def test_a_planner_that_is_no_python_command_is_listed():
+    """A planner behind a script keeps the defaults and is named."""
+    manifest = yaml.safe_load(DISAGGREGATED)
+    container = {"command": ["/start.sh"], "args": ["--adjustment-interval=60"]}
+    manifest["spec"]["services"]["Planner"] = {
+        "componentType": "planner",
+        "extraPodSpec": {"mainContainer": container},
+    }
+    spec, notes = converted(yaml.safe_dump(manifest))
+    assert "planner" not in spec
+    prefix = "spec.services.Planner.extraPodSpec.mainContainer"
+    assert [path for path, _ in notes] == [f"{prefix}.args", f"{prefix}.command"]
+
+
+def test_variables_of_the_graph_reach_every_service():
+    """Dynamo gives them to the frontend as well."""
+    text = DISAGGREGATED.replace("spec:\n", "spec:\n  envs: [{name: A, value: b}]\n", 1)
+    spec, _ = converted(text)
+    assert spec["env"] == spec["services"]["frontend"]["env"] == [{"name": "A", "value": "b"}]
+
+
+def test_environment_from_objects_is_kept():
+    """Secrets and ConfigMaps of the container are carried."""
+    sources = [{"secretRef": {"name": "s"}}, {"configMapRef": {"name": "c"}, "prefix": "C_"}]
+    spec, notes = converted(worker({"extraPodSpec": {"mainContainer": {"envFrom": sources}}}))
+    assert spec["services"]["worker"]["envFrom"] == sources
+    assert notes == []
+
+
+def test_budget_opens_when_the_start_exceeds_it():
+    """A deployment above the default budget is carried without a ceiling, and says so."""
+    text = DISAGGREGATED.replace('gpu: "1"', 'gpu: "4"')
+    manifest = yaml.safe_load(text)
+    manifest["spec"]["services"]["Planner"] = {"componentType": "planner"}
+    result = import_dgd(yaml.safe_dump(manifest))
+    assert result.graph.spec.planner.max_gpu_budget is None
+    assert [each.path for each in result.unconverted] == ["spec.services"]
+
+
+def test_claims_of_the_graph_are_referred_to():
+    """A claim's name is kept; its size belongs to whoever makes it."""
+    manifest = yaml.safe_load(worker({"volumeMounts": [{"name": "cache", "mountPoint": "/c"}]}))
+    manifest["spec"]["pvcs"] = [{"name": "cache", "create": True, "size": "50Gi"}]
+    spec, notes = converted(yaml.safe_dump(manifest))
+    volumes = spec["services"]["worker"]["podTemplate"]["spec"]["volumes"]
+    assert volumes == [{"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}]
+    assert [path for path, _ in notes] == ["spec.pvcs[0].create", "spec.pvcs[0].size"]
+
+
+def test_components_without_a_role_are_listed():
+    """An endpoint picker has no place in a graph."""
+    manifest = yaml.safe_load(worker({}))
+    manifest["spec"]["services"]["Epp"] = {"componentType": "epp"}
+    _, notes = converted(yaml.safe_dump(manifest))
+    assert [path for path, _ in notes] == ["spec.services.Epp"]
+
+
+def test_old_autoscaling_and_adapter_become_scaling():
+    """Bounds of the deprecated section are kept, and a scaling adapter opens scaling."""
+    extra = {"autoscaling": {"enabled": True, "minReplicas": 2, "maxReplicas": 4}, "replicas": 2}
+    assert converted(worker(extra))[0]["services"]["worker"]["scaling"] == {
+        "minReplicas": 2,
+        "maxReplicas": 4,
+    }
+    assert converted(worker({"scalingAdapter": {"enabled": True}}))[0]["services"]["worker"]["scaling"] == {}
+
+
+def test_commands_that_only_a_shell_can_read_are_listed():
+    """A script is not guessed at; the runtime's own command is used and the model must be known otherwise."""
+    manifest = yaml.safe_load(DISAGGREGATED)
+    container = manifest["spec"]["services"]["VllmPrefillWorker"]["extraPodSpec"]["mainContainer"]
+    container["command"], container["args"] = ["/bin/sh", "-c"], ["python3 -m dynamo.vllm && echo done"]
+    _, notes = converted(yaml.safe_dump(manifest, sort_keys=False))
+    prefix = "spec.services.VllmPrefillWorker.extraPodSpec.mainContainer"
+    assert [path for path, _ in notes] == [f"{prefix}.command", f"{prefix}.args"]
+
+
+def test_other_modules_are_listed():
+    """A module of the user's own is named."""
+    _, notes = converted(
+        worker({"extraPodSpec": {"mainContainer": {"args": ["-m", "dynamo.mine", "--model", "Q"]}}})
+    )
+    assert [path for path, _ in notes] == ["spec.services.Worker.extraPodSpec.mainContainer.command"]
+
+
+@pytest.mark.parametrize(
+    ("container", "path"),
+    [
+        ({"args": ["-m", "dynamo.sglang", "--model", "Q"]}, "args"),
+        ({"image": "nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.3.1"}, "image"),
+        ({"command": ["/bin/sh", "-c"], "args": ["python3 -m dynamo.trtllm --model-path Q"]}, "args"),
+    ],
+)
+def test_workers_of_other_engines_are_refused(container, path):
+    """An import that succeeds and cannot start would be worse than none."""
+    with pytest.raises(InvalidSpecError) as caught:
+        import_dgd(worker({"extraPodSpec": {"mainContainer": container}}))
+    (problem,) = caught.value.problems
+    assert problem.path == f"spec.services.Worker.extraPodSpec.mainContainer.{path}"
+    assert problem.message.startswith("names another engine than vLLM")
+    assert problem.line is not None
+
+
+@pytest.mark.parametrize("framework", ["trtllm", "sglang"])
+def test_another_backend_framework_is_refused(framework):
+    """At its own line."""
+    manifest = yaml.safe_load(worker({}))
+    manifest["spec"]["backendFramework"] = framework
+    with pytest.raises(InvalidSpecError) as caught:
+        import_dgd(yaml.safe_dump(manifest))
+    assert [each.path for each in caught.value.problems] == ["spec.backendFramework"]
+
+
+def test_sidecars_and_other_resources_stay_in_the_pod():
+    """Beside the main container, with what the graph counts itself taken out."""
+    extra = {
+        "extraPodSpec": {
+            "mainContainer": {"resources": {"requests": {"ephemeral-storage": "2Gi"}}},
+            "containers": [{"name": "log", "image": "l"}],
+        },
+        "resources": {"requests": {"cpu": "2"}},
+    }
+    template = converted(worker(extra))[0]["services"]["worker"]["podTemplate"]
+    assert template["spec"]["containers"] == [
+        {"name": "main", "resources": {"requests": {"ephemeral-storage": "2Gi", "cpu": "2"}}},
+        {"name": "log", "image": "l"},
+    ]
+
+
+BETA = textwrap.dedent("""\
+    apiVersion: nvidia.com/v1beta1
+    kind: DynamoGraphDeployment
+    metadata: {name: chat}
+    spec:
+      env: [{name: LOG, value: debug}]
+      components:
+      - name: Frontend
+        type: frontend
+        replicas: 1
+        podTemplate: {spec: {containers: [{name: main, image: "repo/vllm-runtime:1.6"}]}}
+      - name: VllmDecodeWorker
+        type: decode
+        replicas: 2
+        sharedMemorySize: 16Gi
+        scalingAdapter: {}
+        podTemplate:
+          metadata: {labels: {team: chat}}
+          spec:
+            nodeSelector: {gpu: a100}
+            containers:
+            - name: main
+              image: repo/vllm-runtime:1.6
+              command: [python3, -m, dynamo.vllm]
+              args: [--model, Qwen/Small, --disaggregation-mode, decode]
+              envFrom: [{secretRef: {name: hf-token}}]
+              workingDir: /workspace
+              resources: {limits: {nvidia.com/gpu: "1"}, requests: {ephemeral-storage: 2Gi, cpu: "4"}}
+            - {name: log, image: l}
+      - name: VllmPrefillWorker
+        type: prefill
+        multinode: {nodeCount: 2}
+        compilationCache: {pvcName: cache}
+        podTemplate:
+          spec:
+            containers:
+            - name: main
+              image: repo/vllm-runtime:1.6
+              command: [python3]
+              args: [-m, dynamo.vllm, --model, Qwen/Small, --disaggregation-mode=prefill, -tp, "2"]
+              resources: {limits: {nvidia.com/gpu: "1"}}
+    """)
+
+
+def test_the_newer_version_is_carried():
+    """Components with native pod templates, as Dynamo's newer examples have them; losses at their own lines."""
+    result = import_dgd(BETA)
+    assert [(each.path, each.line) for each in result.unconverted] == [
+        ("spec.components[2].compilationCache.pvcName", 32)
+    ]
+    spec = result.graph.to_manifest()["spec"]
+    assert (spec["runtime"], spec["model"], spec["image"]) == (
+        "dynamo",
+        {"name": "Qwen/Small"},
+        "repo/vllm-runtime:1.6",
+    )
+    assert spec["env"] == [{"name": "LOG", "value": "debug"}]
+    assert spec["nodePools"] == {"a100": {"nodeSelector": {"gpu": "a100"}}}
+    decode, prefill = (spec["services"][f"vllm-{role}-worker"] for role in ("decode", "prefill"))
+    assert (decode["role"], decode["replicas"], decode["nodePool"], decode["scaling"]) == (
+        "decode",
+        2,
+        "a100",
+        {},
+    )
+    assert decode["envFrom"] == [{"secretRef": {"name": "hf-token"}}]
+    assert decode["podTemplate"]["metadata"] == {"labels": {"team": "chat"}}
+    main, log = decode["podTemplate"]["spec"]["containers"]
+    assert main["resources"] == {"requests": {"ephemeral-storage": "2Gi", "cpu": "4"}}
+    assert (main["workingDir"], log["name"]) == ("/workspace", "log")
+    assert decode["podTemplate"]["spec"]["volumes"][0]["emptyDir"]["sizeLimit"] == "16Gi"
+    assert (prefill["role"], prefill["gpusPerReplica"], prefill["nodesPerReplica"]) == ("prefill", 2, 2)
+    assert "args" not in decode
+
+
+def test_another_engine_in_the_newer_version_is_refused_at_its_own_place():
+    """The path is the one that the user wrote."""
+    with pytest.raises(InvalidSpecError) as caught:
+        import_dgd(BETA.replace("[python3, -m, dynamo.vllm]", "[python3, -m, dynamo.trtllm]"))
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.line) == (
+        "spec.components[1].podTemplate.spec.containers[0].command",
+        23,
+    )
+
+
+def test_long_names_fall_back_to_the_role():
+    """Names that no child could carry become the role's."""
+    spec, _ = converted(worker({}, name="AVeryLongNameForAWorkerThatNobodyWouldEverWantToTypeTwice"))
+    assert list(spec["services"]) == ["aggregated"]
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "part"),
+    [
+        (
+            DISAGGREGATED.replace("v1alpha1", "v1"),
+            "apiVersion",
+            "nvidia.com/v1 is neither nvidia.com/v1alpha1",
+        ),
+        ("kind: Other\n", "", "0 DynamoGraphDeployment documents"),
+        (DISAGGREGATED + "---\n" + DISAGGREGATED, "", "2 DynamoGraphDeployment documents"),
+        ("a: [\n", "", "malformed YAML"),
+        (HEAD + "spec: {services: {W: {componentType: worker}}}\n", "(converted) spec.model.name", "missing"),
+        (HEAD + "spec: {services: {}}\n", "(converted) spec.services", "at least 1"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused(text, path, part):
+    """Another version or kind, or a deployment that no graph can express, is an error."""
+    with pytest.raises(InvalidSpecError) as caught:
+        import_dgd(text, "dgd.yaml")
+    problem = next(each for each in caught.value.problems if each.path == path)
+    assert part in problem.message
+    assert problem.file == "dgd.yaml"
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "expected"),
+    [
+        (["python3", "-m", "dynamo.vllm"], ["--a", "1"], ("dynamo.vllm", ["--a", "1"])),
+        (["python3"], ["-m", "dynamo.vllm", "--a"], ("dynamo.vllm", ["--a"])),
+        (["/opt/venv/bin/python"], ["-m", "m"], ("m", [])),
+        (["sh", "-c"], ["exec python3 -m m --x 'a b'"], ("m", ["--x", "a b"])),
+        ([], ["--a"], (None, ["--a"])),
+        ([], [], (None, [])),
+        (["sh", "-c"], ["python3 -m m | tee log"], None),
+        (["sh", "-c"], ["python3 -m 'm"], None),
+        (["sh", "script.sh"], [], None),
+        (["python3", "script.py"], [], None),
+    ],
+)
+def test_command_lines(command, args, expected):
+    """A Python module is recognised in each way that Dynamo's examples start one."""
+    found = parse_command(command, args)
+    assert (found and (found.module, found.words)) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("VllmDecodeWorker", "vllm-decode-worker"), ("VLLMWorker", "vllm-worker"), ("decode_2", "decode-2"), ("_", "service")],
+)  # fmt: skip
+def test_service_names(key, name):
+    """Component names become DNS labels."""
+    assert service_name(key) == name

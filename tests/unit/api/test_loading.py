@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+import yaml
+
+from penstock_core.errors import InvalidSpecError
+from penstock_manifests import MAX_FILE_BYTES, load_graph, load_manifests, parse_manifests
+from penstock_manifests.nodes import MAX_NODES
+
+HEAD = """\
+apiVersion: penstock.dev/v1alpha1
+kind: GraphDeployment
+metadata: {name: llama}
+"""
+BODY = """\
+spec:
+  model: {name: m}
+  services:
+    prefill: {role: prefill}
+    decode: {role: decode}
+"""
+VALID = HEAD + BODY
+
+
+def problems_of(text):
+    """Line and path of each problem."""
+    return [(each.line, each.path) for each in parse_manifests(text, "f.yaml")[1]]
+
+
+def messages_of(text):
+    """What each problem says."""
+    return [each.message for each in parse_manifests(text, "f.yaml")[1]]
+
+
+def refused(source):
+    """The problems for which a source is refused."""
+    with pytest.raises(InvalidSpecError) as caught:
+        load_graph(source)
+    return caught.value.problems
+
+
+def test_text_and_file_give_the_same_graph(tmp_path):
+    """A string with a line break is a manifest, any other string or path is a file."""
+    file = tmp_path / "g.yaml"
+    file.write_text(VALID)
+    assert load_graph(VALID) == load_graph(file) == load_graph(str(file))
+
+
+def test_all_problems_come_at_once_with_their_lines():
+    """Type errors, unknown keys, rules and duplicates of one file are reported together, in its order."""
+    text = textwrap.dedent("""\
+        apiVersion: penstock.dev/v1alpha1
+        kind: GraphDeployment
+        metadata:
+          name: Llama
+        spec:
+          model: {name: 5}
+          runtime: vllmm
+          services:
+            prefill:
+              role: prefill
+              replicas: 9
+              scaling:
+                maxReplicas: 8
+              nodePool: nope
+            decode:
+              role: decode
+              args:
+              - --flag
+              - 3
+          planner:
+            maxGpuBudjet: 8
+            decodeKvScaleUpThreshold: 0.4
+            noOperation: true
+            noOperation: false
+        """)
+    assert problems_of(text) == [
+        (4, "metadata.name"),
+        (6, "spec.model.name"),
+        (7, "spec.runtime"),
+        (11, "spec.services.prefill.replicas"),
+        (14, "spec.services.prefill.nodePool"),
+        (19, "spec.services.decode.args[1]"),
+        (20, "spec.planner.decodeKvScaleDownThreshold"),
+        (21, "spec.planner.maxGpuBudjet"),
+        (24, "spec.planner.noOperation"),
+    ]
+
+
+def test_rules_that_read_an_invalid_value_stay_silent():
+    """A budget that is no number gives one problem, not a second one about the budget."""
+    text = VALID + "  planner: {maxGpuBudget: many, minGpuBudget: 30}\n"
+    assert problems_of(text) == [(9, "spec.planner.maxGpuBudget")]
+
+
+def test_rules_behind_a_missing_value_are_still_judged():
+    """A missing model name does not hide an unknown node pool."""
+    text = HEAD + "spec:\n  model: {}\n  services:\n    w: {role: aggregated, nodePool: x}\n"
+    assert problems_of(text) == [(5, "spec.model.name"), (7, "spec.services.w.nodePool")]
+
+
+def test_a_missing_section_is_reported_at_its_parent():
+    """A missing key has the line of the section that lacks it."""
+    assert problems_of("kind: GraphDeployment\napiVersion: penstock.dev/v1alpha1\nspec: 3\n") == [
+        (1, "metadata"),
+        (3, "spec"),
+    ]
+
+
+def test_duplicate_key_names_its_first_line():
+    """A key written twice is refused, with the line of the first."""
+    text = VALID + "  lease: {durationSeconds: 30}\n  lease: {durationSeconds: 60}\n"
+    assert problems_of(text) == [(10, "spec.lease")]
+    assert "at line 9" in messages_of(text)[0]
+
+
+def test_merge_keys_and_anchors_are_expanded():
+    """`<<` fills in what is not written, whatever the order."""
+    text = HEAD + textwrap.dedent("""\
+        spec:
+          model: {name: m}
+          services:
+            prefill: &base
+              role: prefill
+              terminationGracePeriodSeconds: 60
+              scaling: {maxReplicas: 4}
+            decode:
+              role: decode
+              <<: *base
+        """)
+    decode = load_graph(text).spec.services["decode"]
+    assert (decode.role, decode.termination_grace_period_seconds, decode.scaling.max_replicas) == (
+        "decode",
+        60,
+        4,
+    )
+
+
+def test_line_of_a_key_that_overrides_a_merged_one_is_its_own():
+    """An explicit key after or before `<<` is reported at its own line."""
+    text = HEAD + textwrap.dedent("""\
+        spec:
+          model: {name: m}
+          services:
+            prefill: &base
+              role: prefill
+            decode:
+              role: nothing
+              <<: *base
+        """)
+    assert problems_of(text) == [(10, "spec.services.decode.role")]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "part"),
+    [
+        ("a: [1, 2\nb: 3\n", 2, "malformed YAML at column 2"),
+        ("a: b: c\n", 1, "mapping values are not allowed"),
+        ("a:\n\t- b\n", 2, "cannot start any token"),
+        ("a: 'x\n", 2, "malformed YAML"),
+        ("a: *nowhere\n", 1, "undefined alias"),
+        ("a: \x07\n", 1, "malformed YAML"),
+        ("? [a, b]\n: c\nkind: GraphDeployment\n", 1, "a key must be text"),
+        ("kind: GraphDeployment\n1: x\n", 2, "not text to YAML; quote it"),
+        ("kind: GraphDeployment\non: x\n", 2, "not text to YAML; quote it"),
+        ("kind: GraphDeployment\nspec: !!python/name:os.system x\n", 2, "is not known"),
+        ("kind: GraphDeployment\nspec: !!binary aGk=\n", 2, "binary data"),
+        ("kind: GraphDeployment\nspec: !!int many\n", 2, "no valid int"),
+        ("kind: GraphDeployment\nspec: &a\n  b: *a\n", 3, "contains it"),
+        ("kind: GraphDeployment\nspec:\n  <<: 3\n", 3, "merges maps only"),
+    ],
+)
+def test_bad_yaml_is_reported_with_its_line(text, line, part):
+    """Whatever is wrong with the text itself has a line and a remedy."""
+    found = [each for each in parse_manifests(text, "f.yaml")[1] if part in each.message]
+    assert [(each.file, each.line) for each in found] == [("f.yaml", line)]
+
+
+def test_documents_before_a_syntax_error_are_judged():
+    """A broken document does not hide the problems of those before it."""
+    text = VALID.replace("role: decode", "role: x") + "---\na: [\n"
+    assert problems_of(text)[0] == (8, "spec.services.decode.role")
+    assert "malformed YAML" in messages_of(text)[-1]
+
+
+def test_aliases_cannot_grow_without_bound():
+    """Nested aliases are refused before they fill the memory."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
+    assert str(MAX_NODES) in messages_of("\n".join(lines) + "\n")[0]
+
+
+def test_depth_is_bounded():
+    """Deep nesting is refused, not recursed into."""
+    assert "nested deeper" in messages_of("[" * 50_000)[0]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n", "---\n", "---\n---\n"])
+def test_an_empty_file_is_refused(text):
+    """A file without a manifest says so."""
+    assert messages_of(text) == ["holds no manifest; add a GraphDeployment"]
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "part"),
+    [
+        ("- a\n", "", "a list where a map"),
+        ("just text\n", "", '"just text" where a map'),
+        ("a: 1\n", "kind", "add kind: GraphDeployment"),
+        ("kind: Graph\n", "kind", "not one of GraphDeployment, ScalingAdapter"),
+        ("kind: DynamoGraphDeployment\n", "kind", "penstock import"),
+        (BODY + "kind: GraphDeployment\nmetadata: {name: a}\n", "apiVersion", "missing; add apiVersion"),
+    ],
+)
+def test_other_documents_are_refused(text, path, part):
+    """What is no manifest of ours is told apart, with the remedy."""
+    problems = parse_manifests(text)[1]
+    assert [problem.path for problem in problems] == [path]
+    assert part in problems[0].message
+
+
+def test_several_documents_of_both_kinds():
+    """A file may hold graphs and their adapters."""
+    adapter = (
+        "---\napiVersion: penstock.dev/v1alpha1\nkind: ScalingAdapter\n"
+        "metadata: {name: llama-decode}\nspec: {graph: llama, service: decode, replicas: 2}\n"
+    )
+    manifests = load_manifests(VALID + adapter)
+    assert [each.name for each in manifests.graphs] == ["llama"]
+    assert [(each.spec.service, each.spec.replicas) for each in manifests.adapters] == [("decode", 2)]
+    dangling = VALID + adapter.replace("service: decode", "service: dekode")
+    assert problems_of(dangling) == [(13, "spec.service")]
+
+
+def test_a_second_graph_of_the_same_name_is_refused():
+    """Two objects of one kind, namespace and name are a mistake."""
+    assert problems_of(VALID + "---\n" + VALID) == [(12, "metadata.name")]
+
+
+def test_one_graph_of_several_is_chosen_by_name():
+    """Where a file holds several graphs, a name is needed."""
+    two = VALID + "---\n" + VALID.replace("llama", "other")
+    assert load_graph(two, name="other").name == "other"
+    assert "2 GraphDeployments (llama, other)" in refused(two)[0].message
+    with pytest.raises(InvalidSpecError, match="no GraphDeployment 'x' here \\(found: llama, other\\)"):
+        load_graph(two, name="x")
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    """Missing, folder, too large, not UTF-8: each has its own message with the file's name."""
+    large = tmp_path / "large.yaml"
+    large.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
+    foreign = tmp_path / "latin.yaml"
+    foreign.write_bytes(b"a: 1\nb: caf\xe9\n")
+    expected = {
+        tmp_path / "none.yaml": "no such file",
+        tmp_path: "is a folder",
+        large: f"larger than {MAX_FILE_BYTES} bytes",
+        foreign: "byte 11 (0xe9) is not UTF-8",
+        "bad\0name": "cannot be read",
+    }
+    for source, part in expected.items():
+        problem = refused(source)[0]
+        assert part in problem.message
+        assert problem.file == str(source)
+    assert refused(foreign)[0].line == 2
+
+
+def test_a_byte_order_mark_is_ignored(tmp_path):
+    """Editors of Windows may put one."""
+    file = tmp_path / "g.yaml"
+    file.write_bytes(b"\xef\xbb\xbf" + VALID.encode())
+    assert load_graph(file).name == "llama"
+
+
+def test_what_the_api_server_returns_is_valid(build):
+    """Metadata and status that a cluster fills in do not make a manifest invalid."""
+    manifest = build().to_manifest()
+    manifest["metadata"] |= {
+        "uid": "u", "resourceVersion": "12", "generation": 3, "creationTimestamp": "2026-01-01T00:00:00Z",
+        "managedFields": [{"manager": "kubectl"}], "finalizers": ["penstock.dev/drain"],
+    }  # fmt: skip
+    manifest["status"] = {
+        "observedGeneration": 3,
+        "phase": "Ready",
+        "conditions": [{"type": "Ready", "status": "True", "reason": "AllReady"}],
+        "services": {"decode": {"replicas": 2, "ready": 2, "gpus": 2}},
+        "planner": {"lastDecision": "hold", "gpus": 3, "budget": 8},
+    }
+    assert parse_manifests(yaml.safe_dump(manifest))[1] == []
+    unquoted = yaml.safe_dump(manifest).replace("'2026-01-01T00:00:00Z'", "2026-01-01T00:00:00Z")
+    assert parse_manifests(unquoted)[1] == []

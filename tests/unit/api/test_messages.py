@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock_api import GraphDeployment
+from penstock_manifests.messages import shown, suggestion
+from penstock_manifests.validation import validate
+
+
+def message_of(spec_change):
+    """The one message that a change of a valid spec gives."""
+    services = {"w": {"role": "aggregated"}}
+    spec = {"model": {"name": "m"}, "services": services, **spec_change}
+    found, _ = validate(GraphDeployment, {"metadata": {"name": "g"}, "spec": spec})
+    assert len(found) == 1
+    return found[0][1]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            {"planner": {"maxGpuBudget": 0}},
+            "0 is too small; it must be at least 1",
+        ),
+        (
+            {"planner": {"decodeKvScaleUpThreshold": 1.5}},
+            "1.5 is too large; it must be at most 1",
+        ),
+        (
+            {"planner": {"maxGpuBudget": "8"}},
+            '"8" where a whole number is needed; write one such as 8, without quotes or fraction',
+        ),
+        (
+            {"planner": {"adjustmentIntervalSeconds": "30s"}},
+            '"30s" where a number is needed; write one such as 0.5, without quotes',
+        ),
+        (
+            {"planner": {"adjustmentIntervalSeconds": float("inf")}},
+            "Infinity is not finite; write an ordinary number",
+        ),
+        ({"planner": None}, "nothing where a map of keys is needed; indent its keys below it, or remove it for the defaults"),
+        ({"nodePools": ["a"]}, "a list where a map of keys is needed; indent its keys below it, or remove it for the defaults"),
+        ({"env": {"A": "b"}}, "a map where a list is needed; write each item on a line that starts with a hyphen"),
+        ({"image": ["a"]}, "a list where text is needed; write text"),
+        ({"image": False}, "false where text is needed; put it in quotes"),
+        ({"image": ""}, '"" is too short, at least 1 is needed; write it out'),
+        (
+            {"runtime": "vlm"},
+            '"vlm" is not one of vllm, dynamo, simulated; did you mean vllm?',
+        ),
+        (
+            {"runtime": "tensorrt"},
+            '"tensorrt" is not one of vllm, dynamo, simulated; choose one of them',
+        ),
+        ({"sevices": {}}, "unknown key; did you mean services?"),
+        ({"prometheusUrl": "x"}, "unknown key here; it belongs at spec.planner.metrics.prometheusUrl"),
+        ({"lease": {"zzz": 1}}, "unknown key; remove it (known here: durationSeconds, decoderBlocksTtlSeconds, acknowledgeShortLease)"),
+        ({"model": {}}, "missing: Hugging Face id or path of the model; immutable; add it"),
+    ],
+)  # fmt: skip
+def test_messages_name_value_bound_and_remedy(change, expected):
+    """Each kind of mistake is told in one sentence that says what to do."""
+    assert message_of(change) == expected
+
+
+def test_too_many_services_are_counted():
+    """A map beyond its bound says how many there are and may be."""
+    services = {f"r{i}": {"role": "router"} for i in range(25)} | {"w": {"role": "aggregated"}}
+    assert message_of({"services": services}) == "26 entries, at most 25 are allowed; remove some"
+
+
+def test_long_values_are_shortened():
+    """A message never carries a whole document."""
+    assert len(shown("x" * 1000)) == 60
+    assert shown({"a": 1}) == "a map"
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [("max_gpu_budget", "maxGpuBudget"), ("MAXGPUBUDGET", "maxGpuBudget"), ("budget", None), ("", None)],
+)
+def test_suggestions_ignore_case_and_separators(word, expected):
+    """Only a near miss is suggested."""
+    assert suggestion(word, ["maxGpuBudget", "minReplicas"]) == expected
+
+
+def test_judging_leaves_the_data_alone():
+    """Setting invalid values aside works on a copy."""
+    data = {"metadata": {"name": "g"}, "spec": {"model": {"name": "m"}, "services": {}, "zzz": 1}}
+    validate(GraphDeployment, data)
+    assert data["spec"]["zzz"] == 1

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from penstock_api import (
+    EngineConfig,
+    GraphDeployment,
+    LeaseConfig,
+    PlannerConfig,
+    Role,
+    RouterConfig,
+    ScalingAdapter,
+    ScalingConfig,
+    ServiceSpec,
+)
+from penstock_api.fields import walk
+
+
+def test_planner_defaults_are_the_documents():
+    """The load planner's options default to the values its document gives."""
+    planner = PlannerConfig()
+    assert planner.adjustment_interval_seconds == 30
+    assert planner.metric_pulling_interval_seconds == 1
+    assert (planner.max_gpu_budget, planner.min_gpu_budget) == (8, 1)
+    assert (planner.decode_kv_scale_up_threshold, planner.decode_kv_scale_down_threshold) == (0.9, 0.5)
+    assert (planner.prefill_queue_scale_up_threshold, planner.prefill_queue_scale_down_threshold) == (
+        0.5,
+        0.2,
+    )
+    assert planner.new_decode_worker_grace_intervals == 3
+    assert planner.new_prefill_worker_queue_buffer_intervals == 3
+    assert not planner.no_operation
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "namespace", "environment", "servedModelName", "noOperation", "logDir",
+        "adjustmentIntervalSeconds", "metricPullingIntervalSeconds", "maxGpuBudget", "minGpuBudget",
+        "decodeKvScaleUpThreshold", "decodeKvScaleDownThreshold", "prefillQueueScaleUpThreshold",
+        "prefillQueueScaleDownThreshold", "decodeEngineNumGpu", "prefillEngineNumGpu",
+    ],
+)  # fmt: skip
+def test_each_of_the_fifteen_options_is_a_key(key):
+    """All fifteen of the document's options can be written in a manifest."""
+    assert key in {entry.path for entry in walk(PlannerConfig)}
+
+
+def test_lease_and_worker_limits_default_to_their_documents():
+    """Leases of 30 and 480 s, and an overflow queue of 16, as documented."""
+    assert (LeaseConfig().duration_seconds, LeaseConfig().decoder_blocks_ttl_seconds) == (30, 480)
+    assert (EngineConfig().request_limit, EngineConfig().request_queue) == (None, 16)
+
+
+def test_prefill_queue_defaults():
+    """The router holds at most 1,024 prefills for a minute and gives a worker 8,192 tokens at a time."""
+    queue = RouterConfig().prefill_queue
+    assert (queue.max_requests, queue.max_wait_seconds, queue.worker_tokens) == (1024, 60, 8192)
+
+
+def test_models_are_frozen(build):
+    """A graph cannot be changed once it is judged."""
+    with pytest.raises(ValidationError, match="frozen"):
+        build().spec.planner.max_gpu_budget = 3
+
+
+def test_router_holds_no_gpus():
+    """A router's gpusPerReplica does not count."""
+    assert ServiceSpec(role=Role.ROUTER, gpus_per_replica=4).gpus == 0
+    assert ServiceSpec(role=Role.DECODE, gpus_per_replica=4).gpus == 4
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"), [(None, (3, 3)), (ScalingConfig(min_replicas=2, max_replicas=5), (2, 5))]
+)
+def test_replica_bounds_are_fixed_without_scaling(scaling, expected):
+    """Without a scaling section the number of replicas is both bounds."""
+    assert ServiceSpec(role=Role.DECODE, replicas=3, scaling=scaling).replica_bounds == expected
+
+
+def test_services_are_found_by_role(build):
+    """The graph names its service of a role, and tells disaggregated from aggregated."""
+    spec = build().spec
+    assert spec.service(Role.DECODE)[0] == "decode"
+    assert spec.service(Role.AGGREGATED) is None
+    assert list(spec.workers) == ["prefill", "decode"]
+    assert spec.is_disaggregated
+
+
+@pytest.mark.parametrize(
+    ("changes", "service", "image"),
+    [
+        ({}, "decode", "ghcr.io/penstock/penstock:0.1.0"),
+        ({"image": "own:1"}, "frontend", "own:1"),
+        ({"runtime": "vllm"}, "decode", "vllm/vllm-openai:v0.32.0"),
+        ({"runtime": "vllm", "image": "vllm:x"}, "frontend", "ghcr.io/penstock/penstock:0.1.0"),
+        ({"runtime": "vllm", "services": {"frontend": {"image": "r:1"}}}, "frontend", "r:1"),
+        ({"runtime": "dynamo", "image": "d:1", "services": {"decode": {"image": "d:2"}}}, "decode", "d:2"),
+    ],
+)
+def test_image_of_a_service(build, changes, service, image):
+    """Service, then graph, then runtime; a router never runs in vLLM's image."""
+    assert build(**changes).spec.image_of(service) == image
+
+
+def test_every_field_is_described_and_optional_but_for_what_has_no_default():
+    """Every key has a description; only what cannot have a default is required."""
+    entries = [*walk(GraphDeployment), *walk(ScalingAdapter)]
+    assert [entry.path for entry in entries if not entry.info.description] == []
+    required = {entry.path for entry in walk(GraphDeployment) if entry.info.is_required()}
+    assert {path for path in required if path.startswith("spec") and "env" not in path} == {
+        "spec",
+        "spec.model",
+        "spec.model.name",
+        "spec.services",
+        "spec.services.NAME.role",
+    }
+
+
+def test_null_is_kept_where_it_is_not_the_default(build):
+    """No ceiling survives a round trip; leaving it out would mean the default of 8."""
+    graph = build(planner={"maxGpuBudget": None})
+    assert graph.to_manifest()["spec"]["planner"] == {"maxGpuBudget": None}
+    assert GraphDeployment.model_validate(graph.to_manifest()) == graph
+
+
+_BUDGETS = st.one_of(st.none(), st.integers(min_value=2, max_value=64))
+
+
+@given(
+    budget=_BUDGETS,
+    low=st.floats(min_value=0.01, max_value=0.49),
+    high=st.floats(min_value=0.5, max_value=1),
+    interval=st.integers(min_value=1, max_value=600),
+    args=st.lists(st.text(max_size=8), max_size=3),
+)
+def test_dump_and_load_give_the_same_graph(budget, low, high, interval, args):
+    """What a graph says survives being written as a manifest and read again."""
+    graph = GraphDeployment.model_validate(
+        {
+            "metadata": {"name": "g"},
+            "spec": {
+                "model": {"name": "m"},
+                "services": {"p": {"role": "prefill", "args": args}, "d": {"role": "decode"}},
+                "planner": {
+                    "maxGpuBudget": budget,
+                    "decodeKvScaleDownThreshold": low,
+                    "decodeKvScaleUpThreshold": high,
+                    "adjustmentIntervalSeconds": interval,
+                },
+            },
+        }
+    )
+    assert GraphDeployment.model_validate(graph.to_manifest()) == graph
+    assert GraphDeployment.model_validate(graph.model_dump(mode="json", by_alias=True)) == graph

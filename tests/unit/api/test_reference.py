@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock_api import GraphDeployment, PlannerConfig, ServiceSpec
+from penstock_api.fields import model_at, walk
+from penstock_manifests import load_graph
+from penstock_manifests.reference import markdown
+from penstock_manifests.unsupported import unsupported_settings
+from penstock_runtimes import RuntimeContext, process_specs
+
+ROOT = Path(__file__).parents[3]
+SAMPLES = sorted((ROOT / "manifests" / "samples").glob("*.yaml"))
+
+
+def test_the_reference_is_current():
+    """docs/manifest.md is what the models say; renew it with `python -m penstock_manifests.reference`."""
+    assert (ROOT / "docs" / "manifest.md").read_text(encoding="utf-8") == markdown()
+
+
+def test_the_reference_has_a_row_for_every_field():
+    """Each key path stands in the table with its default."""
+    text = markdown()
+    assert all(f"| `{entry.path}` |" in text for entry in walk(GraphDeployment))
+    assert "| `spec.planner.maxGpuBudget` | whole number, ≥ 1, ≤ 100000 | `8` |" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (("spec", "planner"), PlannerConfig),
+        (("spec", "services", "any"), ServiceSpec),
+        (("spec", "env", 3), "EnvVar"),
+        (("spec", "services"), None),
+        (("spec", "nothing"), None),
+        (("spec", "runtime", "x"), None),
+    ],
+)
+def test_the_model_at_a_path(path, expected):
+    """Maps and lists are stepped through; a path to nothing gives None."""
+    found = model_at(GraphDeployment, path)
+    assert found is expected or (found is not None and found.__name__ == expected)
+
+
+def test_the_samples_are_there():
+    """One sample for each way to run."""
+    assert [path.stem for path in SAMPLES] == [
+        "aggregated",
+        "disaggregated",
+        "dynamo",
+        "two-node-pools",
+        "vllm-disaggregated",
+    ]
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_each_sample_is_valid_and_becomes_processes(path):
+    """A sample can be loaded and rendered, with a router, workers and a planner."""
+    graph = load_graph(path)
+    context = RuntimeContext(python="py", graph_file=str(path), discovery="/s.json", namespace=graph.name)
+    roles = {spec.role for spec in process_specs(graph, context)}
+    assert {"router", "planner"} < roles
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_each_sample_names_a_profile_that_exists(path):
+    """Simulated workers find their latency profile."""
+    spec = load_graph(path).spec
+    profiles = {each.stem for each in (ROOT / "engine" / "penstock_engine" / "profiles").glob("*.yaml")}
+    wanted = {service.profile or spec.engine.profile for service in spec.workers.values()}
+    assert wanted <= profiles
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_no_sample_relies_on_what_has_no_effect(path):
+    """Everything that a sample sets is acted upon."""
+    assert unsupported_settings(load_graph(path)) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "paths"),
+    [
+        ({"planner": {"mode": "sla"}}, ["spec.planner.mode"]),
+        ({"planner": {"mode": "sla", "enabled": False}}, []),
+        ({"router": {"policy": "dualmap"}}, []),
+        ({"router": {"admission": {"mode": "token-capacity"}}}, ["spec.router.admission.mode"]),
+        ({"router": {"tiers": {"enabled": True}}}, ["spec.router.tiers.enabled"]),
+        ({"runtime": "dynamo", "router": {"policy": "kv-cost", "admission": {"mode": "token-capacity"}}}, []),
+    ],
+)
+def test_settings_without_effect_are_noticed(build, changes, paths):
+    """A setting that no part acts on yet is named."""
+    assert [each.path for each in unsupported_settings(build(**changes))] == paths

@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from penstock_api import Environment
+from penstock_core.errors import ConfigError
+from penstock_runtimes import (
+    ProcessSpec,
+    fill,
+    filled_argv,
+    filled_env,
+    masked_argv,
+    masked_env,
+    process_specs,
+)
+
+LEASE = {"kv_lease_duration": 30, "decoder_kv_blocks_ttl": 480}
+
+
+def by_service(graph, context):
+    """The graph's processes by service."""
+    return {spec.service: spec for spec in process_specs(graph, context)}
+
+
+def after(argv, flag):
+    """The word after a flag."""
+    return argv[argv.index(flag) + 1]
+
+
+def test_processes_come_routers_first_planner_last(build, context):
+    """Every service and the planner is one kind of process, named by namespace and service."""
+    specs = process_specs(build(services={"zz": {"role": "router"}}), context)
+    assert [(spec.name, spec.role) for spec in specs] == [
+        ("llama_frontend", "router"),
+        ("llama_zz", "router"),
+        ("llama_prefill", "prefill"),
+        ("llama_decode", "decode"),
+        ("llama_planner", "planner"),
+    ]
+
+
+def test_simulated_worker(build, context):
+    """A simulated worker gets its role, profile and speed, and vLLM's own flags."""
+    fast = dataclasses.replace(context, speed=20)
+    graph = build(
+        model={"contextTokens": 4096},
+        engine={"profile": "a100-x.yaml", "kvBlocks": 100, "maxRunningRequests": 8, "maxBatchTokens": 2048, "blockTokens": 32},
+        services={"prefill": {"profile": "h100-y.yaml"}},
+    )  # fmt: skip
+    specs = by_service(graph, fast)
+    config = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer", "kv_connector_extra_config": LEASE}
+    assert specs["decode"].argv == (
+        "/py", "-m", "penstock_cli", "engine", "serve", "meta/llama", "--served-model-name", "llama",
+        "--host", "127.0.0.1", "--port", "{port}", "--role", "decode", "--profile", "a100-x.yaml", "--speed", "20",
+        "--max-model-len", "4096", "--block-size", "32", "--num-gpu-blocks-override", "100",
+        "--max-num-seqs", "8", "--max-num-batched-tokens", "2048",
+        "--kv-transfer-config", json.dumps(config, separators=(",", ":")),
+    )  # fmt: skip
+    assert after(specs["prefill"].argv, "--profile") == "h100-y.yaml"
+    assert json.loads(after(specs["prefill"].argv, "--kv-transfer-config"))["kv_role"] == "kv_producer"
+    assert (specs["decode"].gpus, specs["decode"].ports, specs["decode"].health_path) == (
+        1,
+        ("port",),
+        "/health",
+    )
+
+
+def test_simulated_cold_start_and_address(build, context):
+    """A cold start is a flag; an address for other workers is given where it differs from the bound one."""
+    graph = build(services={"decode": {"startupSeconds": 12.5}})
+    specs = by_service(graph, dataclasses.replace(context, host="0.0.0.0", peer_host="10.1.2.3"))
+    assert after(specs["decode"].argv, "--startup-seconds") == "12.5"
+    assert specs["decode"].env == {"VLLM_NIXL_SIDE_CHANNEL_HOST": "10.1.2.3"}
+    assert by_service(graph, context)["decode"].env == {}
+
+
+def test_simulated_router_and_planner(build, context):
+    """Router and planner get the manifest, the discovery file and the speed; ports only where they listen."""
+    specs = by_service(build(), dataclasses.replace(context, log_dir="/logs/planner"))
+    assert specs["frontend"].argv == (
+        "/py", "-m", "penstock_cli", "router", "serve", "--graph", "/g.yaml",
+        "--discovery", "/state/llama.json", "--host", "127.0.0.1", "--port", "{port}", "--speed", "1",
+    )  # fmt: skip
+    assert specs["planner"].argv == (
+        "/py", "-m", "penstock_cli", "planner", "run", "--graph", "/g.yaml", "--namespace", "llama",
+        "--environment", "local", "--speed", "1", "--log-dir", "/logs/planner",
+    )  # fmt: skip
+    assert (specs["planner"].ports, specs["planner"].health_path, specs["planner"].gpus) == ((), None, 0)
+
+
+def test_planner_takes_what_the_manifest_says(build, context):
+    """The graph's own namespace, backend and folder win over the context's."""
+    graph = build(planner={"namespace": "other", "environment": "kubernetes", "logDir": "/mine"})
+    argv = by_service(graph, dataclasses.replace(context, log_dir="/logs"))["planner"].argv
+    assert [after(argv, flag) for flag in ("--namespace", "--environment", "--log-dir")] == [
+        "other",
+        "kubernetes",
+        "/mine",
+    ]
+
+
+def test_no_planner_process_when_it_is_off(build, context):
+    """planner.enabled: false starts none."""
+    assert "planner" not in by_service(build(planner={"enabled": False}), context)
+
+
+def test_vllm_worker(build, context):
+    """A vLLM worker runs as it is: NIXL roles, lease and side channel, tensor parallelism from the GPUs."""
+    graph = build(
+        runtime="vllm",
+        lease={"durationSeconds": 60, "decoderBlocksTtlSeconds": 100},
+        services={"decode": {"gpusPerReplica": 4}},
+        router={"tiers": {"enabled": True}},
+        engine={"kvBufferDevice": "cpu", "streamIntervalTokens": 4},
+    )
+    specs = by_service(graph, context)
+    config = {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_consumer",
+        "kv_connector_extra_config": {"kv_lease_duration": 60, "decoder_kv_blocks_ttl": 100},
+        "kv_buffer_device": "cpu",
+    }
+    assert specs["decode"].argv == (
+        "vllm", "serve", "meta/llama", "--served-model-name", "llama", "--host", "127.0.0.1",
+        "--port", "{port}", "--enable-prompt-tokens-details", "--tensor-parallel-size", "4",
+        "--stream-interval", "4", "--scheduling-policy", "priority", "--kv-transfer-config", json.dumps(config, separators=(",", ":")),
+    )  # fmt: skip
+    assert specs["decode"].env == {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
+    }
+    assert specs["decode"].ports == ("port", "side_channel_port")
+    assert specs["decode"].gpus == 4
+    assert specs["frontend"].argv[2:5] == ("penstock_cli", "router", "serve")
+
+
+def test_vllm_aggregated_has_no_connector(build, context):
+    """An aggregated worker hands nothing over."""
+    services = {"frontend": {"role": "router"}, "worker": {"role": "aggregated"}}
+    graph = build(runtime="vllm")
+    graph = graph.model_validate(
+        {**graph.to_manifest(), "spec": {**graph.to_manifest()["spec"], "services": services}}
+    )
+    worker = by_service(graph, context)["worker"]
+    assert "--kv-transfer-config" not in worker.argv
+    assert (worker.env, worker.ports) == ({}, ("port",))
+
+
+def test_several_nodes_become_pipeline_stages(build, context):
+    """Tensor parallelism stays within a node."""
+    graph = build(runtime="vllm", services={"decode": {"gpusPerReplica": 4, "nodesPerReplica": 2}})
+    decode = by_service(graph, context)["decode"]
+    assert after(decode.argv, "--tensor-parallel-size") == "2"
+    assert after(decode.argv, "--pipeline-parallel-size") == "2"
+    assert (decode.gpus, decode.nodes) == (4, 2)
+
+
+def test_dynamo_vllm_worker(build, context):
+    """Dynamo's worker finds the others by file, and serves its status on the port."""
+    graph = build(runtime="dynamo", engine={"requestLimit": 8, "requestQueue": 4})
+    prefill = by_service(graph, context)["prefill"]
+    assert prefill.argv[:9] == (
+        "/py", "-m", "dynamo.vllm", "--model", "meta/llama", "--served-model-name", "llama",
+        "--disaggregation-mode", "prefill",
+    )  # fmt: skip
+    assert json.loads(after(prefill.argv, "--kv-transfer-config"))["kv_role"] == "kv_both"
+    assert prefill.env == {
+        "DYN_NAMESPACE": "llama",
+        "DYN_REQUEST_PLANE": "tcp",
+        "DYN_EVENT_PLANE": "zmq",
+        "DYN_DISCOVERY_BACKEND": "file",
+        "DYN_FILE_KV": "/state/llama.dynamo",
+        "DYN_SYSTEM_PORT": "{port}",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
+        "DYN_ENGINE_REQUEST_LIMIT": "8",
+        "DYN_DYNAMO_REQUEST_QUEUE_LIMIT": "4",
+    }
+
+
+def test_dynamo_in_a_cluster_discovers_by_the_api_server(build, context):
+    """On Kubernetes no folder is shared."""
+    cluster = dataclasses.replace(context, environment=Environment.KUBERNETES, discovery="kubernetes")
+    env = by_service(build(runtime="dynamo"), cluster)["decode"].env
+    assert env["DYN_DISCOVERY_BACKEND"] == "kubernetes"
+    assert "DYN_FILE_KV" not in env
+
+
+def test_dynamo_frontend_routes_in_place_of_ours(build, context):
+    """Policy and thresholds become the frontend's flags."""
+    graph = build(
+        runtime="dynamo",
+        router={
+            "policy": "kv-cost",
+            "admission": {"mode": "token-capacity", "activePrefillTokensThreshold": None},
+        },
+    )
+    frontend = by_service(graph, context)["frontend"]
+    assert frontend.argv == (
+        "/py", "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", "{port}",
+        "--router-mode", "kv", "--admission-control", "token-capacity",
+        "--active-decode-blocks-threshold", "0.85",
+    )  # fmt: skip
+    assert frontend.health_path == "/live"
+
+
+def test_dynamo_mocker_follows_the_speed(build, context):
+    """The mocker models time, so it takes a speed and a cold start; it knows no context length."""
+    graph = build(
+        runtime="dynamo",
+        model={"contextTokens": 4096},
+        engine={"mocker": True, "kvBlocks": 500},
+        services={"prefill": {"startupSeconds": 12}},
+    )
+    specs = by_service(graph, dataclasses.replace(context, speed=5))
+    assert specs["prefill"].argv == (
+        "/py", "-m", "dynamo.mocker", "--model-path", "meta/llama", "--model-name", "llama",
+        "--speedup-ratio", "5", "--disaggregation-mode", "prefill", "--bootstrap-ports", "{side_channel_port}",
+        "--num-gpu-blocks-override", "500", "--startup-time", "12",
+    )  # fmt: skip
+    assert specs["prefill"].ports == ("port", "side_channel_port")
+    assert specs["decode"].ports == ("port",)
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "dynamo"])
+def test_real_engines_run_in_real_time(build, context, runtime):
+    """A speed other than 1 is refused where workers cannot follow it."""
+    with pytest.raises(ConfigError, match=f"--speed: 2, but workers of runtime {runtime} run in real time"):
+        process_specs(build(runtime=runtime), dataclasses.replace(context, speed=2))
+
+
+def test_user_arguments_and_environment_come_last(build, context):
+    """Arguments follow the runtime's; the service's variables win over the graph's, those over the runtime's."""
+    graph = build(
+        runtime="vllm",
+        env=[
+            {"name": "A", "value": "graph"},
+            {"name": "B", "value": "graph"},
+            {"name": "C", "value": "graph"},
+        ],
+        envFrom=[{"secretRef": {"name": "all"}}],
+        services={
+            "decode": {
+                "args": ["--seed", "1"],
+                "env": [
+                    {"name": "B", "value": "service"},
+                    {"name": "C", "valueFrom": {"secretKeyRef": {"name": "s", "key": "c"}}},
+                    {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "value": "10.0.0.1"},
+                ],
+                "envFrom": [{"configMapRef": {"name": "mine"}}],
+            }
+        },
+    )
+    specs = by_service(graph, context)
+    decode = specs["decode"]
+    assert decode.argv[-2:] == ("--seed", "1")
+    assert decode.env == {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
+        "A": "graph",
+        "B": "service",
+    }
+    assert [each.name for each in decode.env_sources] == ["C"]
+    assert [each.to_manifest() for each in decode.env_from] == [
+        {"secretRef": {"name": "all"}},
+        {"configMapRef": {"name": "mine"}},
+    ]
+    assert specs["frontend"].env == {}
+
+
+def test_sizes_and_limits_reach_the_process(build, context):
+    """Replicas, bounds, grace and start-up time are the service's."""
+    decode = by_service(
+        build(
+            services={
+                "decode": {
+                    "replicas": 2,
+                    "scaling": {"maxReplicas": 3},
+                    "terminationGracePeriodSeconds": 60,
+                    "startupTimeoutSeconds": 30,
+                }
+            }
+        ),
+        context,
+    )["decode"]
+    assert (decode.replicas, decode.bounds, decode.grace_s, decode.startup_s) == (2, (1, 3), 60.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "setting", "expected"),
+    [
+        ("vllm", {}, None),
+        ("dynamo", {}, None),
+        ("simulated", {}, 60.0),
+        ("vllm", {"livenessTimeoutSeconds": 300}, 300.0),
+        ("simulated", {"livenessTimeoutSeconds": 5}, 5.0),
+    ],
+)
+def test_a_real_engine_has_no_liveness_limit_unless_the_service_sets_one(
+    build, context, runtime, setting, expected
+):
+    """A real engine may stall in one step and live; Penstock's own processes get a minute."""
+    specs = by_service(build(runtime=runtime, services={"decode": setting}), context)
+    assert specs["decode"].liveness_s == expected
+    assert specs["frontend"].liveness_s == (None if runtime == "dynamo" else 60.0)
+
+
+def test_filling_leaves_json_alone():
+    """Placeholders are replaced as text; other braces stay."""
+    config = '{"a":{"b":1}}'
+    spec = ProcessSpec(
+        name="n",
+        service="s",
+        role="decode",
+        argv=("x", "{port}", config, "http://h:{port}/"),
+        env={"P": "{port}"},
+    )
+    assert filled_argv(spec, {"port": 81}) == ("x", "81", config, "http://h:81/")
+    assert filled_env(spec, {"port": 81}) == {"P": "81"}
+    assert fill("{side_channel_port}", {"port": 1}) == "{side_channel_port}"
+
+
+def test_secrets_are_masked_by_name():
+    """Values of variables and flags whose name says secret are hidden, token counts are not."""
+    env = {"HF_TOKEN": "hf_x", "OPENAI_API_KEY": "sk", "MONKEY": "m", "MAX_TOKENS": "8"}
+    assert masked_env(env) == {"HF_TOKEN": "***", "OPENAI_API_KEY": "***", "MONKEY": "m", "MAX_TOKENS": "8"}
+    argv = ("vllm", "--api-key", "sk", "--hf-token=hf_x", "--max-num-batched-tokens", "8", "--api-key", "--x")
+    assert masked_argv(argv) == (
+        "vllm", "--api-key", "***", "--hf-token=***", "--max-num-batched-tokens", "8", "--api-key", "--x",
+    )  # fmt: skip
+
+
+def test_vllm_publishes_kv_events_in_a_cluster_where_the_router_follows_them(build, context):
+    """Prefill workers only, on the port that the graph names; never on one host, whose network would read along."""
+    cluster = dataclasses.replace(context, environment=Environment.KUBERNETES, discovery="kubernetes")
+    graph = build(runtime="vllm", router={"kvEventsPort": 5557})
+    specs = by_service(graph, cluster)
+
+    assert json.loads(after(specs["prefill"].argv, "--kv-events-config")) == {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "tcp://*:5557",
+    }
+    assert "--kv-events-config" not in specs["decode"].argv
+    assert "--kv-events-config" not in by_service(graph, context)["prefill"].argv
+
+
+def test_simulated_workers_publish_kv_events_where_the_router_follows_them(build, context):
+    """In a cluster on the graph's port; on one host each on a port of its own, for this host alone."""
+    graph = build(router={"kvEventsPort": 5557})
+    local = by_service(graph, context)
+    cluster = dataclasses.replace(context, environment=Environment.KUBERNETES, discovery="kubernetes")
+    remote = by_service(graph, cluster)
+
+    def endpoint(spec):
+        return json.loads(after(spec.argv, "--kv-events-config"))["endpoint"]
+
+    assert (endpoint(local["prefill"]), local["prefill"].ports) == (
+        "tcp://127.0.0.1:{kv_events_port}",
+        ("port", "kv_events_port"),
+    )
+    assert endpoint(remote["prefill"]) == "tcp://*:5557"
+    assert remote["prefill"].ports == ("port",)
+    filled = filled_argv(local["prefill"], {"port": 1, "kv_events_port": 2})
+    assert json.loads(after(filled, "--kv-events-config"))["endpoint"] == "tcp://127.0.0.1:2"
+    assert local["decode"].ports == ("port",)
+    assert "--kv-events-config" not in local["decode"].argv
+    assert "--kv-events-config" not in by_service(build(), context)["prefill"].argv

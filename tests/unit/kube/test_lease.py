@@ -1,0 +1,91 @@
+import asyncio
+import random
+from contextlib import suppress
+
+import pytest
+
+from penstock_core.errors import ClusterError, NotFoundError
+from penstock_kube.lease import Election
+
+TERM_S = 0.3
+
+
+class Lease:
+    """An API server that holds one Lease until it is told to answer no more."""
+
+    def __init__(self):
+        self.rng = random.Random(1)
+        self.is_up = True
+        self.stored = None
+
+    def urgent(self):
+        """Return the client whose calls do not wait."""
+        return self
+
+    async def get(self, kind, name, *, namespace):
+        """Return the Lease."""
+        if not self.is_up:
+            raise ClusterError("no answer")
+        if self.stored is None:
+            raise NotFoundError("no such lease")
+        return self.stored
+
+    async def create(self, lease, *, field_manager):
+        """Store the Lease."""
+        self.stored = {**lease, "metadata": {**lease["metadata"], "resourceVersion": "1"}}
+
+    async def patch(self, kind, name, patch, *, namespace, field_manager):
+        """Store a renewal."""
+        version = str(int(self.stored["metadata"]["resourceVersion"]) + 1)
+        self.stored = {
+            "metadata": {**self.stored["metadata"], "resourceVersion": version},
+            "spec": {**self.stored["spec"], **patch["spec"]},
+        }
+
+
+@pytest.fixture
+def lease():
+    """The API server."""
+    return Lease()
+
+
+@pytest.fixture
+def election(lease):
+    """A candidate with a short term."""
+    return Election(lease, name="l", namespace="n", identity="me", duration_s=TERM_S)
+
+
+async def until(predicate):
+    """Wait until a condition holds, at most five seconds."""
+    async with asyncio.timeout(5):
+        while not predicate():  # noqa: ASYNC110 - the election sets no events
+            await asyncio.sleep(0.005)
+
+
+async def test_work_that_outlasts_its_leadership_is_named(lease, election):
+    """While cancelled work goes on behind a lost Lease, the process says that only a restart helps; then no more."""
+    starts, gate = [], asyncio.Event()
+
+    async def work():
+        starts.append(election.is_leading)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await gate.wait()  # as a close that waits for what never comes
+            raise
+
+    leading = asyncio.create_task(election.lead(work))
+    await until(lambda: starts)
+    assert election.overdue is None
+    lease.is_up = False
+    await until(lambda: election.overdue is not None)
+    assert not election.is_leading
+    assert "lease l: leadership is over" in election.overdue
+    lease.is_up = True
+    gate.set()
+    await until(lambda: len(starts) == 2)
+    assert election.overdue is None
+    leading.cancel()
+    with suppress(asyncio.CancelledError):
+        await leading
+    assert lease.stored["spec"]["holderIdentity"] == ""

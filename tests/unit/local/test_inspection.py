@@ -1,0 +1,102 @@
+"""Leaked and hung processes of local graphs, as `penstock doctor --local` finds them."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from penstock_core.local_state import EntryState
+from penstock_local.inspection import hung, strays
+from penstock_local.liveness import MARK_VARIABLE, identify
+from penstock_local.ports import ephemeral_port
+from penstock_local.store import StateStore
+
+LEADER = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={})
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def spawn(state_folder):
+    """Yield a function that starts a leader with one unmarked child; returns it and the child's pid."""
+    started = []
+
+    def start(namespace=None):
+        mark = {} if namespace is None else {MARK_VARIABLE: str(state_folder / f"{namespace}.json")}
+        process = subprocess.Popen(
+            [sys.executable, "-c", LEADER],
+            env={**os.environ, **mark},
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process, int(process.stdout.readline())
+
+    yield start
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture
+def arbiter():
+    """Yield the identity of a process that stands in for an arbiter."""
+    process = subprocess.Popen(["sleep", "60"])
+    yield identify(process.pid)
+    process.kill()
+    process.wait()
+
+
+def entry_with(entry_of, pid, **fields):
+    """Return a ready entry of a running process."""
+    return entry_of("decode", state=EntryState.READY, pid=pid, started=identify(pid).started, **fields)
+
+
+def test_of_a_graph_without_an_arbiter_every_process_is_a_stray(spawn, state_folder, state_of, entry_of):
+    """The recorded one, its child whose environment is blank, and one of a graph whose file is gone."""
+    leader, child = spawn()
+    StateStore.of("n").write(state_of("n").with_entry("n_decode", entry_with(entry_of, leader.pid)))
+    marked, _ = spawn("gone")
+    found = {(stray.namespace, stray.pid) for stray in strays(state_folder)}
+    assert found == {("n", leader.pid), ("n", child), ("gone", marked.pid)}
+    assert {stray.reason for stray in strays(state_folder)} == {"its graph has no arbiter"}
+
+
+def test_of_a_running_graph_only_what_its_file_does_not_name_is_a_stray(
+    spawn, state_folder, state_of, entry_of, arbiter
+):
+    """Recorded processes and their children are supervised; a marked one besides is leaked."""
+    leader, _ = spawn("n")
+    leaked, _ = spawn("n")
+    state = state_of("n", pid=arbiter.pid, started=arbiter.started)
+    StateStore.of("n").write(state.with_entry("n_decode", entry_with(entry_of, leader.pid)))
+    (stray,) = strays(state_folder)
+    assert (stray.pid, stray.reason) == (leaked.pid, "its graph's statefile does not name it")
+
+
+async def test_a_stopped_process_and_one_that_does_not_answer_hang(spawn, state_of, entry_of, arbiter):
+    """SIGSTOP is observed in the process itself, a port that nobody listens on by asking."""
+    stopped, _ = spawn()
+    silent, _ = spawn()
+    os.kill(stopped.pid, signal.SIGSTOP)
+    while psutil.Process(stopped.pid).status() != psutil.STATUS_STOPPED:
+        pass
+    state = state_of("n", pid=arbiter.pid, started=arbiter.started)
+    url = f"http://127.0.0.1:{ephemeral_port()}"
+    state = state.with_entry("n_a", entry_with(entry_of, stopped.pid))
+    state = state.with_entry("n_b", entry_with(entry_of, silent.pid, url=url, health_path="/health"))
+    found = {each.name: each.reason for each in await hung(state)}
+    assert found == {
+        "n_a": "it is stopped by a signal or a debugger",
+        "n_b": f"probed at {url}/health: nothing listens there",
+    }
+    gone = replace(state, arbiter=replace(state.arbiter, pid=0))
+    assert set(found) == {each.name for each in await hung(gone)}

@@ -1,0 +1,135 @@
+"""What the supervisor takes for a healthy process: its own answer, from its own port."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from penstock_local import probes
+from penstock_local.listeners import holds_port
+from penstock_local.liveness import ProcessId, identify
+from penstock_local.observer import ProcessObserver
+from penstock_local.plan import Limits, ObservedProcess
+from penstock_local.ports import ephemeral_port
+from penstock_wire.client import Timeouts
+from penstock_wire.server import HttpServer
+
+SERVER = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+time.sleep(60)
+"""
+PARENT = f"""
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {SERVER!r}], env={{}})
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def spawn():
+    """Yield a function that starts a program in a group of its own; all are killed afterwards."""
+    started = []
+
+    def start(code):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        os.killpg(process.pid, 9)
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture
+async def foreign():
+    """Yield the port of a server in this process that answers every health check with 200."""
+
+    async def answer(_request, responder):
+        responder.send(200, b"{}")
+
+    server = HttpServer(answer)
+    await server.start("127.0.0.1", 0)
+    yield server.port
+    await server.close(grace_s=0)
+
+
+@pytest.mark.parametrize("code", [SERVER, PARENT])
+def test_a_port_is_held_by_a_process_or_its_children_and_by_no_other(spawn, code):
+    """A worker may leave listening to a child; another process' port is not its own."""
+    process, other = spawn(code), spawn("import time; time.sleep(60)")
+    port = int(process.stdout.readline())
+    assert holds_port(identify(process.pid), port) is True
+    assert holds_port(identify(other.pid), port) is False
+    assert holds_port(ProcessId(process.pid, "another boot/1"), port) is False
+
+
+async def seen_of(entry, pid, folder=None):
+    """Return what is known of a process after one question."""
+    observed = {"n_frontend": ObservedProcess(pid=pid, started_s=0.0)}
+    async with ProcessObserver(observed, Limits()) as observer:
+        await observer._health("n_frontend", entry, folder)
+    return observed["n_frontend"]
+
+
+async def test_the_answer_of_another_process_on_the_port_is_not_health(spawn, foreign, entry_of):
+    """A router that could not bind is not ready because another one answers in its place."""
+    entry = entry_of(
+        "frontend",
+        "router",
+        url=f"http://127.0.0.1:{foreign}",
+        ports={"port": foreign},
+        health_path="/health",
+    )
+    other = await seen_of(entry, spawn("import time; time.sleep(60)").pid)
+    assert (other.healthy_s, other.port_taken) == (None, True)
+    own = await seen_of(entry, os.getpid())
+    assert own.healthy_s is not None
+    assert not own.port_taken
+
+
+async def test_an_address_that_is_none_is_not_healthy_and_ends_nothing(entry_of):
+    """A statefile edited by hand must not end the supervisor."""
+    entry = entry_of("frontend", "router", url="http://127.0.0.1:None", health_path="/health")
+    assert (await seen_of(entry, os.getpid())).healthy_s is None
+
+
+@pytest.fixture
+async def stalled():
+    """Yield the port of a server that accepts connections and never answers."""
+    server = socket.create_server(("127.0.0.1", 0))
+    yield server.getsockname()[1]
+    server.close()
+
+
+async def test_a_stalled_process_is_seen_to_listen(stalled, entry_of, monkeypatch):
+    """Its port accepts connections, so it lives; it is not healthy, for it does not answer."""
+    monkeypatch.setattr(probes, "_TIMEOUTS", Timeouts(connect_s=1.0, first_byte_s=0.05))
+    entry = entry_of("decode", url=f"http://127.0.0.1:{stalled}", health_path="/health")
+    observed = await seen_of(entry, os.getpid())
+    assert observed.healthy_s is None
+    assert observed.listening_s is not None
+
+
+async def test_a_process_that_is_away_is_not_seen_to_listen(entry_of):
+    """Nothing accepts connections at its port."""
+    entry = entry_of("decode", url=f"http://127.0.0.1:{ephemeral_port()}", health_path="/health")
+    assert (await seen_of(entry, os.getpid())).listening_s is None
+
+
+@pytest.mark.parametrize(("pid", "is_healthy"), [(7, True), (8, False), (None, False)])
+async def test_a_planner_is_ready_once_it_has_written_of_itself(tmp_path, entry_of, pid, is_healthy):
+    """A planner that ends at its start is never ready, however long it took, so its reason stays shown."""
+    state = {"pid": pid, "phase": "observing", "at_s": 1.0, "next_decision_s": None}
+    if pid is not None:
+        (tmp_path / "state.json").write_text(json.dumps(state))
+    entry = entry_of("planner", "planner")
+    assert ((await seen_of(entry, 7, str(tmp_path))).healthy_s is not None) is is_healthy

@@ -1,0 +1,103 @@
+"""A successor takes over a killed arbiter's file: when it may, when it waits, when it ends."""
+
+import os
+import subprocess
+
+import pytest
+
+from penstock_core.errors import ConfigError, NotFoundError
+from penstock_local import arbiter
+from penstock_local.arbiter import end_unrecorded, resume_in_time
+from penstock_local.liveness import MARK_VARIABLE, identify
+from penstock_local.store import StateStore, UnwritableError
+from penstock_local.watchdog import Watchdog
+
+
+class Disk(StateStore):
+    """A statefile on a disk that is full for the next few writes."""
+
+    full_writes = 0
+
+    def _replace(self, state):
+        if self.full_writes:
+            self.full_writes -= 1
+            raise UnwritableError(f"{self.path}: cannot be written: No space left on device")
+        super()._replace(state)
+
+
+@pytest.fixture
+def disk(state_folder, state_of, monkeypatch):
+    """Return the store of a graph whose arbiter was killed."""
+    monkeypatch.setattr(arbiter, "RESUME_PERIOD_S", 0.0)
+    store = Disk(state_folder / "n.json")
+    store.write(state_of("n", pid=999_999_999, started="b/1", run_id="r"))
+    return store
+
+
+def test_the_file_is_taken_over_with_its_run_and_one_restart_more(disk):
+    """The successor is the file's arbiter then; whose run it is stays."""
+    taken = resume_in_time(disk).arbiter
+    assert taken == disk.read().arbiter
+    assert (taken.pid, taken.started) == (os.getpid(), identify(os.getpid()).started)
+    assert (taken.run_id, taken.restarts) == ("r", 1)
+
+
+def test_on_a_full_disk_it_tries_again_until_there_is_room(disk):
+    """It leaves no sockets of the attempts that failed."""
+    disk.full_writes = 3
+    assert resume_in_time(disk).arbiter.restarts == 1
+    assert disk.full_writes == 0
+    assert len(list(disk.path.parent.glob("*.run"))) <= 1
+
+
+def test_it_gives_up_after_its_time(disk, monkeypatch):
+    """The last error is the reason."""
+    monkeypatch.setattr(arbiter, "RESUME_S", -1.0)
+    disk.full_writes = 1
+    with pytest.raises(UnwritableError, match="No space left"):
+        resume_in_time(disk)
+
+
+@pytest.fixture
+def spawn(disk):
+    """Yield a function that starts a marked process; all are killed afterwards."""
+    started = []
+
+    def start():
+        started.append(
+            subprocess.Popen(["sleep", "60"], env={MARK_VARIABLE: str(disk.path)}, start_new_session=True)
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_what_was_started_and_not_recorded_is_ended_and_nothing_else(disk, spawn, entry_of):
+    """A recorded process and the new watchdog carry the mark too and stay."""
+    recorded, stray = spawn(), spawn()
+    found = identify(recorded.pid)
+    entry = entry_of("decode", pid=found.pid, started=found.started)
+    watchdog = Watchdog(["true"], {**os.environ, MARK_VARIABLE: str(disk.path)})
+    watchdog.start()
+    try:
+        end_unrecorded(disk, disk.read().with_entry("n_decode", entry), watchdog)
+        assert identify(stray.pid) is None
+        assert identify(recorded.pid) == found
+        assert identify(watchdog.pid) is not None
+    finally:
+        watchdog.end()
+    assert identify(watchdog.pid) is None
+
+
+def test_a_graph_that_was_stopped_or_has_an_arbiter_is_left_alone(disk, state_of):
+    """`penstock down` removed the file, or `penstock up` was quicker."""
+    me = identify(os.getpid())
+    disk.write(state_of("n", pid=me.pid, started=me.started))
+    with pytest.raises(ConfigError, match="nothing to take over"):
+        resume_in_time(disk)
+    disk.remove()
+    with pytest.raises(NotFoundError):
+        resume_in_time(disk)

@@ -1,0 +1,65 @@
+"""The supervisor's loop over a fake launcher: every wait of a stop is bounded."""
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from penstock_core.local_state import EntryState
+from penstock_local import supervisor as supervisor_module
+from penstock_local.plan import Limits, Supervision
+from penstock_local.store import StateStore
+from penstock_local.supervisor import Supervisor
+
+
+class Unkillable:
+    """A launcher whose processes resist every signal."""
+
+    def __init__(self):
+        self.sent = []
+
+    def adopt(self, name, process):
+        """Take charge of it."""
+
+    def send(self, name, number):
+        """Note the signal."""
+        self.sent.append((name, number))
+
+    def reap(self):
+        """Nothing ever ends."""
+        return []
+
+
+@pytest.fixture
+def store(state_of, entry_of):
+    """Return the store of a graph with one ready worker."""
+    made = StateStore.of("n")
+    entry = entry_of("decode", state=EntryState.READY, pid=7, started="b/1")
+    made.write(state_of("n").with_entry("n_decode", entry))
+    return made
+
+
+async def test_a_stop_does_not_wait_for_ever_for_a_process_that_resists_sigkill(store, monkeypatch):
+    """After SIGTERM, the grace and SIGKILL the supervisor ends; `down` then names what is left."""
+    monkeypatch.setattr(supervisor_module, "UNKILLABLE_S", 0.0)
+    monkeypatch.setattr(supervisor_module, "TICK_S", 0.0)
+    launcher = Unkillable()
+    figures = Supervision(limits=Limits(grace_floor_s=0.0))
+    supervisor = Supervisor(store, launcher, store.read(), figures)
+    supervisor.adopt()
+    supervisor.request_stop(force=True)
+    await supervisor.run()
+    assert launcher.sent == [("n_decode", signal.SIGTERM), ("n_decode", signal.SIGKILL)]
+
+
+async def test_a_stop_that_had_begun_goes_on_after_a_kill_of_the_arbiter(store):
+    """The successor reads `stopping` and stops, in place of serving again."""
+    state = store.read()
+    stopping = replace(state, arbiter=replace(state.arbiter, stopping=True))
+    store.write(stopping)
+    launcher = Unkillable()
+    supervisor = Supervisor(store, launcher, stopping, Supervision())
+    supervisor.adopt()
+    await supervisor.stop_tick()
+    assert launcher.sent == [("n_decode", signal.SIGTERM)]
+    assert supervisor._stop.requested

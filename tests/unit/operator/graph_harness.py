@@ -1,0 +1,127 @@
+"""A graph, its pods and an operator on an API server in memory; the tests of the reconciler use it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock_kube.informer import Informer
+from penstock_operator.metrics import OperatorMetrics
+from penstock_operator.service import Operator
+from penstock_operator.settings import OperatorSettings
+
+KEY = ("ns", "g")
+GATE = {"name": "penstock.dev/gpu-budget"}
+
+
+class Loads:
+    """Loads by pod; absent ones are unknown."""
+
+    def __init__(self, loads=None):
+        self.loads = loads or {}
+        self.asked = []
+
+    async def read(self, pods):
+        """Return what is set."""
+        names = [pod.name for pod, _ in pods]
+        self.asked.append(names)
+        return {name: self.loads.get(name) for name in names}
+
+
+def graph(**changes):
+    """Return a graph of one router, one prefill and one decode worker, and 2 GPUs."""
+    spec = {
+        "model": {"name": "tiny"},
+        "runtime": "simulated",
+        "services": {
+            "frontend": {"role": "router"},
+            "prefill": {"role": "prefill", "scaling": {"maxReplicas": 3}},
+            "decode": {"role": "decode", "scaling": {"maxReplicas": 3}},
+        },
+        "planner": {"maxGpuBudget": 2},
+        **changes,
+    }
+    metadata = {"name": "g", "namespace": "ns"}
+    return {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "GraphDeployment",
+        "metadata": metadata,
+        "spec": spec,
+    }
+
+
+def pod(name, service, *, gated=True, ready=False, phase="Pending", **spec):
+    """Return a worker pod of one GPU."""
+    running = {"name": "main", "ready": ready, "started": ready, "state": {"running": {}} if ready else {}}
+    status = {"phase": phase, "podIP": "10.0.0.1", "containerStatuses": [running]}
+    status["conditions"] = [{"type": "Ready", "status": "True" if ready else "False"}]
+    labels = {
+        "penstock.dev/graph": "g",
+        "penstock.dev/service": service,
+        "penstock.dev/role": service,
+        "app.kubernetes.io/managed-by": "penstock",
+        "penstock.dev/serving": "true",
+    }
+    metadata = {"name": name, "namespace": "ns", "labels": labels, "annotations": {"penstock.dev/gpus": "1"}}
+    containers = [{"name": "main"}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**metadata, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {
+            "schedulingGates": [GATE] if gated else [],
+            "containers": containers,
+            **({} if gated else {"nodeName": "n"}),
+            **spec,
+        },
+        "status": status,
+    }
+
+
+def router():
+    """Return a router pod that serves."""
+    made = pod("f-1", "frontend", gated=False, ready=True, phase="Running")
+    made["metadata"]["labels"]["penstock.dev/role"] = "router"
+    del made["metadata"]["annotations"]
+    return made
+
+
+async def told(api):
+    """Let every watch tell what it has."""
+    for _ in range(60):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def operator(api, loads=None):
+    """Give an operator whose watches run, without its queue."""
+    settings = OperatorSettings(namespace="ns", leader_election=False)
+    made = Operator(api, settings, loads=loads or Loads(), metrics=OperatorMetrics())
+    tasks = [asyncio.create_task(made.cluster.run())]
+    for store in made.cluster.stores:
+        # In kopf's place: it reports what is listed and what changes.
+        source = Informer(api, store.kind, namespace="ns", on_change=store.report)
+        tasks.append(asyncio.create_task(source.run()))
+        await source.synced.wait()
+        store.compare({}, 0)
+    await made.cluster.synced()
+    await told(api)
+    try:
+        yield made
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def to_rest(api, made, *, looks=12):
+    """Look until a look writes nothing."""
+    for _ in range(looks):
+        before = len(api.writes)
+        await made.reconciler.reconcile(KEY)
+        await told(api)
+        if len(api.writes) == before:
+            return
+    pytest.fail(f"still writing after {looks} looks: {api.writes[-5:]}")

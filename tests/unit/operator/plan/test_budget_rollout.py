@@ -1,0 +1,154 @@
+"""A rollout of a graph whose wanted replicas exceed its GPU budget: it ends, and the services keep their GPUs."""
+
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock_api import Role
+from penstock_objects.names import BUDGET_GATE
+from penstock_operator.plan.budget import blocked, releases
+from penstock_operator.plan.holdings import holdings
+from penstock_operator.plan.pods import PodView
+from penstock_operator.plan.rollout import unavailable
+
+NOTHING = frozenset()
+
+
+class Rollout:
+    """Two services, their Deployment controllers, an operator and the kubelets.
+
+    The controller is that of kubernetes/pkg/controller/deployment/rolling.go without a surge: it deletes old pods
+    that are not ready first, then ready ones while enough others are available.
+    """
+
+    def __init__(self, wanted, budget):
+        self.wanted = wanted
+        self.budget = budget
+        self.revision = dict.fromkeys(wanted, "old")
+        self.away = dict.fromkeys(wanted, 1)
+        self.held = {}
+        self.pods = {}
+        self.born = 0
+
+    def alive(self, service):
+        """Return a service's pods that count as replicas."""
+        return [pod for pod in self.pods.values() if pod.service == service and pod.alive]
+
+    def control(self, service):
+        """The Deployment controller takes a step."""
+        pods = self.alive(service)
+        for _ in range(self.wanted[service] - len(pods)):
+            self.born += 1
+            name = f"{service}-{self.born:03}"
+            more = {"role": service, "revision": self.revision[service], "gates": (BUDGET_GATE,), "gpus": 1}
+            self.pods[name] = PodView(name, uid=name, service=service, created_s=float(self.born), **more)
+        pods = self.alive(service)
+        old = [pod for pod in pods if pod.revision != self.revision[service]]
+        least = self.wanted[service] - self.away[service]
+        unready_new = sum(not pod.ready for pod in pods if pod not in old)
+        for pod in sorted(old, key=lambda each: each.ready)[: max(0, len(pods) - least - unready_new)]:
+            available = sum(each.ready for each in self.alive(service))
+            if not pod.ready or available > least:
+                self.delete(pod)
+
+    def delete(self, pod):
+        """A pod without a node is gone at once; another one finishes its requests."""
+        if pod.gated:
+            del self.pods[pod.name]
+        else:
+            self.pods[pod.name] = replace(pod, terminating=True, ready=False)
+
+    def operate(self):
+        """The operator lifts gates and says how many replicas a rollout may take away."""
+        pods = list(self.pods.values())
+        found = releases(
+            pods, budget=self.budget, priorities={}, held=self.held, already_released=NOTHING, now_s=0.0
+        )
+        counts = blocked(found, pods)
+        for service in self.wanted:
+            self.away[service] = unavailable(
+                role=Role(service),
+                gpus_per_replica=1,
+                wanted_gpus=sum(self.wanted.values()),
+                budget=self.budget,
+                blocked=counts[service],
+            )
+        for uid in found.release:
+            self.pods[uid] = replace(self.pods[uid], gates=())
+        self.held = holdings(
+            self.pods.values(), self.held, already_released=NOTHING, replicas=self.wanted, now_s=0.0
+        )
+        assert sum(not pod.gated for pod in self.pods.values()) <= self.budget
+
+    def run(self, service):
+        """The kubelets start what was released."""
+        for pod in self.alive(service):
+            self.pods[pod.name] = replace(pod, ready=not pod.gated)
+
+    def end(self, service):
+        """The pods that leave have finished their requests."""
+        for pod in [each for each in self.pods.values() if each.service == service and each.terminating]:
+            del self.pods[pod.name]
+
+    def rest(self):
+        """Let everything go on until nothing more can happen."""
+        for _ in range(6 * sum(self.wanted.values())):
+            before = dict(self.pods), dict(self.away), self.held
+            for service in self.wanted:
+                self.control(service)
+                self.end(service)
+                self.operate()
+                self.run(service)
+            if before == (self.pods, self.away, self.held):
+                return
+
+    def running(self):
+        """Return the ready replicas by service."""
+        return {service: sum(pod.ready for pod in self.alive(service)) for service in self.wanted}
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["control", "run", "end", "operate"]), st.sampled_from(["decode", "prefill"])),
+    max_size=40,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 3), st.permutations(["decode", "prefill"]), STEPS)
+def test_a_rollout_beyond_the_budget_ends_and_keeps_the_ratio(decode, prefill, beyond, order, steps):
+    """Whichever service came first and whatever order things happen in, every old pod is replaced.
+
+    Afterwards each service runs as many replicas as before, and at no instant the budget was exceeded.
+    """
+    wanted = {"decode": decode, "prefill": prefill}
+    world = Rollout(wanted, max(2, decode + prefill - beyond))
+    for service in order:
+        world.control(service)
+    world.rest()
+    before = world.running()
+    world.revision["decode"] = "new"
+    for step, service in steps:
+        world.operate() if step == "operate" else getattr(world, step)(service)
+    world.rest()
+    assert {pod.revision for pod in world.alive("decode")} == {"new"}
+    assert world.running() == before
+
+
+def test_the_rollout_that_never_ended():
+    """Decode 5 and prefill 2 with a budget of 6 and one decode replica that waits: all five are replaced."""
+    world = Rollout({"decode": 5, "prefill": 2}, 6)
+    for service in ("prefill", "decode"):
+        world.control(service)
+        world.operate()
+        world.run(service)
+    world.revision["decode"] = "new"
+    least = 5
+    for _ in range(40):
+        world.control("decode")
+        least = min(least, world.running()["decode"])
+        world.end("decode")
+        world.operate()
+        world.run("decode")
+    assert [pod.revision for pod in world.alive("decode")] == ["new"] * 5
+    assert (world.running(), least) == ({"decode": 4, "prefill": 2}, 3)

@@ -1,0 +1,173 @@
+"""The reconciler's replicas: gates inside the budget, drains, shrinking, services that go."""
+
+from __future__ import annotations
+
+import pytest
+from graph_harness import KEY, Loads, operator, pod, to_rest, told
+
+from penstock_core.errors import (
+    UnavailableError,
+)
+from penstock_kube.kinds import GRAPH_DEPLOYMENT
+from penstock_operator.plan.scale import Load
+
+
+async def test_a_deleted_adapter_comes_back_with_the_number_that_runs(api):
+    """Not with the graph's first one."""
+    async with operator(api) as made:
+        await to_rest(api, made)
+        api.at("ScalingAdapter", "g-decode")["spec"]["replicas"] = 2
+        api.stored(api.at("ScalingAdapter", "g-decode"), "MODIFIED")
+        await told(api)
+        await to_rest(api, made)
+        assert api.at("Deployment", "g-decode")["spec"]["replicas"] == 2
+        api.stored(api.objects.pop(("ScalingAdapter", "ns", "g-decode")), "DELETED")
+        await told(api)
+        await to_rest(api, made)
+    assert api.at("ScalingAdapter", "g-decode")["spec"]["replicas"] == 2
+
+
+async def test_gates_are_lifted_within_the_budget_even_if_answers_are_lost(api):
+    """Two GPUs: two of three pods; a release whose answer was lost counts until the watch shows it."""
+    async with operator(api) as made:
+        await to_rest(api, made)
+        for name, service in (("p-1", "prefill"), ("d-1", "decode"), ("d-2", "decode")):
+            await api.create(pod(name, service), field_manager="kubelet")
+        await told(api)
+
+        def fault(_number, write):
+            return UnavailableError("no answer") if write[:2] == ("patch", "Pod") else None
+
+        api.fault = fault
+        with pytest.raises(UnavailableError):
+            await made.reconciler.reconcile(KEY)
+        api.fault = None
+        for _ in range(4):
+            await made.reconciler.reconcile(KEY)
+            await told(api)
+    gated = {
+        name: bool(obj["spec"]["schedulingGates"])
+        for (kind, _, name), obj in api.objects.items()
+        if kind == "Pod"
+    }
+    assert sum(not each for each in gated.values()) == 2
+    assert not gated["p-1"]
+
+
+async def test_a_drain_marks_waits_and_only_then_shrinks(api):
+    """And at rest no worker is asked for its load."""
+    loads = Loads({"d-1": Load(2, 0, 0.3), "d-2": Load(1, 0, 0.1)})
+    now = [1_800_000_000.0]
+    async with operator(api, loads) as made:
+        made.reconciler._now_s = lambda: now[0]
+        api.at("GraphDeployment", "g")["spec"]["planner"]["maxGpuBudget"] = 8
+        api.at("GraphDeployment", "g")["metadata"]["generation"] += 1
+        api.stored(api.at("GraphDeployment", "g"), "MODIFIED")
+        await told(api)
+        await to_rest(api, made)
+        adapter = api.at("ScalingAdapter", "g-decode")
+        adapter["spec"]["replicas"] = 2
+        api.stored(adapter, "MODIFIED")
+        for name in ("d-1", "d-2"):
+            running = pod(name, "decode", gated=False, ready=True, phase="Running")
+            await api.create(running, field_manager="kubelet")
+        await told(api)
+        await to_rest(api, made)
+        assert not any(loads.asked)
+        adapter["spec"]["replicas"] = 1
+        api.stored(adapter, "MODIFIED")
+        await told(api)
+        assert await made.reconciler.reconcile(KEY) == 1.0
+        assert api.at("Pod", "d-2")["metadata"]["labels"]["penstock.dev/serving"] == "draining"
+        assert api.at("Pod", "d-1")["metadata"]["labels"]["penstock.dev/serving"] == "true"
+        now[0] += 10
+        await made.reconciler.reconcile(KEY)
+        assert api.at("Deployment", "g-decode")["spec"]["replicas"] == 2
+        loads.loads["d-2"] = Load(0, 0, 0.0, idle_s=2.0)
+        for _ in range(3):
+            now[0] += 1
+            await made.reconciler.reconcile(KEY)
+            await told(api)
+    assert api.at("Deployment", "g-decode")["spec"]["replicas"] == 1
+    assert api.at("Pod", "d-2")["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"]
+
+
+async def test_pods_that_the_watch_does_not_show_yet_are_not_shrunk_away(api):
+    """The Deployment counts three, the view two: it shrinks only once one of the two may go."""
+    loads = Loads({"d-1": Load(1, 0, 0.1), "d-2": Load(1, 0, 0.1)})
+    now = [1_800_000_000.0]
+    async with operator(api, loads) as made:
+        made.reconciler._now_s = lambda: now[0]
+        live = api.at("GraphDeployment", "g")
+        live["spec"]["planner"]["maxGpuBudget"] = 8
+        live["metadata"]["generation"] += 1
+        api.stored(live, "MODIFIED")
+        await told(api)
+        await to_rest(api, made)
+        adapter = api.at("ScalingAdapter", "g-decode")
+        adapter["spec"]["replicas"] = 3
+        api.stored(adapter, "MODIFIED")
+        await told(api)
+        await to_rest(api, made)
+        workload = api.at("Deployment", "g-decode")
+        assert workload["spec"]["replicas"] == 3
+        workload["status"] = {"replicas": 3, "updatedReplicas": 3, "readyReplicas": 3, "availableReplicas": 3}
+        workload["status"]["observedGeneration"] = workload["metadata"]["generation"]
+        api.stored(workload, "MODIFIED")
+        for name in ("d-1", "d-2"):
+            ready = pod(name, "decode", gated=False, ready=True, phase="Running")
+            await api.create(ready, field_manager="kubelet")
+        adapter["spec"]["replicas"] = 1
+        api.stored(adapter, "MODIFIED")
+        await told(api)
+        for expected in (3, 2):
+            for _ in range(6):
+                now[0] += 5
+                await made.reconciler.reconcile(KEY)
+                await told(api)
+            assert api.at("Deployment", "g-decode")["spec"]["replicas"] == expected
+            loads.loads = dict.fromkeys(("d-1", "d-2"), Load(0, 0, 0.0, idle_s=9.0))
+
+
+async def test_a_service_that_is_no_longer_wanted_goes(api):
+    """A second router service: its workload first, then its Service."""
+    live = api.at("GraphDeployment", "g")
+    live["spec"]["services"]["second"] = {"role": "router"}
+    async with operator(api) as made:
+        await to_rest(api, made)
+        assert ("Deployment", "ns", "g-second") in api.objects
+        del live["spec"]["services"]["second"]
+        live["metadata"]["generation"] += 1
+        api.stored(live, "MODIFIED")
+        await told(api)
+        api.writes.clear()
+        await to_rest(api, made)
+    deleted = [each[1:] for each in api.writes if each[0] == "delete"]
+    assert deleted[0] == ("Deployment", "g-second")
+    assert set(deleted[1:]) == {("Service", "g-second"), ("PodDisruptionBudget", "g-second")}
+
+
+async def test_idle_workers_of_a_deleted_graph_end_at_once(api):
+    """Routers are gone, so nothing is waited for but idleness; a busy worker keeps its own grace period."""
+    idle, busy = Load(0, 0, 0.0, idle_s=60.0), Load(3, 0, 0.4)
+    given = {}
+    delete = api.delete
+
+    async def noted(kind, name, *, grace_s=None, **keys):
+        if kind.kind == "Pod":
+            given[name] = grace_s
+        await delete(kind, name, grace_s=grace_s, **keys)
+
+    api.delete = noted
+    async with operator(api, Loads({"decode-1": idle, "prefill-1": busy})) as made:
+        await to_rest(api, made)
+        for service in ("decode", "prefill"):
+            made_pod = pod(f"{service}-1", service, gated=False, ready=True, phase="Running")
+            made_pod["spec"]["terminationGracePeriodSeconds"] = 10**9
+            await api.create(made_pod, field_manager="kubelet")
+        await api.delete(GRAPH_DEPLOYMENT, "g", namespace="ns")
+        await told(api)
+        for _ in range(4):
+            await made.reconciler.reconcile(KEY)
+            await told(api)
+    assert given == {"decode-1": 1}

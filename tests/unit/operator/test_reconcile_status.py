@@ -1,0 +1,172 @@
+"""What the reconciler says of a graph: conditions, Events and series."""
+
+from __future__ import annotations
+
+from graph_harness import KEY, Loads, graph, operator, pod, router, to_rest, told
+
+from penstock_kube.kinds import GRAPH_DEPLOYMENT
+from penstock_operator.metrics import OperatorMetrics
+from penstock_operator.plan.scale import Load
+
+
+async def test_a_missing_kind_is_named_with_its_remedy(api):
+    """A service over two nodes needs LeaderWorkerSet."""
+    live = api.at("GraphDeployment", "g")
+    live["spec"]["services"]["decode"] |= {"nodesPerReplica": 2, "gpusPerReplica": 2}
+    live["spec"]["planner"]["maxGpuBudget"] = 8
+    async with operator(api) as made:
+        await to_rest(api, made)
+    rows = {each["type"]: each for each in api.at("GraphDeployment", "g")["status"]["conditions"]}
+    assert rows["Degraded"]["reason"] == "MissingCRD"
+    assert "lws.sigs.k8s.io" in rows["Degraded"]["message"]
+    assert ("Deployment", "ns", "g-prefill") in api.objects
+
+
+async def test_an_invalid_graph_says_every_problem_and_keeps_its_children(api):
+    """Should the API server's rules be older than the models'."""
+    async with operator(api) as made:
+        await to_rest(api, made)
+        children = {each for each in api.objects if each[0] != "Event"}
+        live = api.at("GraphDeployment", "g")
+        live["spec"]["router"] = {"policy": "fastest"}
+        live["spec"]["services"]["decode"]["replicas"] = 9
+        live["metadata"]["generation"] += 1
+        api.stored(live, "MODIFIED")
+        await told(api)
+        await to_rest(api, made)
+    rows = {each["type"]: each for each in api.at("GraphDeployment", "g")["status"]["conditions"]}
+    assert (rows["Ready"]["status"], rows["Ready"]["reason"]) == ("False", "InvalidSpec")
+    for path in ("spec.services.decode.replicas", "spec.router.policy"):
+        assert path in rows["Ready"]["message"]
+    assert children <= set(api.objects)
+
+
+async def test_an_invalid_edit_of_a_graph_that_serves_leaves_it_ready(api):
+    """Its pods are counted as they are, GPUs within the budget and all; only Degraded says what is wrong."""
+    async with operator(api) as made:
+        await to_rest(api, made)
+        for each in ("prefill", "decode"):
+            ready = pod(f"{each}-1", each, gated=False, ready=True, phase="Running")
+            await api.create(ready, field_manager="kubelet")
+        await api.create(router(), field_manager="kubelet")
+        live = api.at("GraphDeployment", "g")
+        live["spec"]["router"] = {"policy": "fastest"}
+        live["metadata"]["generation"] += 1
+        api.stored(live, "MODIFIED")
+        await told(api)
+        await to_rest(api, made)
+    status = api.at("GraphDeployment", "g")["status"]
+    rows = {each["type"]: each for each in status["conditions"]}
+    assert (rows["Ready"]["status"], rows["Ready"]["reason"]) == ("True", "Serving")
+    assert rows["Degraded"]["reason"] == "InvalidSpec"
+    assert rows["BudgetRespected"]["message"] == "2 GPUs are in use of 2"
+    assert {name: each["gpus"] for name, each in status["services"].items()} == {
+        "decode": 1,
+        "frontend": 0,
+        "prefill": 1,
+    }
+
+
+async def test_a_deletion_reports_what_still_runs(api):
+    """GPUs that a draining worker holds are in use until it has gone."""
+    loads = Loads({"decode-1": Load(3, 0, 0.4)})
+    async with operator(api, loads) as made:
+        await to_rest(api, made)
+        busy = pod("decode-1", "decode", gated=False, ready=True, phase="Running")
+        busy["spec"]["terminationGracePeriodSeconds"] = 10**9
+        await api.create(busy, field_manager="kubelet")
+        await api.delete(GRAPH_DEPLOYMENT, "g", namespace="ns")
+        await told(api)
+        for _ in range(6):
+            await made.reconciler.reconcile(KEY)
+            await told(api)
+    status = api.at("GraphDeployment", "g")["status"]
+    assert status["services"]["decode"]["gpus"] == 1
+    rows = {each["type"]: each for each in status["conditions"]}
+    assert (rows["Ready"]["status"], rows["Ready"]["reason"]) == ("False", "Deleting")
+    assert rows["BudgetRespected"]["message"] == "1 GPUs are in use of 2"
+
+
+async def test_a_wish_beyond_the_bounds_is_no_progress(api):
+    """The adapter says that it was cut; the graph is as it should be and at rest."""
+    async with operator(api) as made:
+        await to_rest(api, made)
+        adapter = api.at("ScalingAdapter", "g-decode")
+        adapter["spec"]["replicas"] = 0
+        api.stored(adapter, "MODIFIED")
+        for each in ("prefill", "decode"):
+            ready = pod(f"{each}-1", each, gated=False, ready=True, phase="Running")
+            await api.create(ready, field_manager="kubelet")
+            workload = api.at("Deployment", f"g-{each}")
+            workload["status"] = {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1}
+            workload["status"]["observedGeneration"] = workload["metadata"]["generation"]
+            workload["status"]["availableReplicas"] = 1
+            api.stored(workload, "MODIFIED")
+        await api.create(router(), field_manager="kubelet")
+        workload = api.at("Deployment", "g-frontend")
+        workload["status"] = dict(api.at("Deployment", "g-decode")["status"])
+        api.stored(workload, "MODIFIED")
+        await told(api)
+        await to_rest(api, made)
+    rows = {each["type"]: each for each in api.at("GraphDeployment", "g")["status"]["conditions"]}
+    assert (rows["Progressing"]["status"], rows["Progressing"]["message"]) == (
+        "False",
+        "everything is as wanted",
+    )
+    told_of = api.at("ScalingAdapter", "g-decode")["status"]["conditions"]
+    assert any("scaling.minReplicas is 1" in each["message"] for each in told_of)
+
+
+async def test_pods_that_the_api_server_refuses_are_told_everywhere(api):
+    """Conditions of graph and adapter, one Event; all of it ends with the refusal."""
+    words = "exceeded quota: q, requested: pods=1, used: pods=4, limited: pods=4"
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}
+    async with operator(api) as made:
+        await to_rest(api, made)
+        live = api.at("Deployment", "g-decode")
+        message = f'pods "g-decode-7f9-x2b" is forbidden: {words}'
+        live["status"] = {"conditions": [{**failure, "message": message}]}
+        api.stored(live, "MODIFIED")
+        await told(api)
+        await to_rest(api, made)
+        held = {each["type"]: each for each in api.at("GraphDeployment", "g")["status"]["conditions"]}
+        for kind, status in (("Degraded", "True"), ("Schedulable", "False")):
+            assert (held[kind]["status"], held[kind]["reason"]) == (status, "FailedCreate")
+            assert words in held[kind]["message"]
+        adapter = api.at("ScalingAdapter", "g-decode")["status"]["conditions"]
+        assert [(each["status"], words in each["message"]) for each in adapter][1] == ("True", True)
+        events = [each for (kind, *_), each in api.objects.items() if kind == "Event"]
+        assert [each["type"] for each in events if each["reason"] == "FailedCreate"] == ["Warning"]
+        live["status"] = {"conditions": []}
+        api.stored(live, "MODIFIED")
+        await told(api)
+        await to_rest(api, made)
+    held = {each["type"]: each["status"] for each in api.at("GraphDeployment", "g")["status"]["conditions"]}
+    assert (held["Degraded"], held["Schedulable"]) == ("False", "True")
+    adapter = api.at("ScalingAdapter", "g-decode")["status"]["conditions"]
+    assert [each["status"] for each in adapter] == ["False", "False"]
+
+
+async def test_every_declared_role_has_a_series_also_without_a_pod(api):
+    """A series that vanishes alarms no one; a graph that is being deleted has none."""
+    await api.create(
+        {**graph(planner={"enabled": False}), "metadata": {"name": "h", "namespace": "ns"}},
+        field_manager="user",
+    )
+    async with operator(api) as made:
+        await to_rest(api, made)
+        metrics = OperatorMetrics()
+        metrics.watch(depth=lambda: 0, phases=dict, graphs=made.replicas)
+        page = metrics.page().decode()
+        for role in ("router", "prefill", "decode"):
+            assert f'penstock_operator_ready_replicas{{graph="g",namespace="ns",role="{role}"}} 0.0' in page
+        assert 'penstock_operator_planner_expected{graph="g",namespace="ns"} 1.0' in page
+        assert 'planner_expected{graph="h"' not in page
+        ready_pod = pod("d0", "decode", gated=False, ready=True, phase="Running")
+        await api.create(ready_pod, field_manager="t")
+        await told(api)
+        await to_rest(api, made)
+        assert 'replicas{graph="g",namespace="ns",role="decode"} 1.0' in metrics.page().decode()
+        await api.delete(GRAPH_DEPLOYMENT, "g", namespace="ns")
+        await told(api)
+        assert 'graph="g"' not in metrics.page().decode()

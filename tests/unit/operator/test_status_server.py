@@ -1,0 +1,37 @@
+import pytest
+
+from penstock_operator.metrics import OperatorMetrics, StatusServer
+from penstock_wire.client import ConnectionPool
+
+
+@pytest.fixture
+async def ask():
+    """Return a coroutine function that asks a status server with a certain fault."""
+    pool, servers = ConnectionPool(), []
+
+    async def get(path, *, fault):
+        server = StatusServer(OperatorMetrics(), unready=lambda: None, fault=lambda: fault)
+        servers.append(server)
+        await server.start("127.0.0.1", 0)
+        return await pool.request("GET", f"http://127.0.0.1:{server.port}{path}")
+
+    yield get
+    await pool.close()
+    for server in servers:
+        await server.close(grace_s=0)
+
+
+@pytest.mark.parametrize(
+    ("path", "fault", "expected"),
+    [
+        ("/healthz", None, 200),
+        ("/healthz", "lease l: leadership is over", 503),
+        ("/metrics", "lease l: leadership is over", 200),
+    ],
+)
+async def test_liveness_fails_when_only_a_restart_helps(ask, path, fault, expected):
+    """An operator whose leadership ended and whose work did not is restarted by its probe, with the reason."""
+    answer = await ask(path, fault=fault)
+    assert answer.status == expected
+    if expected == 503:
+        assert fault.encode() in answer.body

@@ -1,0 +1,348 @@
+"""Mode adaptive: grows on demand at the door, shrinks only what is surely too much, never on what is unknown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_api import Role
+from penstock_planner.decide.adaptive import supply, trend
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory, Trend, read, write
+from penstock_planner.decide.codec import config_from, state_from, to_plain, window_from
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.decision import Action, Reason
+from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
+from penstock_planner.decide.pipeline import decide, roll_back
+from penstock_planner.decide.reading import judge
+from penstock_planner.decide.state import PlannerState, RoleState
+
+CONFIG = DecideConfig(mode=Mode.ADAPTIVE, adjustment_interval_s=5.0)
+SPEED = 10_000
+"""Tokens/s of one worker in these tests."""
+
+
+def _pull(at_s, *, prefill=1, decode=1, starting=0, rate=0.0, kv=0.3, inside=0.0, known=True, **demand):
+    """Return one second's pull: ``rate`` tokens/s arrive in prompts of 1,000 and are computed at once."""
+    busy = min(prefill, rate / SPEED)
+    seen = Demand(
+        **{
+            "period_s": 1.0,
+            "arrivals": rate / 1000,
+            "prompt_tokens": rate,
+            "uncached_tokens": rate,
+            "prefilled_tokens": busy * SPEED,
+            "prefilling_workers": busy,
+            "in_flight": {Role.DECODE: 10.0},
+            **demand,
+        }
+    )
+    usage = {f"d{i}": judge(kv, age_s=0, max_age_s=10, source="t", upper=1.0) for i in range(decode)}
+    waits = {name: judge(inside, age_s=0, max_age_s=10, source="t") for name in usage}
+    pools = {
+        Role.PREFILL: PoolCounts(prefill, starting, gpus=1),
+        Role.DECODE: PoolCounts(decode, gpus=1),
+    }
+    queue = judge(seen.waiting, age_s=0, max_age_s=10, source="t")
+    return summarise(Observation(at_s, pools, usage, queue, seen if known else None, waits))
+
+
+def _after(seconds, state=None, *, start_s=0, config=CONFIG, **load):
+    """Decide every 5 s under one load; return the last decision by role, and the state."""
+    state = state or PlannerState()
+    for end in range(start_s + 5, start_s + seconds + 1, 5):
+        pulls = tuple(_pull(float(s), **load) for s in range(end - 4, end + 1))
+        decision, state = decide(Window(end - 5.0, float(end), pulls), state, config)
+    return {role.role: role for role in decision.roles}, state
+
+
+def test_demand_above_what_the_workers_are_seen_to_do_grows_prefill():
+    """18,000 tokens/s against one worker of 10,000: one more, with the numbers in the step."""
+    found, _ = _after(30, rate=18_000.0)
+    prefill = found[Role.PREFILL]
+    assert (prefill.action, prefill.reason) == (Action.UP, Reason.DEMAND_ABOVE_CAPACITY)
+    demand = next(step for step in prefill.steps if step.name == "demand")
+    assert demand.inputs["worker_tokens_per_s"] == pytest.approx(SPEED)
+    assert demand.inputs["tokens_per_s_ahead"] == pytest.approx(18_000, rel=0.01)
+
+
+def test_a_jump_of_arrivals_is_known_within_ten_seconds():
+    """From a quarter of one worker to four times that, after minutes of calm: the average of a minute is too slow."""
+    _, calm = _after(300, rate=2500.0)
+    found, _ = _after(10, calm, start_s=300, rate=15_000.0, waiting=1.0, waiting_tokens=5000.0)
+    assert (found[Role.PREFILL].action, found[Role.PREFILL].reason) == (
+        Action.UP,
+        Reason.DEMAND_ABOVE_CAPACITY,
+    )
+
+
+def test_a_pool_that_was_needed_a_minute_ago_is_kept():
+    """19,500 tokens/s for minutes, then 2,000: what two would just have carried holds the third, and nothing else."""
+    _, peak = _after(120, rate=19_500.0, prefill=3)
+    found, _ = _after(40, peak, start_s=120, rate=2000.0, prefill=3)
+    after = next(step for step in found[Role.PREFILL].steps if step.name == "work_after").inputs
+    assert found[Role.PREFILL].action is Action.HOLD
+    assert after["peak_after"] > 0.8
+    assert after["busy_after"] < 0.5
+    assert after["late_added"] == 0
+
+
+def test_a_cache_that_was_full_minutes_ago_keeps_its_workers():
+    """Decode at 0.7 for two minutes, then at 0.1: held while one of two would have stood above 0.6, then not."""
+    _, peak = _after(120, decode=2, kv=0.7, rate=1000.0)
+    soon, state = _after(240, peak, start_s=120, decode=2, kv=0.1, rate=1000.0)
+    late, _ = _after(20, state, start_s=360, decode=2, kv=0.1, rate=1000.0)
+    after = next(step for step in soon[Role.DECODE].steps if step.name == "kv_after").inputs
+    assert after["kv_peak_after"] > 0.6
+    assert after["kv_after"] < 0.45
+    assert (soon[Role.DECODE].action, late[Role.DECODE].action) == (Action.HOLD, Action.DOWN)
+
+
+def test_a_queue_that_is_there_counts_whatever_the_workers_should_have_done():
+    """10,000 tokens/s on two workers of 10,000 each, and 15 s of work waits all the same: requests are late."""
+    found, _ = _after(60, rate=10_000.0, prefill=2, waiting=50.0, waiting_tokens=300_000.0)
+    late = next(step for step in found[Role.PREFILL].steps if step.name == "late")
+    assert late.inputs["late_share"] > 0.5
+
+
+def test_a_long_prompt_makes_nothing_late_while_another_worker_is_idle():
+    """300,000 tokens in flight at two of three workers, nothing waits: an arrival goes to the third at once."""
+    load = {"rate": 10_000.0, "prefill": 3, "in_flight_tokens": 300_000.0, "prefilled_tokens": 20_000.0}
+    idle, _ = _after(60, prefilling_workers=2.0, **load)
+    full, _ = _after(60, prefilling_workers=3.0, **load)
+    shares = [
+        next(step for step in found[Role.PREFILL].steps if step.name == "late").inputs["late_share"]
+        for found in (idle, full)
+    ]
+    assert shares[0] == 0
+    assert shares[1] > 0.5
+
+
+def test_an_aggregated_worker_is_kept_less_busy_than_a_prefill_worker():
+    """16,000 tokens/s on two workers of 10,000: enough where they share a queue, and decode nothing between."""
+    split, _ = _after(30, rate=16_000.0, prefill=2)
+    pulls = tuple(_joint(_pull(float(s), rate=16_000.0, prefill=2)) for s in range(1, 31))
+    joint, _ = decide(Window(0.0, 30.0, pulls), PlannerState(), CONFIG)
+    assert split[Role.PREFILL].action is Action.HOLD
+    assert joint.roles[0].action is Action.UP
+
+
+def _joint(pull):
+    return replace(pull, pools={Role.AGGREGATED: pull.pools[Role.PREFILL]}, queue=None)
+
+
+def test_a_worker_that_idles_is_not_taken_for_a_slow_one():
+    """2,000 tokens/s keep one worker busy a fifth of the time: its throughput is still 10,000, and one is enough."""
+    found, _ = _after(60, rate=2000.0)
+    demand = next(step for step in found[Role.PREFILL].steps if step.name == "demand")
+    assert found[Role.PREFILL].action is Action.HOLD
+    assert demand.inputs["worker_tokens_per_s"] == pytest.approx(SPEED)
+
+
+def test_one_fewer_must_carry_the_load_with_a_margin():
+    """Three workers at 12,000 tokens/s: two would be 60% busy, so one goes; at 17,000 they stay."""
+    quiet, _ = _after(65, rate=12_000.0, prefill=3)
+    busy, _ = _after(65, rate=17_000.0, prefill=3)
+    assert (
+        quiet[Role.PREFILL].action,
+        quiet[Role.PREFILL].reason,
+    ) == (Action.DOWN, Reason.SPARE_CAPACITY)
+    assert busy[Role.PREFILL].action is Action.HOLD
+
+
+def test_the_first_minute_shrinks_nothing():
+    """Workers that start with the graph have empty caches: what they hold says nothing of the load yet."""
+    found, _ = _after(55, rate=1000.0, prefill=3, decode=2, kv=0.0)
+    assert {role.reason for role in found.values()} == {Reason.HOLD_DOWN}
+
+
+def test_a_replica_that_starts_is_supply():
+    """One ready, one starting, 18,000 tokens/s: two will carry it, so no third is asked for."""
+    found, _ = _after(30, rate=15_000.0, starting=1)
+    assert found[Role.PREFILL].action is Action.HOLD
+
+
+def test_a_start_blocks_no_further_step_while_the_backlog_grows():
+    """One ready and one starting against 50,000 tokens/s and a backlog: a third is asked for at once."""
+    found, _ = _after(30, rate=50_000.0, starting=1, waiting=100.0, waiting_tokens=500_000.0)
+    assert found[Role.PREFILL].action is Action.UP
+
+
+@pytest.mark.parametrize(
+    ("load", "role", "reason"),
+    [
+        ({"waiting": 1.0, "oldest_wait_s": 0.1}, Role.PREFILL, Reason.REQUESTS_WAITING),
+        ({"inside": 1.0}, Role.DECODE, Reason.REQUESTS_WAITING),
+        ({"starting": 1}, Role.PREFILL, Reason.REPLICA_NOT_READY),
+    ],
+)
+def test_waiting_requests_and_starting_replicas_veto_a_scale_down(load, role, reason):
+    """However idle the pool is."""
+    found, _ = _after(60, rate=1000.0, prefill=3, decode=3, kv=0.05, **load)
+    assert (found[role].action, found[role].reason) == (Action.HOLD, reason)
+
+
+def test_unknown_demand_holds_every_role():
+    """The router is away: whatever the workers say of themselves, nothing changes."""
+    found, _ = _after(60, prefill=3, decode=3, kv=0.0, known=False)
+    assert {(r.action, r.reason) for r in found.values()} == {(Action.HOLD, Reason.METRIC_UNKNOWN)}
+
+
+def test_refused_requests_grow_the_pool():
+    """A queue that is short because requests are refused is not idle."""
+    found, _ = _after(10, rate=1000.0, refused=3.0)
+    assert found[Role.PREFILL].reason is Reason.REQUESTS_REJECTED
+
+
+def test_decode_grows_on_kv_before_it_is_full():
+    """0.8 of the workers' KV is above 0.75; 0.5 is not; one fewer than two at 0.2 is fine."""
+    assert _after(30, rate=1000.0, kv=0.8)[0][Role.DECODE].reason is Reason.KV_ABOVE_CAPACITY
+    assert _after(30, rate=1000.0, kv=0.5)[0][Role.DECODE].action is Action.HOLD
+    assert _after(65, rate=1000.0, decode=2, kv=0.2)[0][Role.DECODE].action is Action.DOWN
+
+
+def test_a_lowered_budget_is_kept_by_draining_and_says_so():
+    """Five replicas under a budget of four: one goes, though requests wait; then it waits for the drain."""
+    config = replace(CONFIG, max_gpu_budget=4)
+    found, state = _after(10, rate=9000.0, prefill=3, decode=2, waiting=5.0, config=config)
+    assert [r.reason for r in found.values() if r.action is Action.DOWN] == [Reason.ABOVE_BUDGET]
+    drained, _ = _after(5, state, start_s=10, rate=9000.0, prefill=2, decode=2, waiting=5.0, config=config)
+    assert all(r.action is Action.HOLD for r in drained.values())
+
+
+def test_below_its_floor_a_role_grows_without_metrics_and_without_backoff():
+    """No ready prefill worker and a backoff of 16 intervals: it is asked for at once."""
+    state = PlannerState(0, {Role.PREFILL: RoleState(seen=0, withdrawals=4, backoff=16)})
+    found, _ = _after(5, state, prefill=0, known=False)
+    assert (found[Role.PREFILL].action, found[Role.PREFILL].reason) == (Action.UP, Reason.BELOW_FLOOR)
+
+
+def test_it_decides_every_five_seconds_and_backs_off_as_long_as_other_modes():
+    """5 s unless the adjustment interval is shorter; two intervals of 30 s are twelve decisions."""
+    assert DecideConfig(mode=Mode.ADAPTIVE).interval_s == 5.0
+    assert DecideConfig(mode=Mode.ADAPTIVE, adjustment_interval_s=2.0).interval_s == 2.0
+    assert DecideConfig(mode=Mode.LOAD).interval_s == 30.0
+    state = PlannerState(0, {Role.PREFILL: RoleState(seen=1, asked=2)})
+    config = DecideConfig(mode=Mode.ADAPTIVE)
+    _, after = roll_back(Role.PREFILL, "no GPU", pull=_pull(1.0, starting=1), state=state, config=config)
+    assert after.of(Role.PREFILL).backoff == 12
+
+
+def _counted(*counts):
+    memory = RoleMemory()
+    for at_s, ready, starting in counts:
+        memory = supply.followed(memory, PoolCounts(ready, starting), float(at_s))
+    return memory
+
+
+def test_start_up_is_learnt_from_the_counts():
+    """Asked for at 10 s, ready at 50 s: 40 s; the next one, 60 s, counts half."""
+    memory = _counted((0, 1, 0), (10, 1, 1), (50, 2, 0))
+    assert memory.startup_s == 40.0
+    memory = supply.followed(supply.followed(memory, PoolCounts(2, 1), 60.0), PoolCounts(3, 0), 120.0)
+    assert memory.startup_s == 50.0
+
+
+def test_a_start_that_takes_longer_than_ever_raises_the_expectation():
+    """After 200 s of starting nobody expects 30 s any more; and it is due now."""
+    memory = AdaptiveMemory(roles={Role.PREFILL: _counted((0, 1, 0), (10, 1, 1))})
+    assert supply.startup_s(memory, Role.PREFILL, 210.0) == 200.0
+    assert supply.arrivals_s(memory.of(Role.PREFILL), 200.0, 210.0) == (0.0,)
+
+
+def test_a_regretted_scale_down_doubles_the_hold_down_and_calm_halves_it():
+    """Grown 20 s after shrinking, or minutes: 120 s of hold-down, then 240 s; a scale-down long after halves it."""
+    memory = _counted((0, 2, 0), (10, 1, 0), (30, 1, 1), (60, 2, 0))
+    assert memory.hold_down_s == 120.0
+    memory = supply.followed(supply.followed(memory, PoolCounts(1), 200.0), PoolCounts(1, 1), 400.0)
+    assert memory.hold_down_s == 240.0
+    memory = supply.followed(memory, PoolCounts(2), 430.0)
+    assert supply.followed(memory, PoolCounts(1), 1000.0).hold_down_s == 120.0
+
+
+def test_a_replica_taken_back_was_the_newest_start():
+    """Two start, one is withdrawn: the older one goes on being awaited."""
+    assert _counted((0, 1, 0), (10, 1, 1), (20, 1, 2), (30, 1, 1)).begun_s == (10.0,)
+
+
+def test_a_steady_slope_is_followed_without_lag():
+    """A rate that rises by 1 a second is forecast where it will be."""
+    seen = Trend()
+    for second in range(600):
+        seen = trend.followed(seen, float(second), 1.0, 60.0)
+    found = trend.forecast(seen, 30.0, 60.0)
+    assert (found.now, found.ahead) == (pytest.approx(599, abs=1.5), pytest.approx(629, abs=2))
+
+
+# ---------------------------------------------------------------- properties
+
+amounts = st.sampled_from([0.0, 1.0, 3.0, 500.0, 20_000.0, 1e6])
+loads = st.fixed_dictionaries(
+    {
+        "prefill": st.integers(0, 5),
+        "decode": st.integers(0, 5),
+        "starting": st.integers(0, 2),
+        "rate": amounts,
+        "kv": st.sampled_from([None, float("nan"), 0.0, 0.4, 0.95, 1.0]),
+        "inside": st.sampled_from([None, 0.0, 2.0]),
+        "known": st.booleans(),
+        "waiting": st.sampled_from([0.0, 1.0, 50.0]),
+        "waiting_tokens": amounts,
+        "in_flight_tokens": amounts,
+        "refused": st.sampled_from([0.0, 2.0]),
+        "oldest_wait_s": st.sampled_from([None, 0.1, 30.0]),
+    }
+)
+configs = st.builds(
+    DecideConfig,
+    mode=st.just(Mode.ADAPTIVE),
+    max_gpu_budget=st.one_of(st.none(), st.integers(1, 12)),
+    min_gpu_budget=st.integers(0, 3),
+    max_step=st.integers(1, 3),
+)
+
+
+def _runs(steps, config):
+    """Decide on a history of loads; yield each window, the state before it, decision and state after."""
+    state = PlannerState()
+    for index, load in enumerate(steps):
+        pulls = tuple(_pull(5.0 * index + s, **load) for s in (1.0, 3.0, 5.0))
+        window = Window(5.0 * index, 5.0 * index + 5, pulls)
+        decision, after = decide(window, state, config)
+        yield load, window, state, decision, after
+        state = after
+
+
+@given(st.lists(loads, min_size=1, max_size=8), configs)
+def test_whatever_is_seen_budget_step_and_vetoes_hold(steps, config):
+    """Never above the budget, at most max_step a role, nothing unknown or waited for shrinks, unless the budget asks."""
+    for load, _, _, decision, _ in _runs(steps, config):
+        if config.max_gpu_budget is not None:
+            assert decision.gpus_after <= max(config.max_gpu_budget, decision.gpus)
+        for role in decision.roles:
+            assert abs(role.desired - role.current) <= config.max_step
+            if role.action is Action.DOWN and role.reason is not Reason.ABOVE_BUDGET:
+                assert load["known"]
+                assert not load["starting"] or role.role is Role.DECODE
+                assert not (load["waiting"] if role.role is Role.PREFILL else load["inside"])
+                assert role.role is Role.PREFILL or load["kv"] == load["kv"] is not None
+
+
+@given(st.lists(loads, min_size=1, max_size=5), configs)
+def test_a_recorded_history_replays_bit_for_bit(steps, config):
+    """Deciding again from what the ledger keeps gives the same bits, memory included."""
+    for _, window, before, decision, after in _runs(steps, config):
+        kept = [orjson.loads(orjson.dumps(to_plain(part))) for part in (window, before, config)]
+        again = decide(window_from(kept[0]), state_from(kept[1]), config_from(kept[2]))
+        assert orjson.dumps(to_plain(again)) == orjson.dumps(to_plain((decision, after)))
+
+
+def test_memory_survives_its_own_plain_form():
+    """What is written is read back the same."""
+    _, state = _after(30, rate=18_000.0, waiting=3.0)
+    memory = read(orjson.loads(orjson.dumps(to_plain(state.memory))))
+    assert write(memory) == write(read(state.memory))
+    assert read({}) == AdaptiveMemory()

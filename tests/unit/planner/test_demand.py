@@ -1,0 +1,229 @@
+"""Demand between two pulls, from the routers' counters: differences, sums, and None whenever they cannot be trusted."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_api import BreakerConfig, Role
+from penstock_core.exposition import parse_samples
+from penstock_planner.decide.observation import Demand
+from penstock_planner.sources.demand import DOOR_NAMES, DemandMeter, Door, read_door
+from penstock_router.core.assignment import Assignment
+from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.metrics import MetricsPage, QueueGauges, RouterCollector, RouterMetrics
+from penstock_router.policy.prompt_tokens import PromptTokenCounts
+
+COUNTERS = (
+    "arrivals",
+    "prompt_tokens",
+    "routed_tokens",
+    "routed_uncached",
+    "refused",
+    "timed_out",
+    "completed",
+    "output_tokens",
+    "prefilled_tokens",
+    "ttft_sum_s",
+    "ttft_count",
+    "itl_sum_s",
+    "itl_count",
+)
+
+
+def _door(*, waiting=0, oldest=0.0, in_flight=None, pending=None, started=1.0, **counters):
+    gauges = {"waiting": waiting, "waiting_tokens": waiting * 10, "oldest_wait_s": oldest}
+    return Door({**dict.fromkeys(COUNTERS, 0.0), **counters}, gauges, in_flight or {}, pending or {}, started)
+
+
+def _metered(*steps, routers=("a",)):
+    """Return the demand of each step: (now_s, {router: door}[, routers])."""
+    meter = DemandMeter()
+    return [meter.add(doors, more[0] if more else routers, now_s) for now_s, doors, *more in steps]
+
+
+def test_demand_is_the_difference_of_two_pulls():
+    """The first pull has nothing to subtract from; the period is the time between the two."""
+    first, second = _metered(
+        (10.0, {"a": _door(arrivals=100, prompt_tokens=5000, routed_tokens=5000, routed_uncached=4000)}),
+        (
+            12.0,
+            {
+                "a": _door(
+                    arrivals=106,
+                    prompt_tokens=5600,
+                    routed_tokens=5600,
+                    routed_uncached=4200,
+                    completed=3,
+                    waiting=2,
+                    oldest=4.5,
+                    in_flight={Role.DECODE: 8.0},
+                    pending={"p": 7.0, "q": 0.0},
+                )
+            },
+        ),
+    )
+    assert first is None
+    assert second == Demand(
+        period_s=2.0,
+        arrivals=6,
+        prompt_tokens=600,
+        uncached_tokens=200,
+        completed=3,
+        waiting=2,
+        waiting_tokens=20,
+        oldest_wait_s=4.5,
+        in_flight={Role.DECODE: 8.0},
+        in_flight_tokens=7,
+        prefilling_workers=1,
+    )
+
+
+def test_several_routers_add_up():
+    """Counts and queues are sums, the oldest wait is the longest; a worker that both use is one."""
+    before = {"a": _door(arrivals=10), "b": _door(arrivals=20)}
+    after = {
+        "a": _door(arrivals=11, waiting=1, oldest=2.0, in_flight={Role.PREFILL: 1.0}, pending={"p": 10.0}),
+        "b": _door(
+            arrivals=25, waiting=3, oldest=9.0, in_flight={Role.PREFILL: 2.0}, pending={"p": 5.0, "q": 1.0}
+        ),
+    }
+    _, demand = _metered((0.0, before), (1.0, after), routers=("a", "b"))
+    assert (demand.arrivals, demand.waiting, demand.oldest_wait_s) == (6, 4, 9.0)
+    assert demand.in_flight == {Role.PREFILL: 3.0}
+    assert (demand.in_flight_tokens, demand.prefilling_workers) == (16.0, 2)
+
+
+def test_what_was_refused_is_as_uncached_as_what_was_routed():
+    """Of 900 tokens 300 were routed, a third of them uncached: of the 600 refused ones a third counts."""
+    _, demand = _metered(
+        (0.0, {"a": _door()}),
+        (1.0, {"a": _door(prompt_tokens=900, routed_tokens=300, routed_uncached=100, refused=2)}),
+    )
+    assert demand.uncached_tokens == 300
+
+
+def test_without_a_routed_request_nothing_is_known_to_be_cached():
+    """All were refused: their prompts count in full."""
+    _, demand = _metered((0.0, {"a": _door()}), (1.0, {"a": _door(prompt_tokens=900, refused=3)}))
+    assert demand.uncached_tokens == 900
+
+
+def test_without_a_waiting_request_there_is_no_oldest_wait():
+    """The router's 0 is not a wait of 0 s."""
+    _, demand = _metered((0.0, {"a": _door()}), (1.0, {"a": _door()}))
+    assert demand.oldest_wait_s is None
+
+
+@pytest.mark.parametrize(
+    "after",
+    [_door(arrivals=4), _door(arrivals=400, started=2.0)],
+    ids=["fewer than before", "more, from a new process"],
+)
+def test_a_restarted_router_is_unknown_for_one_pull(after):
+    """Never negative, and not what the new process counted since an unknown time."""
+    later = dataclasses.replace(
+        after, counters={**after.counters, "arrivals": after.counters["arrivals"] + 2}
+    )
+    before = _door(arrivals=100)
+    _, reset, next_one = _metered((0.0, {"a": before}), (1.0, {"a": after}), (2.0, {"a": later}))
+    assert reset is None
+    assert (next_one.arrivals, next_one.period_s) == (2, 1.0)
+
+
+def test_a_router_that_cannot_be_read_is_not_zero():
+    """Unknown meanwhile; the next difference covers the gap, so that no arrival is lost."""
+    both = {"a": _door(arrivals=10), "b": _door(arrivals=10)}
+    later = {"a": _door(arrivals=13), "b": _door(arrivals=14)}
+    _, gap, demand = _metered((0.0, both), (1.0, {"a": _door(arrivals=11)}), (2.0, later), routers=("a", "b"))
+    assert gap is None
+    assert (demand.arrivals, demand.period_s) == (7, 2.0)
+
+
+def test_a_router_that_joins_or_leaves_makes_one_pull_unknown():
+    """What it counted before it was known belongs to no period."""
+    found = _metered(
+        (0.0, {"a": _door(arrivals=1)}, ["a"]),
+        (1.0, {"a": _door(arrivals=2), "b": _door(arrivals=50)}, ["a", "b"]),
+        (2.0, {"a": _door(arrivals=3), "b": _door(arrivals=51)}, ["a", "b"]),
+        (3.0, {"b": _door(arrivals=52)}, ["b"]),
+        (4.0, {"b": _door(arrivals=53)}, ["b"]),
+    )
+    assert [None if each is None else each.arrivals for each in found] == [None, None, 2, None, 1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.booleans(), st.booleans()), max_size=30))
+def test_demand_is_never_negative_and_loses_no_arrival_but_at_restarts(steps):
+    """Arrivals of the known periods add up to what was counted between restarts; a hidden page loses none."""
+    meter, counted, started = DemandMeter(), 0, 0.0
+    total = expected = pending = 0
+    last_started: float | None = None
+    for number, (arrived, hidden, restarts) in enumerate(steps):
+        if restarts:
+            counted, started, pending = 0, started + 1, 0
+        counted += arrived
+        pending += arrived
+        doors = {} if hidden else {"a": _door(arrivals=counted, started=started)}
+        demand = meter.add(doors, ["a"], float(number))
+        if demand is not None:
+            assert demand.arrivals >= 0
+            total += demand.arrivals
+            expected += pending
+        if not hidden:
+            assert (demand is not None) is (started == last_started)
+            pending, last_started = 0, started
+    assert total == expected
+
+
+def _page(**tokens):
+    fleet = WorkerPool(BreakerConfig())
+    fleet.apply([WorkerSpec("p", Role.PREFILL, "http://p"), WorkerSpec("d", Role.DECODE, "http://d")])
+    Assignment(None, fleet.get("p"), 10, now_s=0)
+    metrics = RouterMetrics()
+    metrics.arrivals, metrics.completed = 3, 2
+    metrics.ttft.observe(0.5, 4)
+    queue = QueueGauges(5, 50, 2.5, PromptTokenCounts(**tokens))
+    collector = RouterCollector(
+        metrics,
+        fleet,
+        lambda: queue,
+        decode_waiting=lambda: None,
+        discovery_problem=lambda: None,
+        model="llama",
+        roles=(Role.PREFILL, Role.DECODE),
+        now_s=lambda: 0.0,
+    )
+    return MetricsPage(collector).render().decode()
+
+
+def test_the_routers_own_page_holds_every_count():
+    """Names agree on both sides; the process' start is there too."""
+    page = _page(waiting=40, pending={"p": 30}, routed=20, admitted=15, computed=12)
+    door = read_door(parse_samples(page, DOOR_NAMES))
+    assert door.counters == {
+        **dict.fromkeys(COUNTERS, 0.0),
+        "arrivals": 3,
+        "completed": 2,
+        "routed_tokens": 20,
+        "routed_uncached": 15,
+        "prefilled_tokens": 12,
+        "ttft_sum_s": 2.0,
+        "ttft_count": 4,
+    }
+    assert door.gauges == {"waiting": 5, "waiting_tokens": 40, "oldest_wait_s": 2.5}
+    assert door.pending == {"p": 30.0, "d": 0.0}
+    assert door.in_flight == {Role.PREFILL: 1.0, Role.DECODE: 0.0}
+    assert door.started_s > 1e9
+
+
+@pytest.mark.parametrize("count", ["", "NaN", "+Inf"], ids=["missing", "NaN", "infinite"])
+def test_a_page_without_a_count_tells_no_demand(count):
+    """An older router's arrivals are unknown, not 0."""
+    lines = [line for line in _page().splitlines() if not line.startswith("penstock_router_arrivals_total")]
+    if count:
+        lines.append(f'penstock_router_arrivals_total{{model_name="llama"}} {count}')
+    assert read_door(parse_samples("\n".join(lines), DOOR_NAMES)) is None

@@ -1,0 +1,160 @@
+"""What the router counts at its door for the planner: arrivals, not answers, and the prompt tokens behind them."""
+
+import asyncio
+
+import pytest
+
+from penstock_router.discovery.page import read_page
+from penstock_wire.client import ConnectionPool, Timeouts
+
+COUNTS = (
+    "arrivals_total",
+    "arrived_prompt_tokens_total",
+    "refused_requests_total",
+    "queue_timeouts_total",
+    "completed_requests_total",
+    "completed_output_tokens_total",
+    "routed_prompt_tokens_total",
+    "routed_uncached_tokens_total",
+    "computed_prompt_tokens_total",
+    "prefill_queue_requests",
+    "prefill_queue_uncached_tokens",
+)
+
+
+BY_REASON = """\
+vllm:num_requests_waiting{engine="0"} 9
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 4
+vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 5
+"""
+
+
+async def _counts(router):
+    """Return the door's counts that are not 0."""
+    found = {name: await router.metric(f"penstock_router_{name}", model_name="llama") for name in COUNTS}
+    return {name: value for name, value in found.items() if value}
+
+
+@pytest.mark.parametrize("policy", ["dualmap", "least-loaded"])
+async def test_arrivals_count_when_they_come_and_outcomes_when_they_end(harness, policy):
+    """One runs, one waits, one is refused; then both are answered. Prompts of 10 tokens; the worker says 40, 16 cached."""
+    prefill, decode = await harness.pair()
+    started, hold = asyncio.Event(), asyncio.Event()
+
+    async def held(request, responder):
+        started.set()
+        await hold.wait()
+        await prefill.complete(request, responder)
+
+    prefill.script = [held]
+    config = {"policy": policy, "prefillQueue": {"workerTokens": 1, "maxRequests": 1}}
+    router = await harness.router(prefill, decode, config=config)
+    first = asyncio.create_task(router.post(prompt="x" * 40, max_tokens=3))
+    await started.wait()
+    second = asyncio.create_task(router.post(prompt="y" * 40, max_tokens=3))
+    await router.until(lambda: len(router.server.core.entry_queue) == 1)
+
+    refused = await router.post(prompt="z" * 40)
+
+    assert refused.status == 429
+    assert await _counts(router) == {
+        "arrivals_total": 3,
+        "arrived_prompt_tokens_total": 30,
+        "refused_requests_total": 1,
+        "routed_prompt_tokens_total": 20,
+        "routed_uncached_tokens_total": 20,
+        "prefill_queue_requests": 1,
+        "prefill_queue_uncached_tokens": 10,
+    }
+    pending = {"worker": prefill.name, "role": "prefill"}
+    assert await router.metric("penstock_router_worker_pending_prompt_tokens", **pending) == 10
+    hold.set()
+    await asyncio.gather(first, second)
+    counts = await _counts(router)
+    assert counts["completed_requests_total"] == 2
+    assert counts["completed_output_tokens_total"] == 6
+    assert counts["computed_prompt_tokens_total"] == counts["routed_uncached_tokens_total"] == 20
+    assert await router.metric("penstock_router_worker_pending_prompt_tokens", **pending) == 0
+    assert not counts.keys() & {"prefill_queue_requests", "prefill_queue_uncached_tokens"}
+    await router.assert_idle()
+
+
+async def test_a_request_that_leaves_the_queue_at_its_limit_counts_apart(harness):
+    """Timed out, not refused; it was routed."""
+    prefill, decode = await harness.pair()
+    started = asyncio.Event()
+    prefill.script = [harness.answers.hang(started)]
+    config = {"prefillQueue": {"workerTokens": 1, "maxWaitSeconds": 0.05}}
+    router = await harness.router(prefill, decode, config=config)
+    first = asyncio.create_task(router.post(prompt="x" * 40))
+    await started.wait()
+
+    assert (await router.post(prompt="y" * 40)).status == 503
+
+    counts = await _counts(router)
+    assert (counts["queue_timeouts_total"], counts.get("refused_requests_total")) == (1, None)
+    assert counts["routed_prompt_tokens_total"] == 20
+    first.cancel()
+    await router.assert_idle()
+
+
+async def test_prompts_that_a_worker_is_believed_to_hold_are_routed_as_cached(harness):
+    """Of a prompt seen before nearly nothing is new; it arrives in full all the same."""
+    prefill, decode = await harness.pair()
+    prefill.cached_tokens = None
+    router = await harness.router(prefill, decode, config={"policy": "dualmap"})
+    prompt = "a long prompt " * 2000
+
+    for _ in range(2):
+        assert (await router.post(prompt=prompt)).status == 200
+
+    counts = await _counts(router)
+    assert counts["arrivals_total"] == 2
+    assert counts["routed_uncached_tokens_total"] < 0.6 * counts["routed_prompt_tokens_total"]
+
+
+async def test_a_body_that_is_no_request_does_not_arrive(harness):
+    """A 400 is no demand for workers; a worker's own refusal is none of the door's."""
+    worker = await harness.worker("aggregated")
+    worker.otherwise = harness.answers.status(429)
+    router = await harness.router(worker)
+
+    assert (await router.post(raw=b"{")).status == 400
+    assert (await router.post()).status == 429
+
+    counts = await _counts(router)
+    assert (counts["arrivals_total"], counts.get("refused_requests_total")) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("page", "waiting"),
+    [
+        ('vllm:num_requests_waiting{engine="0"} 9\nvllm:num_requests_waiting{engine="1"} 1', 10),
+        (BY_REASON, 4),
+        ("vllm:num_requests_waiting NaN", None),
+        ("vllm:num_requests_waiting -1", None),
+        ("vllm:kv_cache_usage_perc 0.5", None),
+    ],
+)
+async def test_requests_that_wait_in_a_worker_are_read(harness, page, waiting):
+    """Those that wait for room, of all its engines; of older workers all. What is no number is unknown."""
+    worker = await harness.worker("decode")
+    worker.kv_usage = f"0.5\n{page}\n#"
+    pool = ConnectionPool()
+
+    found = await read_page(pool, worker.url, Timeouts())
+
+    await pool.close()
+    assert found.waiting_requests == waiting
+
+
+async def test_requests_that_wait_in_a_worker_are_exported(harness):
+    """With the worker's role, and not at all while unknown."""
+    worker = await harness.worker("aggregated")
+    worker.kv_usage = "0.5\nvllm:num_requests_waiting 7\n#"
+    router = await harness.router(worker, config={"health": {"intervalSeconds": 0.01}})
+    scraped = router.server.core.pool.get(worker.name)
+    await router.until(lambda: scraped.kv_usage_fraction == 0.5)
+    labels = {"worker": worker.name, "role": "aggregated"}
+
+    assert await router.metric("penstock_router_worker_waiting_requests", **labels) == 7

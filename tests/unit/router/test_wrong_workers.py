@@ -1,0 +1,372 @@
+"""One wrong worker of two: nothing is lost that a retry could save, and the worker is ejected and named."""
+
+import asyncio
+import itertools
+import logging
+import random
+
+import orjson
+import pytest
+
+from penstock_api import Role
+from penstock_router.core.transfers import KvTransfer, end_at_fault
+from penstock_router.core.worker import Worker
+from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.policy.breaker import CircuitBreaker
+
+REQUESTS, AT_ONCE = 120, 16
+HTML = b"<html><body>It works!</body></html>"
+KV_LOST = b'{"error":{"message":"gone","type":"InternalServerError","param":null,"code":500}}'
+NO_MODEL = b'{"error":{"message":"The model `llama` does not exist.","type":"NotFoundError","code":404}}'
+
+
+def _send(status, body, content_type="application/json"):
+    async def handler(request, responder):
+        responder.send(status, body, content_type=content_type)
+
+    return handler
+
+
+def _events(*events):
+    async def handler(request, responder):
+        responder.start(200)
+        for event in events:
+            responder.write(event)
+        responder.end()
+
+    return handler
+
+
+def _drop():
+    async def handler(request, responder):
+        responder.abort()
+
+    return handler
+
+
+WRONG = {
+    "200 with HTML": (_send(200, HTML, "text/html"), "text/html"),
+    "200 with other JSON": (_send(200, b'{"status":"ok"}'), ""),
+    "302": (_send(302, b""), "302"),
+    "status 999": (_send(999, HTML, "text/html"), "999"),
+    "404 for the model": (_send(404, NO_MODEL), "404"),
+    "401 that no client caused": (_send(401, b'{"error":"Unauthorized"}'), "401"),
+    "400 with HTML": (_send(400, HTML, "text/html"), "400 without an error object"),
+    "500": (_send(500, b'{"error":{"message":"boom","code":500}}'), "500"),
+    "503": (_send(503, HTML, "text/html"), "503"),
+    "broken connection": (_drop(), "closed"),
+}
+WRONG_STREAMS = {
+    "error event": (_events(b"data: " + KV_LOST + b"\n\n", b"data: [DONE]\n\n"), ""),
+    "error event of no transfer": (_events(b'data: {"error":"no"}\n\n'), "500"),
+    "events of another API": (_events(b'data: {"type":"message_start"}\n\n'), "no chunk"),
+    "end at once": (_events(b"data: [DONE]\n\n"), "not JSON"),
+}
+CASES = [
+    *((role, kind) for role in ("prefill", "decode", "aggregated") for kind in WRONG),
+    *((role, kind) for role in ("decode", "aggregated") for kind in WRONG_STREAMS),
+]
+
+
+async def _statuses(router, *, stream, requests=REQUESTS):
+    """Send many requests, some at a time; return (status, whether the answer is whole) of each."""
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(number):
+        async with room:
+            answer = await router.post(prompt=f"{number} is the prompt", stream=stream, max_tokens=2)
+            whole = answer.body.endswith(b"data: [DONE]\n\n") if stream else b'"xx"' in answer.body
+            return answer.status, whole
+
+    return await asyncio.gather(*(one(number) for number in range(requests)))
+
+
+async def _fleet(harness, role, handler, **config):
+    """A router before two workers of ``role``, of which one is wrong, and one of the other role, if there is one.
+
+    Returns:
+        The router, the wrong worker and the right one.
+    """
+    wrong, right = await harness.worker(role), await harness.worker(role)
+    wrong.otherwise = handler
+    others = {"prefill": ["decode"], "decode": ["prefill"], "aggregated": []}[role]
+    router = await harness.router(
+        wrong,
+        right,
+        *[await harness.worker(each) for each in others],
+        config={"policy": "least-loaded", "breaker": {"openSeconds": 600}, **config},
+    )
+    await router.until(lambda: all(each.health_problem is None for each in router.server.core.pool))
+    return router, wrong, right
+
+
+@pytest.mark.parametrize(("role", "kind"), CASES)
+async def test_a_wrong_worker_costs_no_request(harness, role, kind, caplog):
+    """120 requests, 0 lost; the log and /workers name worker and cause, and few requests have gone there."""
+    caplog.set_level(logging.WARNING)
+    handler, cause = (WRONG | WRONG_STREAMS)[kind]
+    router, wrong, _ = await _fleet(harness, role, handler)
+
+    answers = await _statuses(router, stream=role != "prefill")
+
+    assert answers == [(200, True)] * REQUESTS
+    shown = (await router.workers())[wrong.name]
+    assert shown["state"] == "circuit_open"
+    assert cause in shown["reason"]
+    (ejected,) = [each.keys for each in caplog.records if each.getMessage() == "worker ejected"]
+    assert (ejected["worker"], ejected["role"]) == (wrong.name, role)
+    assert cause in ejected["cause"]
+    assert len(wrong.seen) <= 2 * AT_ONCE
+    labels = {"role": role, "worker": wrong.name}
+    assert await router.metric("penstock_router_worker_ejections_total", **labels) == 1
+    await router.assert_idle()
+
+
+@pytest.mark.parametrize("kind", ["200 with HTML", "302", "404 for the model", "500"])
+async def test_whole_answers_and_prefix_policies_lose_nothing_either(harness, kind):
+    """The default policy sends equal prompts to one worker; a retry leaves it."""
+    router, *_ = await _fleet(harness, "aggregated", WRONG[kind][0], policy="prefix-cost")
+
+    assert await _statuses(router, stream=False) == [(200, True)] * REQUESTS
+    await router.assert_idle()
+
+
+async def test_an_ejected_worker_comes_back_after_one_right_answer(harness):
+    """A probe that fails ejects it for longer; one that succeeds lets everything in."""
+    config = {"breaker": {"consecutiveFailures": 2, "openSeconds": 0.05}}
+    router, wrong, _ = await _fleet(harness, "aggregated", WRONG["302"][0], **config)
+    breaker = router.server.core.pool.get(wrong.name).breaker
+    while breaker.openings < 3:
+        assert (await router.post()).status == 200
+    seen, wrong.otherwise = len(wrong.seen), wrong.complete
+
+    assert seen == 4
+    labels = {"role": "aggregated", "worker": wrong.name}
+    assert await router.metric("penstock_router_worker_failures_total", **labels) == 4
+    while not breaker.is_closed:
+        assert (await router.post()).status == 200
+    assert (await router.workers())[wrong.name]["state"] == "ready"
+
+
+async def test_no_more_than_the_stated_share_is_ejected(harness):
+    """Three of four workers are wrong: two are ejected, the third is kept and named, and nothing is lost."""
+    workers = [await harness.worker("aggregated") for _ in range(4)]
+    for each in workers[:3]:
+        each.otherwise = WRONG["302"][0]
+    config = {
+        "policy": "least-loaded",
+        "breaker": {"maxEjectedFraction": 0.5},
+        "retries": {"maxPerRequest": 3, "minPerSecond": 1000},
+    }
+    router = await harness.router(*workers, config=config)
+    await router.until(lambda: all(each.health_problem is None for each in router.server.core.pool))
+
+    assert await _statuses(router, stream=True) == [(200, True)] * REQUESTS
+
+    shown = list((await router.workers()).values())
+    assert sorted(each["state"] for each in shown) == ["circuit_open", "circuit_open", "ready", "ready"]
+    (kept,) = [each["reason"] for each in shown if each["state"] == "ready" and each["reason"]]
+    assert "answered 302" in kept
+
+
+async def test_a_failure_that_follows_the_request_opens_no_circuit(harness):
+    """A request that two workers answer by 500 is the request's fault: others are served, and it is counted apart."""
+    first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
+
+    def judge(worker):
+        async def handler(request, responder):
+            if "best_of" in orjson.loads(request.body):
+                responder.send(500, b'{"error":{"message":"boom","type":"InternalServerError","code":500}}')
+            else:
+                await worker.complete(request, responder)
+
+        return handler
+
+    for each in (first, second):
+        each.otherwise = judge(each)
+    config = {"policy": "least-loaded", "retries": {"minPerSecond": 1000}}
+    router = await harness.router(first, second, config=config)
+    await router.until(lambda: all(each.health_problem is None for each in router.server.core.pool))
+
+    for _ in range(4):
+        poison = await asyncio.gather(*(router.post(best_of=[]) for _ in range(20)))
+        assert [(each.status, orjson.loads(each.body)["error"]["message"]) for each in poison] == [
+            (500, "boom")
+        ] * 20
+        assert {each.breaker.failures for each in router.server.core.pool} == {0}
+    assert await _statuses(router, stream=True) == [(200, True)] * REQUESTS
+
+    assert {each["state"] for each in (await router.workers()).values()} == {"ready"}
+    assert await router.metric("penstock_router_errors_total", reason="follows_request") == 80
+    await router.assert_idle()
+
+
+async def test_a_poison_request_opens_no_circuit_without_budget_either(harness):
+    """Nothing then tells whose fault it is."""
+    router, wrong, _ = await _fleet(
+        harness, "aggregated", WRONG["500"][0], retries={"budgetFraction": 0, "minPerSecond": 0}
+    )
+    for _ in range(20):
+        await router.post()
+
+    assert len(wrong.seen) == 10
+    assert router.server.core.pool.get(wrong.name).breaker.is_closed
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected", "message"),
+    [
+        (500, HTML, 502, "the worker answered 500"),
+        (503, b"", 503, "the worker answered 503"),
+        (413, HTML, 413, "the worker answered 413"),
+        (500, b'{"error":{"message":"boom"}}', 500, "boom"),
+        (
+            400,
+            b'{"detail":"There was an error parsing the body"}',
+            400,
+            "There was an error parsing the body",
+        ),
+        (400, b'{"object":"error","message":"too long","code":400}', 400, "too long"),
+        (422, b'{"detail":[{"loc":["body"]}]}', 422, "the worker answered 422"),
+        (999, HTML, 502, "the worker broke off before its answer was complete"),
+        (204, b"", 502, "the worker's answer is not one of this model; GET /workers names it"),
+    ],
+)
+async def test_errors_have_one_shape(harness, status, body, expected, message):
+    """Whatever the worker wrote: JSON with error.message, and a status that exists."""
+    worker = await harness.worker("aggregated")
+    worker.otherwise = _send(status, body, "text/html")
+    router = await harness.router(worker)
+
+    answer = await router.post()
+
+    assert (answer.status, orjson.loads(answer.body)["error"]["message"]) == (expected, message)
+    assert answer.headers[b"content-type"] == b"application/json"
+    await router.assert_idle()
+
+
+async def test_a_lost_prefill_worker_is_not_decodes_fault(harness):
+    """Of the two ends of a lost KV transfer, the one that other transfers have reached since is sound."""
+    bad, good = await harness.worker("prefill"), await harness.worker("prefill")
+    decodes = [await harness.worker("decode") for _ in range(2)]
+
+    def judge(worker):
+        async def handler(request, responder):
+            if orjson.loads(request.body)["kv_transfer_params"]["remote_engine_id"] == "bad":
+                responder.send(500, KV_LOST)
+            else:
+                await worker.complete(request, responder)
+
+        return handler
+
+    async def prefill_badly(request, responder):
+        params = {**harness.params, "remote_engine_id": "bad"}
+        responder.send(200, orjson.dumps({"choices": [], "kv_transfer_params": params}))
+
+    bad.otherwise = prefill_badly
+    for each in decodes:
+        each.otherwise = judge(each)
+    router = await harness.router(bad, good, *decodes, config={"policy": "least-loaded"})
+    await router.until(lambda: all(each.health_problem is None for each in router.server.core.pool))
+
+    assert await _statuses(router, stream=True) == [(200, True)] * REQUESTS
+
+    shown = await router.workers()
+    assert [shown[each.name]["state"] for each in (bad, good, *decodes)] == ["circuit_open", *["ready"] * 3]
+    assert "KV transfers in a row were lost" in shown[bad.name]["reason"]
+    await router.assert_idle()
+
+
+async def test_transfers_lost_by_the_request_are_no_workers_fault(harness):
+    """A decode worker's 500 after a transfer may be the request's doing: only one that is served later proves more."""
+    workers = [await harness.worker(role) for role in ("prefill", "prefill", "decode", "decode")]
+
+    def judge(worker):
+        async def handler(request, responder):
+            if "best_of" in orjson.loads(request.body):
+                responder.send(500, KV_LOST)
+            else:
+                await worker.complete(request, responder)
+
+        return handler
+
+    for each in workers[2:]:
+        each.otherwise = judge(each)
+    config = {"policy": "least-loaded", "retries": {"minPerSecond": 1000}}
+    router = await harness.router(*workers, config=config)
+    await router.until(lambda: all(each.health_problem is None for each in router.server.core.pool))
+
+    poison = await asyncio.gather(*(router.post(best_of=[]) for _ in range(40)))
+
+    assert {each.status for each in poison} == {500}
+    assert {each["state"] for each in (await router.workers()).values()} == {"ready"}
+    assert await _statuses(router, stream=True) == [(200, True)] * REQUESTS
+    assert {each["state"] for each in (await router.workers()).values()} == {"ready"}
+    await router.assert_idle()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_workers_answer_no_slot_is_lost_and_all_serve_again(harness, seed):
+    """Wrong and right answers in any order: each request gets one, counters return to zero, circuits close."""
+    choose = random.Random(seed)
+    workers = [await harness.worker(role) for role in ("prefill", "prefill", "decode", "decode")]
+
+    def moody(worker):
+        kinds = WRONG if worker.role == "prefill" else WRONG | WRONG_STREAMS
+
+        async def handler(request, responder):
+            kind = choose.choice(sorted(kinds))
+            await (worker.complete if choose.random() < 0.5 else kinds[kind][0])(request, responder)
+
+        return handler
+
+    for each in workers:
+        each.otherwise = moody(each)
+    breaker = {"consecutiveFailures": 2, "openSeconds": 0.02, "maxOpenSeconds": 0.05}
+    policy = ("prefix-cost", "least-loaded")[seed % 2]
+    router = await harness.router(*workers, config={"policy": policy, "breaker": breaker})
+    answers = await _statuses(router, stream=True, requests=100)
+    assert {status for status, _ in answers} <= {200, 400, 401, 404, 500, 502, 503}
+    assert all(whole for status, whole in answers if status == 200)
+    await router.assert_idle()
+
+    for each in workers:
+        each.otherwise = each.complete
+    for number in itertools.count():
+        if not any(each.is_failing for each in router.server.core.pool):
+            break
+        assert number < 1000
+        assert (await router.post(prompt=f"{number} probes", stream=True)).status == 200
+    assert await _statuses(router, stream=True, requests=100) == [(200, True)] * 100
+    await router.assert_idle()
+
+
+def _workers():
+    breakers = [CircuitBreaker(consecutive_failures=5, open_s=10) for _ in range(4)]
+    return [
+        Worker(WorkerSpec(name, Role.DECODE, "http://x"), breaker)
+        for name, breaker in zip(("p", "q", "d", "e"), breakers, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arrived", "losses", "fault"),
+    [
+        ("pe", (9, 0), "d"),
+        ("qd", (0, 9), "p"),
+        ("qe", (6, 5), "p"),
+        ("qe", (5, 6), "d"),
+        ("qe", (5, 5), None),
+        ("pd", (9, 9), None),
+    ],
+)
+def test_the_end_that_is_not_shared_lost_the_transfer(arrived, losses, fault):
+    """From p to d it was lost, and the same request's next one arrived; with no shared end the losses so far tell."""
+    workers = {each.name: each for each in _workers()}
+    workers["p"].lost_transfers, workers["d"].lost_transfers = losses
+
+    found = end_at_fault(
+        KvTransfer(workers["p"], workers["d"]), KvTransfer(workers[arrived[0]], workers[arrived[1]])
+    )
+
+    assert (found and found.name) == fault

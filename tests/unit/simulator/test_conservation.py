@@ -1,0 +1,212 @@
+"""What a run may neither lose nor make up: requests, tokens, the time between tokens, GPU time, room in a cache."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from penstock_api import Role
+from penstock_simulator.faults import Fault, FaultPeriod, Faults
+from penstock_simulator.scenario import ProfiledModel, Resize, RouterSpec, WorkerFailure
+from penstock_simulator.scoreboard import score
+from penstock_simulator.sweep import RunSpec, simulate
+from penstock_simulator.workload import WorkloadSpec
+from penstock_simulator.world import World
+
+SMALL = ProfiledModel("a100-llama-8b-bf16-tp1", kv_tokens=9000)
+"""A cache that three of the prompts below fill."""
+
+ROWS = st.lists(
+    st.tuples(st.floats(0, 0.5), st.integers(1, 4000), st.integers(1, 120)), min_size=1, max_size=20
+)
+"""(gap to the arrival before, prompt tokens, output tokens)."""
+
+PATIENT = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def arrivals(request_at):
+    """Return a function that makes requests of `ROWS`."""
+
+    def make(rows):
+        times = np.cumsum([gap_s for gap_s, _, _ in rows])
+        return [
+            request_at(float(at_s), tokens, outputs, line=line)
+            for line, (at_s, (_, tokens, outputs)) in enumerate(zip(times, rows, strict=True), start=1)
+        ]
+
+    return make
+
+
+def watched(world, look):
+    """Run a world and look at it after every event."""
+    return world.run(lambda _ended: look(), progress_events=1)
+
+
+@PATIENT
+@given(
+    rows=ROWS,
+    bound=st.none() | st.integers(1, 4),
+    wait_s=st.none() | st.floats(0.1, 3),
+    deaths=st.lists(st.tuples(st.floats(0, 4), st.sampled_from(["prefill-0", "decode-0"])), max_size=2),
+    away=st.none() | st.tuples(st.floats(0, 3), st.floats(0.1, 2)),
+)
+def test_served_refused_and_failed_are_all_requests(
+    split_world, arrivals, *, rows, bound, wait_s, deaths, away
+):
+    """With a bounded queue, a bounded wait, deaths and a router that is away, each request counts in one place."""
+    periods = () if away is None else (FaultPeriod(Fault.ROUTER_DOWN, away[0], away[0] + away[1]),)
+    scenario = split_world(
+        1,
+        1,
+        router=RouterSpec(max_waiting=bound, max_wait_s=wait_s),
+        failures=tuple(WorkerFailure(at_s, name, at_s + 1.0) for at_s, name in deaths),
+        faults=Faults(periods),
+    )
+
+    requests = World(scenario, arrivals(rows)).run().requests
+
+    assert len(requests.is_ok) == len(rows)
+    assert not (requests.is_ok & requests.is_rejected).any()
+    assert (np.isnan(requests.ttft_s) == ~requests.is_ok).all()
+    assert (np.isnan(requests.e2e_s) == ~requests.is_ok).all()
+
+
+@PATIENT
+@given(rows=ROWS, split=st.booleans(), model=st.sampled_from([SMALL, ProfiledModel("h200-llama-3.1-8b-tp1")]))
+def test_no_token_is_lost_or_made_up(split_world, simple_world, arrivals, *, rows, split, model):
+    """Prompt tokens are computed or cached, and a request's gaps between tokens fill its time after the first."""
+    scenario = split_world(2, 2, model=model) if split else simple_world(2, model=model, router=RouterSpec())
+    world = World(scenario, arrivals(rows))
+
+    recording = world.run()
+
+    requests = recording.requests
+    assert requests.is_ok.all()
+    assert (
+        sum(recording.computed_tokens.values()) + requests.cached_tokens.sum() == requests.prompt_tokens.sum()
+    )
+    assert world.gaps.total == (requests.output_tokens - 1).sum()
+    assert world.gaps.sum_s == pytest.approx((requests.e2e_s - requests.ttft_s).sum())
+
+
+def test_a_cache_is_filled_and_never_overfilled(split_world, request_at):
+    """Twenty long answers on a cache for three of them: full most of the time, at no event above its room."""
+    world = World(
+        split_world(2, 1, model=SMALL), [request_at(i * 0.05, 2000, 800, line=i + 1) for i in range(20)]
+    )
+    used = []
+
+    recording = watched(
+        world, lambda: used.extend(each.server.kv_usage_fraction(world.kernel.now_s) for each in world.fleet)
+    )
+
+    assert recording.requests.is_ok.all()
+    assert 0.95 < max(used) <= 1.0
+
+
+@PATIENT
+@given(
+    rows=ROWS,
+    resizes=st.lists(
+        st.tuples(st.integers(0, 6), st.sampled_from([Role.PREFILL, Role.DECODE]), st.integers(1, 4)),
+        max_size=5,
+    ),
+)
+def test_gpu_seconds_are_the_integral_of_the_gpus_held(split_world, arrivals, *, rows, resizes):
+    """To a sample's length for each GPU that comes or goes; draining workers count until they are gone."""
+    scenario = split_world(
+        2, 2, cold_start_s=0.7, resizes=tuple(Resize(float(at_s), *rest) for at_s, *rest in resizes)
+    )
+    world = World(scenario, arrivals(rows))
+    held = [(0.0, 4)]
+
+    recording = watched(world, lambda: held.append((world.kernel.now_s, world.fleet.placed_gpus)))
+
+    times = np.array([at_s for at_s, _ in held] + [recording.end_s])
+    gpus = np.array([count for _, count in held])
+    moved = np.abs(np.diff(gpus)).sum()
+    assert recording.gpu_s == pytest.approx(
+        (np.diff(times) * gpus).sum(), abs=scenario.sample_s * moved + 1e-6
+    )
+
+
+def test_a_growing_pool_costs_from_when_it_was_asked_for(simple_world, request_at):
+    """2 GPUs for 10 s, then 5 until the last answer at 21 s, cold starts included: 75 GPU-seconds."""
+    scenario = simple_world(2, resizes=(Resize(10.0, Role.AGGREGATED, 5),), cold_start_s=30.0)
+
+    recording = World(scenario, [request_at(20.0, 1000)]).run()
+
+    assert (recording.end_s, recording.gpu_s) == (21.0, 75.0)
+
+
+@PATIENT
+@given(
+    rows=ROWS,
+    resizes=st.lists(
+        st.tuples(st.floats(0, 6), st.sampled_from([Role.PREFILL, Role.DECODE]), st.integers(1, 4)),
+        min_size=1,
+        max_size=6,
+    ),
+    policy=st.sampled_from(["dualmap", "prefix-cost", "least-loaded", "round-robin"]),
+)
+@example(
+    rows=[(0.05, 3000, 100)] * 12,
+    resizes=[(0.5, Role.PREFILL, 1), (0.8, Role.DECODE, 1)],
+    policy="least-loaded",
+)
+def test_scaling_loses_nothing_and_repeats_nothing(split_world, arrivals, *, rows, resizes, policy):
+    """Whatever pools are resized to, all are served at the first try, by workers that hold their GPUs until then.
+
+    What drains is gone in the end.
+    """
+    ordered = sorted(resizes, key=lambda each: each[0])
+    scenario = split_world(
+        3,
+        3,
+        router=RouterSpec(policy),
+        cold_start_s=0.5,
+        resizes=tuple(Resize(*each) for each in ordered),
+    )
+    world = World(scenario, arrivals([*rows, (60.0, 10, 1)]))
+
+    def all_have_their_workers():
+        present = {worker.name for worker in world.fleet}
+        for job in world.jobs:
+            if job.outcome is None and job.handed_s is not None:
+                assert (job.decoder or job.worker) in present
+
+    recording = watched(world, all_have_their_workers)
+
+    assert recording.requests.is_ok.all()
+    assert {job.tries.retries for job in world.jobs} == {0}
+    wanted = {Role.PREFILL: 3, Role.DECODE: 3} | {role: count for _, role, count in ordered}
+    assert recording.samples[-1].replicas == {role: (count, 0, 0) for role, count in wanted.items()}
+
+
+def test_the_queue_s_length_follows_from_its_waits(simple_world):
+    """Little's law: waiting requests on average = arrivals per second x mean wait, seen from either side."""
+    spec = WorkloadSpec("poisson:rate=0.8,duration_s=4000,input_tokens=1000,output_tokens=1,length_cv=0")
+
+    recording, workload, _ = simulate(RunSpec("x", simple_world(), spec, None, 3))
+
+    seen = np.mean([sample.waiting for sample in recording.samples])
+    assert len(workload.requests) > 3000
+    assert seen == pytest.approx(recording.requests.wait_s.sum() / recording.end_s, rel=0.05)
+
+
+def test_the_figures_count_every_request(simple_world):
+    """The scoreboard's ok, rejected and failed add up, warm-up included; what is lost is not in time."""
+    router = RouterSpec(slot_requests=1, slot_tokens=None, max_waiting=3)
+    scenario = simple_world(router=router, failures=(WorkerFailure(20.0, "aggregated-0", 40.0),))
+    spec = WorkloadSpec("poisson:rate=1.5,duration_s=200,input_tokens=1000,output_tokens=1,length_cv=0")
+
+    recording, workload, figures = simulate(RunSpec("x", scenario, spec, None, 1))
+
+    assert figures["rejected"] > 10
+    assert figures["ok"] + figures["rejected"] + figures["failed"] == figures["requests"]
+    assert figures["lost"] == figures["rejected"] + figures["failed"]
+    strict = dataclasses.replace(scenario, slo_s=1.0)
+    assert score(recording, workload, strict)["capacity"] < figures["capacity"] < 1

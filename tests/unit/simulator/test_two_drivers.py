@@ -1,0 +1,311 @@
+"""One script of events through both drivers of the router's state machine: futures on a loop, and jobs in virtual time."""
+
+import asyncio
+from math import inf
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_api import Role, RouterConfig, RouterPolicy
+from penstock_router.admission import Admission
+from penstock_router.core.dispatch_queue import CACHE_BLOCKS
+from penstock_router.core.retries import FailedTry, RequestTries, RetryBudget, RetryRules, RetryScope
+from penstock_router.core.router import Dispatch
+from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.make_core import make_core
+from penstock_router.policy.arrival import Arrival
+from penstock_router.policy.registry import decode_policy
+from penstock_router.policy.routing_policy import AssignTime
+from penstock_simulator.faults import Faults
+from penstock_simulator.jobs import Job
+from penstock_simulator.routing import VirtualRouter
+from penstock_simulator.scenario import RouterSpec
+from penstock_workload.traces import TraceRequest
+
+SLOT_TOKENS, MAX_WAITING, MAX_WAIT_S, SLO_S = 1000, 4, 10.0, 2.0
+
+
+class Server:
+    """A worker that exists."""
+
+    incarnation = 0
+
+    def __init__(self, name):
+        self.name = name
+        self.role = Role.DECODE if name.startswith("d") else Role.PREFILL
+
+
+class Script:
+    """What both drivers share: requests, workers, and a log of what became of whom after each event.
+
+    A driver has ``acquire(index, role, again)``, ``set_workers()``, ``prefilled(index)``, ``finished(index)``,
+    ``lost(index)``, ``may_retry(index)`` and ``tick()``; it calls `note` for every effect.
+    """
+
+    def __init__(self):
+        self.now_s = 0.0
+        self.arrivals = []
+        self.held = {}
+        self.servers = []
+        self.log = []
+
+    def note(self, index, outcome):
+        """Keep one effect: the name of a worker, or a refusal."""
+        self.log[-1].append((index, outcome))
+        if outcome.isupper():
+            self.held.pop(index, None)
+        else:
+            self.held[index] = outcome
+
+    def step(self, event, driver):
+        """Let one event happen; indexes are taken modulo what there is."""
+        self.log.append([])
+        match event:
+            case ("workers", names):
+                self.servers = [Server(name) for name in sorted(names)]
+                self.change(driver)
+            case ("arrive", chain, tokens):
+                self.arrivals.append((tuple(chain), tokens))
+                driver.acquire(len(self.arrivals) - 1, Role.PREFILL, again=False)
+            case ("work", number) if self.held:
+                index = sorted(self.held)[number % len(self.held)]
+                if self.held.pop(index).startswith("p"):
+                    driver.prefilled(index)
+                    driver.acquire(index, Role.DECODE, again=False)
+                else:
+                    driver.finished(index)
+            case ("tick", after_s):
+                self.now_s += after_s
+                driver.tick()
+
+    def change(self, driver):
+        """Take over the workers; what runs at those that are gone fails and may be tried again."""
+        names = {each.name for each in self.servers}
+        driver.set_workers()
+        failed = sorted(index for index, worker in self.held.items() if worker not in names)
+        for index in failed:
+            del self.held[index]
+            driver.lost(index)
+        for index in failed:
+            if driver.may_retry(index):
+                driver.acquire(index, Role.PREFILL, again=True)
+
+
+class Virtual:
+    """The simulator's driver."""
+
+    def __init__(self, script, policy):
+        self.script = script
+        spec = RouterSpec(
+            policy.value,
+            queue_order=RouterConfig().prefill_queue.order,
+            slot_tokens=SLOT_TOKENS,
+            cache_blocks=CACHE_BLOCKS,
+            max_waiting=MAX_WAITING,
+            max_wait_s=MAX_WAIT_S,
+        )
+        self.router = VirtualRouter(
+            spec,
+            Role.PREFILL,
+            slo_s=SLO_S,
+            cache_tokens=1,
+            decode_policy=decode_policy(policy.value),
+            faults=Faults(),
+        )
+        self.jobs = {}
+
+    def apply(self, effects):
+        """Do what the router has decided."""
+        for effect in effects:
+            if not isinstance(effect, Dispatch):
+                self.script.note(effect.item.index, effect.reason.name)
+                continue
+            assignment, job = effect.assignment, effect.assignment.item
+            if assignment.role is Role.DECODE:
+                job.decode_assignment = assignment
+            else:
+                job.assignment, job.decode_assignment = assignment, None
+            self.script.note(job.index, assignment.worker.name)
+
+    def set_workers(self):
+        """Say who serves."""
+        self.apply(self.router.set_workers(self.script.servers, self.script.now_s))
+
+    def acquire(self, index, role, *, again):
+        """Ask for a worker."""
+        chain, tokens = self.script.arrivals[index]
+        job = self.jobs.setdefault(index, Job(index, TraceRequest(0.0, tokens, 1, None, 1), chain))
+        now_s = self.script.now_s
+        decodes = role is Role.DECODE
+        self.apply(
+            self.router.acquire_decode(job, (), now_s)
+            if decodes
+            else self.router.acquire(job, now_s, again=again)
+        )
+
+    def prefilled(self, index):
+        """End a prefill."""
+        job, now_s = self.jobs[index], self.script.now_s
+        self.apply(self.router.prefilled(job, now_s) + self.router.left_entry(job, now_s))
+
+    def finished(self, index):
+        """End an answer."""
+        self.apply(self.router.left_decode(self.jobs[index], self.script.now_s))
+
+    def lost(self, index):
+        """Let a worker die under a request."""
+        job = self.jobs[index]
+        self.router.lost(job.decode_assignment or job.assignment, self.script.now_s)
+
+    def may_retry(self, index):
+        """Ask whether a failed request is tried again."""
+        return self.router.retry(self.jobs[index], self.script.now_s)
+
+    def tick(self):
+        """Let time act."""
+        self.apply(self.router.expire(self.script.now_s) + self.router.tick(self.script.now_s))
+
+
+class Live:
+    """The event loop's driver, with requests that hold assignments as the proxy's handler does."""
+
+    def __init__(self, script, policy):
+        self.script = script
+        queue = {"workerTokens": SLOT_TOKENS, "maxRequests": MAX_WAITING, "maxWaitSeconds": MAX_WAIT_S}
+        config = RouterConfig.model_validate(
+            {"policy": policy.value, "prefillQueue": queue, "ttftSloSeconds": SLO_S}
+        )
+        pool = WorkerPool(config.breaker, is_supervised=True)
+        core = make_core(config, pool, is_disaggregated=True)
+        self.reads_prompts = core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
+        self.admission = Admission(core, lambda: script.now_s)
+        retries = config.retries
+        budget = RetryBudget(fraction=retries.budget_fraction, min_per_s=retries.min_per_second, now_s=0.0)
+        self.rules = RetryRules(pool, budget, max_per_request=retries.max_per_request)
+        self.tries = {}
+        self.assignments = {}
+        self.waiting = {}
+
+    async def settle(self):
+        """Let the loop run, and keep what became of those that waited."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for index in [index for index, task in self.waiting.items() if task.done()]:
+            task = self.waiting.pop(index)
+            error = task.exception()
+            if error is not None:
+                words = {"SaturatedError": "QUEUE_FULL", "QueueTimeout": "QUEUE_TIMEOUT"}
+                self.script.note(index, words.get(type(error).__name__, "NO_WORKER"))
+                continue
+            self.assignments[index] = task.result()
+            self.script.note(index, task.result().worker.name)
+
+    def set_workers(self):
+        """Say who serves."""
+        self.admission.set_workers(
+            WorkerSpec(each.name, each.role, "", supervised=True, incarnation="0")
+            for each in self.script.servers
+        )
+
+    def acquire(self, index, role, *, again):
+        """Ask for a worker."""
+        if role is Role.PREFILL and not again:
+            self.rules.arrived()
+        chain, tokens = self.script.arrivals[index]
+        tries = self.tries.setdefault(index, RequestTries())
+        reads = self.reads_prompts and role is Role.PREFILL
+        arrival = Arrival(chain if reads else (), tokens, tries.avoid)
+        self.waiting[index] = asyncio.ensure_future(self.admission.wait(role, arrival, again=again))
+
+    def prefilled(self, index):
+        """End a prefill."""
+        assignment = self.assignments[index]
+        assignment.succeeded()
+        self.admission.prefilled(assignment, 0)
+        self.admission.release(assignment)
+
+    def finished(self, index):
+        """End an answer."""
+        self.assignments[index].succeeded()
+        self.admission.release(self.assignments[index])
+
+    def lost(self, index):
+        """Let a worker die under a request."""
+        self.assignments[index].failed(self.script.now_s, "broke off")
+        self.admission.release(self.assignments[index])
+
+    def may_retry(self, index):
+        """Ask whether a failed request is tried again."""
+        failure = FailedTry("upstream_broken", RetryScope.ANYWHERE, (self.assignments[index].worker,))
+        return self.rules.retry(self.tries[index], failure, self.script.now_s, left_s=inf) is not None
+
+    def tick(self):
+        """Let time act."""
+        self.admission.tick()
+
+
+def run_virtual(policy, events):
+    """Return what became of whom after each event, in virtual time."""
+    script = Script()
+    driver = Virtual(script, policy)
+    for event in events:
+        script.step(event, driver)
+    return [sorted(each) for each in script.log]
+
+
+async def run_live(policy, events):
+    """Return the same of the live driver."""
+    script = Script()
+    driver = Live(script, policy)
+    for event in events:
+        script.step(event, driver)
+        await driver.settle()
+    for task in driver.waiting.values():
+        task.cancel()
+    await asyncio.gather(*driver.waiting.values(), return_exceptions=True)
+    for assignment in driver.assignments.values():
+        driver.admission.release(assignment)
+    assert {each.inflight_requests for each in driver.admission.core.pool} <= {0}
+    assert all(not queue.waiting for queue in driver.admission.core.queues.values())
+    return [sorted(each) for each in script.log]
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("arrive"), st.lists(st.integers(0, 4), max_size=4), st.integers(1, 1500)),
+        st.tuples(st.just("work"), st.integers(0, 9)),
+        st.tuples(st.just("tick"), st.sampled_from([0.1, 1.0, 6.0])),
+        st.tuples(st.just("workers"), st.sets(st.sampled_from(["p1", "p2", "p3", "d1", "d2"]))),
+    ),
+    max_size=40,
+)
+START = ("workers", {"p1", "p2", "d1", "d2"})
+
+
+@settings(deadline=None)
+@given(st.sampled_from(RouterPolicy), EVENTS)
+def test_both_drivers_do_the_same(policy, events):
+    """Every request gets the same worker, or the same refusal, after the same event, whichever driver runs."""
+    events = [START, *events]
+
+    assert run_virtual(policy, events) == asyncio.run(run_live(policy, events))
+
+
+def test_a_script_reaches_every_effect():
+    """Dispatch in both stages, a retry elsewhere, a full queue and a time-out: the property above is not empty."""
+    arrive = ("arrive", [1, 2], 1200)
+    events = [
+        START,
+        *[arrive] * 7,
+        ("work", 0),
+        ("workers", {"p1", "d1", "d2"}),
+        ("tick", 6.0),
+        ("tick", 6.0),
+    ]
+
+    log = run_virtual(RouterPolicy.LEAST_LOADED, events)
+
+    assert log == asyncio.run(run_live(RouterPolicy.LEAST_LOADED, events))
+    outcomes = {outcome for each in log for _, outcome in each}
+    assert outcomes >= {"p1", "p2", "d1", "QUEUE_FULL", "QUEUE_TIMEOUT"}

@@ -1,0 +1,73 @@
+"""`penstock up` against another one, and cut short: one graph serves or none, and nothing is left of the other."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def test_of_two_ups_at_once_on_one_port_one_serves_and_the_other_says_why(world, eventually):
+    """A router that could not bind is not ready because the other one answers; its graph leaves nothing."""
+    manifest = world.manifest()
+    flags = ("--port", world.port, "--no-planner", "--speed", 20, "--timeout", 60)
+    names = ("world", "other")
+    ups = [
+        world.start(
+            "up", manifest, *flags, "--namespace", name, "--log-dir", world.folder / f"log-{name}", name=name
+        )
+        for name in names
+    ]
+    codes = [process.wait(90) for process in ups]
+    words = {name: (world.folder / f"{name}.out").read_text() for name in names}
+    assert sorted(code == 0 for code in codes) == [False, True], words
+    winner, loser = sorted(names, key=lambda name: codes[names.index(name)])
+    assert "in use" in words[loser]
+    assert "serves m" in words[winner]
+    states = world.statefile.parent
+    assert [path.name for path in states.glob("*.json")] == [f"{winner}.json"]
+    assert world.marked(states / f"{loser}.json") == {}
+    assert world.run("down", "--namespace", winner).returncode == 0
+    assert world.marked(states / f"{winner}.json") == {}
+
+
+# The phases of a start: no arbiter yet, an arbiter that has claimed the namespace, workers that run.
+PHASES = {
+    "begun": lambda world: True,
+    "claimed": lambda world: world.statefile.exists(),
+    "running": lambda world: world.entries("decode", "ready"),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_during_up_leaves_nothing_running(world, eventually, phase, number):
+    """Whenever it comes, `up` ends with 128 and its number, without processes, statefile or sockets."""
+    # The prefill service never becomes ready, so that `up` is under way for as long as the test needs.
+    manifest = world.manifest()
+    text = manifest.read_text().replace("role: prefill,", "role: prefill, startupSeconds: 80000,")
+    manifest.write_text(text)
+    flags = ("--port", world.port, "--no-planner", "--log-dir", world.log_dir, "--speed", 10)
+    process = world.start("up", manifest, *flags, name="up")
+    eventually(lambda: _handles(process.pid, number), 30, "up handles signals")
+    eventually(lambda: PHASES[phase](world), 30, phase)
+    os.kill(process.pid, number)
+    assert process.wait(40) == 128 + number, (world.folder / "up.out").read_text()
+    assert world.marked() == {}
+    assert list(world.statefile.parent.glob("*")) == []
+    assert str(world.statefile) not in _command_lines()
+
+
+def _handles(pid, number):
+    """Return whether the process has a handler of its own for a signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return bool(int(fields["SigCgt"], 16) >> (number - 1) & 1)
+
+
+def _command_lines():
+    found = psutil.process_iter(["cmdline"])
+    return "\n".join(" ".join(process.info["cmdline"] or ()) for process in found)
