@@ -50,6 +50,9 @@ coverage: $(VENV)/.dev ## The fast tests with branch coverage of the pure packag
 	$(BIN)/pytest $(FAST) --cov --cov-report= $(ARGS)
 	$(BIN)/python tests/coverage_floors.py
 
+explore: $(VENV)/.dev ## The property tests with new random examples, more of them, where the other targets repeat theirs
+	$(BIN)/pytest tests -m "hypothesis and not cluster" -n logical --dist worksteal --hypothesis-profile explore --timeout 0 $(ARGS)
+
 test-lowest: $(VENV)/.dev ## The fast tests on the lowest versions of dependencies that pyproject.toml allows
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)-lowest
 	$(BIN)/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct --editable '.[dev]'

@@ -472,7 +472,7 @@ def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # no
         POLICIES[policy](DualMapSettings(slo_s=1.0)),
         QueueSettings(slot_tokens=1000, max_wait_s=20.0, order=order, slo_s=2.0, tokens_per_s=500.0),
     )
-    waiting, running, now_s, count = set(), [], 0.0, 0
+    waiting, running, decoding, now_s, count = set(), [], [], 0.0, 0
     for event in events:
         now_s += step_s
         match event:
@@ -486,9 +486,13 @@ def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # no
                 for handed in list(queues.dispatch(now_s)):
                     waiting.remove(handed.item)
                     running.append(handed.item)
-            case ("prefilled" | "release" as how, index) if running:
-                item = running.pop(index % len(running))
-                getattr(queues, how)(item, now_s)
+            case ("prefilled", index) if running:
+                decoding.append(running.pop(index % len(running)))
+                queues.prefilled(decoding[-1], now_s)
+            case ("release", index) if running or decoding:
+                item = (running + decoding)[index % (len(running) + len(decoding))]
+                (running if item in running else decoding).remove(item)
+                queues.release(item, now_s)
             case ("withdraw", index) if waiting:
                 item = sorted(waiting)[index % len(waiting)]
                 waiting.remove(item)
@@ -505,7 +509,7 @@ def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # no
         assert sum(counts.pending.values()) >= len(running)
         assert bool(counts.pending) is bool(running)
         assert counts.admitted >= counts.computed + counts.waiting + sum(counts.pending.values())
-    for item in running:
+    for item in running + decoding:
         queues.release(item, now_s)
     for item in list(waiting):
         queues.withdraw(item)
@@ -513,6 +517,7 @@ def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # no
     assert 0 == queues.waiting == queues.tokens == queues.prompt_tokens.waiting
     assert not queues.prompt_tokens.pending
     assert not queues._assigned
+    assert not queues._decoding
     assert not queues._non_streaming
     queues.set_workers(map(WorkerLoad, "abcd"), now_s)
     assert not queues._inactive
