@@ -304,6 +304,33 @@ class DispatchQueue(Generic[T]):
         worker = self._workers.get(name)
         return 0 if worker is None else worker.queued_tokens
 
+    def worker_of(self, item: T) -> str:
+        """Return the worker that a request waits for or runs at; empty while none was chosen."""
+        queued = self._assigned.get(item)
+        return "" if queued is None else queued.worker
+
+    def prefill_tokens(self, name: str) -> int:
+        """Return the prompt tokens that one worker has still to compute, tokens >= 0.
+
+        Those that wait for it in its queue, those given to it, and those that other routers have there where
+        requests are assigned on arrival; tokens that its cache is believed to hold are left out.
+        """
+        worker = self._workers.get(name)
+        if worker is None:
+            return 0
+        peers = worker.peer_tokens if self.policy.assigns is AssignTime.ON_ARRIVAL else 0
+        return worker.queued_tokens + self.prompt_tokens.pending.get(name, 0) + peers
+
+    def peer_tokens(self, name: str) -> int:
+        """Return the tokens that other routers have in flight at a worker, as last heard."""
+        worker = self._workers.get(name)
+        return 0 if worker is None else worker.peer_tokens
+
+    @property
+    def central_tokens(self) -> int:
+        """Prompt tokens that wait in the central queue; 0 under a policy that assigns on arrival."""
+        return self.prompt_tokens.waiting if self.policy.assigns is AssignTime.WHEN_FREE else 0
+
     def pending_tokens(self, name: str) -> int:
         """Return what other routers should count here, tokens >= 0.
 
