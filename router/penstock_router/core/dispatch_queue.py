@@ -16,9 +16,10 @@ from penstock_api import QueueOrder
 from penstock_router.policy.load import WorkerLoad
 from penstock_router.policy.prefix_index import PrefixIndex
 from penstock_router.policy.prompt_tokens import PromptTokenCounts
+from penstock_router.policy.queued_request import QueuedRequest
 from penstock_router.policy.rebalance import Aim, decode_delay_s, plan_moves
 from penstock_router.policy.routing_policy import Arrival, AssignTime, Estimates, RoutingPolicy, eligible
-from penstock_router.policy.worker_queue import QueuedRequest, WorkerQueue
+from penstock_router.policy.worker_queue import WorkerQueue
 
 T = TypeVar("T")
 
@@ -446,7 +447,7 @@ class DispatchQueue(Generic[T]):
 
     def _unassign(self, worker: WorkerQueue[T]) -> list[QueuedRequest[T]]:
         """Take out and return all that waits for a worker."""
-        displaced = [*worker.late.values(), *worker.queue.values()]
+        displaced = list(worker.line)
         for queued in displaced:
             worker.pull(queued)
             worker.forget(queued)
@@ -457,13 +458,13 @@ class DispatchQueue(Generic[T]):
         order, slo_s = self.settings.order, self.settings.slo_s
         token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
         if token_s is None:
-            return worker.next_up(hit_first=order is QueueOrder.HIT_FIRST)
+            return worker.line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST)
         ahead = worker.running_tokens + worker.peer_tokens
 
         def is_late(queued: QueuedRequest[T]) -> bool:
             return now_s - queued.since_s + (ahead + queued.uncached) * token_s > slo_s
 
-        return worker.next_up(is_late=is_late)
+        return worker.line.next_up(now_s, is_late=is_late)
 
     def _has_room(self, worker: WorkerQueue[T]) -> bool:
         settings = self.settings

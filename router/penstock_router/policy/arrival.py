@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock_api import Tier
 from penstock_router.policy.keys import BLOCK_TOKENS, Prefix
 
 
@@ -20,6 +21,8 @@ class Arrival:
         sub_block_keys: Keys that stand for the first block together, >= 1; each later key is a block.
         session: Whatever the client says ties requests together; empty for none.
         is_non_streaming: Its answer comes whole, so that nothing tells when its prompt was computed.
+        tier: Its priority class; read where tiers are on.
+        tenant: Whose it is; empty: nobody's in particular.
         prefix: The chain, packed; derived.
     """
 
@@ -30,6 +33,8 @@ class Arrival:
     sub_block_keys: int = 1
     session: str = ""
     is_non_streaming: bool = False
+    tier: Tier = Tier.STANDARD
+    tenant: str = ""
     prefix: Prefix = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
