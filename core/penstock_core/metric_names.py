@@ -125,6 +125,9 @@ OPERATOR_NAMESPACES_CEDED: Final = "penstock_operator_namespaces_ceded"
 # Any process with a schedule of its own.
 SCHEDULE_LAG_P99: Final = "penstock_schedule_lag_p99_seconds"
 SCHEDULE_LAG_SAMPLES: Final = "penstock_schedule_lag_samples"
+ENGINE_REJECTIONS: Final = "penstock_rejection_request"
+ENGINE_REQUESTS: Final = "penstock_engine_request"
+ENGINE_QUEUED_REQUESTS: Final = "penstock_request_queue"
 TIME_SCALE: Final = "penstock_time_scale"
 
 COUNTER_SUFFIX: Final = "_total"
