@@ -14,6 +14,7 @@ from penstock_api import QueueOrder, Role
 from penstock_core.errors import ConfigError
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.core.transfer import LinkTerms
+from penstock_engine.serve.preemption_config import PreemptionConfig
 from penstock_planner.decide.config import DecideConfig
 from penstock_simulator.faults import Faults
 from penstock_workload.traces import BLOCK_TOKENS
@@ -73,6 +74,7 @@ class ProfiledModel:
         max_num_seqs: Requests in a batch.
         link: Incoming KV link.
         lease: Terms that a prefill worker grants.
+        preemption: How tiers preempt; None: requests have none.
     """
 
     profile: str
@@ -82,6 +84,7 @@ class ProfiledModel:
     max_num_seqs: int = 256
     link: LinkTerms = field(default_factory=LinkTerms)
     lease: LeaseTerms = field(default_factory=LeaseTerms)
+    preemption: PreemptionConfig | None = None
 
     def __post_init__(self) -> None:
         """Check the bounds."""
