@@ -191,10 +191,9 @@ class VirtualRouter:
         """Do what time alone asks for; called each second."""
         return self._at(now_s).tick(now_s)
 
-    def set_peer_tokens(self, tokens: Mapping[str, int]) -> None:
+    def set_peer_tokens(self, tokens: Mapping[str, int], now_s: float) -> None:
         """Set the prompt tokens that other routers have in flight at each entry worker, as the state propagates."""
-        for name, count in tokens.items():
-            self.core.entry_queue.set_peer_tokens(name, count)
+        self.core.set_peer_tokens(tokens, now_s)
 
     def set_usage(self, usage: Mapping[str, float], tokens: Mapping[str, int], now_s: float) -> Effects[Job]:
         """Set the entry workers' KV usage, and what was in flight there when it was read."""

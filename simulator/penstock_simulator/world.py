@@ -390,7 +390,7 @@ class World:
                 self._apply(router.read_decode_loads(loads, self.kernel.now_s))
         if others:
             for router, tokens_of in zip(self._routers, others, strict=True):
-                router.set_peer_tokens(tokens_of)
+                router.set_peer_tokens(tokens_of, self.kernel.now_s)
 
     # -- ends -----------------------------------------------------------------------------------------
 

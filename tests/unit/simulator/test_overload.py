@@ -14,7 +14,9 @@ POLICIES = ("least-loaded", "prefix-cost")
 PROMPT_TOKENS, OUTPUT_TOKENS = 2000, 20
 
 
-def world_of(policy, thresholds, request_at, *, gap_s, last_s, split=False, routers=1, delay_s=0.0, workers=2):
+def world_of(
+    policy, thresholds, request_at, *, gap_s, last_s, split=False, routers=1, delay_s=0.0, workers=2
+):
     """Make a world to which a request comes each ``gap_s``."""
     roles = (Role.PREFILL, Role.DECODE) if split else (Role.AGGREGATED,)
     router = RouterSpec(policy, thresholds=thresholds, routers=routers, propagation_delay_s=delay_s)
@@ -62,3 +64,47 @@ def test_below_its_capacity_nothing_is_rejected(request_at):
     world = world_of("prefix-cost", BusyThresholds(0.9, 8000), request_at, gap_s=0.14, last_s=30.0)
     world.run()
     assert all(job.outcome is JobOutcome.OK for job in world.jobs)
+
+
+@pytest.mark.parametrize("policy", ["prefix-cost", "dualmap", "least-loaded"])
+@pytest.mark.parametrize(
+    ("routers", "delay_s", "limit"), [(1, 0.0, 8000), (2, 0.0, 8000), (2, 0.5, 40_000), (4, 1.0, 8000)]
+)
+def test_several_routers_oversubscribe_a_worker_within_a_bound(policy, routers, delay_s, limit, request_at):
+    """No more than the threshold and one prompt, and of each peer what it admits between two pieces of news.
+
+    That is at most what comes to it in a second and the delay, and at most a threshold and a prompt of its own.
+    """
+    gap_s = 0.02
+    world = world_of(
+        policy,
+        BusyThresholds(None, limit),
+        request_at,
+        gap_s=gap_s,
+        last_s=20.0,
+        routers=routers,
+        delay_s=delay_s,
+    )
+    peaks = dict.fromkeys(("aggregated-0", "aggregated-1"), 0)
+    apply = world._apply
+
+    def watched(effects):
+        apply(effects)
+        for name in peaks:
+            assigned = sum(tokens_of(router, name) for router in world._routers)
+            peaks[name] = max(peaks[name], assigned)
+
+    world._apply = watched
+    world.run()
+
+    own = limit + PROMPT_TOKENS
+    arriving = PROMPT_TOKENS / gap_s / routers * (1.0 + delay_s) + PROMPT_TOKENS
+    assert limit < max(peaks.values()) <= own + (routers - 1) * min(own, arriving)
+    assert any(job.outcome is JobOutcome.REJECTED for job in world.jobs)
+
+
+def tokens_of(router, name):
+    """Return the prompt tokens that one router has waiting for or running at a worker."""
+    queue = router.core.entry_queue
+    central = queue.backlog_tokens / 2
+    return central or queue.queued_tokens(name) + queue.prompt_tokens.pending.get(name, 0)
