@@ -16,7 +16,8 @@ import statistics
 import time
 import tracemalloc
 
-from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
+from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.queue_settings import QueueSettings
 from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
 from penstock_router.policy.keys import Prefix, prompt_keys
 from penstock_router.policy.load import WorkerLoad

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from penstock_api import Role
 from penstock_router.core.assignment import Assignment
 from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.tier_control import TierControl
 from penstock_router.core.worker import Worker
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec
@@ -32,6 +33,7 @@ class RefusalReason(Enum):
     QUEUE_FULL = auto()
     QUEUE_TIMEOUT = auto()
     NO_WORKER = auto()
+    SHED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,13 @@ class Refuse(Generic[T]):
         item: The request.
         reason: Why.
         message: For the client: what was exceeded or is missing, and the remedy.
+        retry_after_s: When there is expected to be room, simulated seconds from now; None: unknown.
     """
 
     item: T
     reason: RefusalReason
     message: str
+    retry_after_s: float | None = None
 
 
 Effects = list[Dispatch[T] | Refuse[T]]
@@ -68,6 +72,7 @@ class RouterCore(Generic[T]):
         queues: By role, the first stage's first. Nothing is dispatched in the first stage while no worker of the
             second can be routed to, because a prefill without a decode worker only pins KV blocks.
         paused: Roles to whose workers nothing is dispatched for now.
+        tiers: Sheds and counts by tier; None: requests have no tiers.
     """
 
     def __init__(self, pool: WorkerPool, queues: Mapping[Role, DispatchQueue[T]]) -> None:
@@ -78,6 +83,7 @@ class RouterCore(Generic[T]):
         self.paused: Collection[Role] = ()
         self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in self.queues}
         self._rebalanced_s: float | None = None
+        self.tiers: TierControl | None = None
 
     @property
     def entry_queue(self) -> DispatchQueue[T]:
@@ -98,6 +104,11 @@ class RouterCore(Generic[T]):
             now_s: Simulated seconds.
             again: It was admitted before: it meets no bound, and waits before all others.
         """
+        if self.tiers is not None and role is self.entry and not again:
+            shed = self.tiers.arrived(arrival.tier)
+            if shed is not None:
+                wait_s = self.tiers.monitor.settings.recover_s
+                return [Refuse(item, RefusalReason.SHED, shed, wait_s)]
         missing = self._hopeless(role, now_s)
         if missing is not None:
             message = f"no {missing} worker can take the request; retry later"
@@ -161,15 +172,14 @@ class RouterCore(Generic[T]):
 
     def expire(self, now_s: float) -> Effects[T]:
         """Refuse what has waited as long as it may."""
-        return [
-            Refuse(
-                queued.item,
-                RefusalReason.QUEUE_TIMEOUT,
-                f"no worker took the request within {now_s - queued.since_s:.1f} s; retry later",
-            )
-            for queue in self.queues.values()
-            for queued in queue.take_expired(now_s)
-        ]
+        effects: Effects[T] = []
+        for role, queue in self.queues.items():
+            for queued in queue.take_expired(now_s):
+                if self.tiers is not None and role is self.entry:
+                    self.tiers.timed_out(queued.arrival.tier, now_s)
+                message = f"no worker took the request within {now_s - queued.since_s:.1f} s; retry later"
+                effects.append(Refuse(queued.item, RefusalReason.QUEUE_TIMEOUT, message))
+        return effects
 
     def tick(self, now_s: float) -> Effects[T]:
         """Do what time alone asks for: relieve decode-bound workers, and dispatch where room has come."""
@@ -179,6 +189,8 @@ class RouterCore(Generic[T]):
             if queue.settings.rebalances:
                 queue.rebalance(now_s)
         queue.assume_prefilled(now_s)
+        if self.tiers is not None:
+            self.tiers.tick(now_s, lambda: queue.tier_waits_s(now_s))
         return self.workers_changed(now_s)
 
     def problems(self, now_s: float) -> list[str]:
@@ -231,6 +243,8 @@ class RouterCore(Generic[T]):
         for queued in queue.dispatch(now_s, None if pool.are_closed(role) else is_open):
             worker = pool.get(queued.worker)
             assert worker is not None  # noqa: S101 - `_follow` has named the pool's own workers
+            if self.tiers is not None and role is self.entry:
+                self.tiers.dispatched(queued.arrival.tier, max(0.0, now_s - queued.since_s))
             effects.append(
                 Dispatch(
                     Assignment(
