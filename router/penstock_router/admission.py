@@ -32,10 +32,15 @@ class QueueTimeout(NoEndpointsError):  # noqa: N818 - named like the fact it rep
     """A request waited for a worker as long as it may."""
 
 
+class Shed(NoEndpointsError):  # noqa: N818 - named like the fact it reports
+    """A request's tier is shed so that higher tiers keep their SLO."""
+
+
 _REFUSALS: Final[dict[RefusalReason, type[PenstockError]]] = {
     RefusalReason.QUEUE_FULL: SaturatedError,
     RefusalReason.QUEUE_TIMEOUT: QueueTimeout,
     RefusalReason.NO_WORKER: NoEndpointsError,
+    RefusalReason.SHED: Shed,
 }
 _WARNINGS: Final = frozenset({WorkerChange.EJECTED, WorkerChange.KEPT})
 
@@ -73,6 +78,7 @@ class Admission:
         Raises:
             SaturatedError: the queue is full.
             QueueTimeout: it waited as long as it may.
+            Shed: its tier is shed.
             NoEndpointsError: no worker serves, and none will by itself.
         """
         assignment = await self.wait(role, arrival, again=again)

@@ -298,6 +298,10 @@ class DispatchQueue(Generic[T]):
         """Return the tokens in flight at each worker, those of other routers included."""
         return {name: each.inflight_tokens for name, each in self._workers.items()}
 
+    def tier_counts(self) -> Mapping[Tier, int]:
+        """Return how many requests wait, by tier; absent: none."""
+        return self._room.tiers
+
     def tier_waits_s(self, now_s: float) -> dict[Tier, list[float]]:
         """Return how long the requests that wait now have waited, by tier."""
         waits: dict[Tier, list[float]] = {tier: [] for tier in Tier}

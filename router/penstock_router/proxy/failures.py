@@ -15,13 +15,16 @@ from penstock_core.errors import (
     UpstreamTimeout,
     WrongAnswer,
 )
-from penstock_router.admission import QueueTimeout
+from penstock_router.admission import QueueTimeout, Shed
 from penstock_router.core.retries import FailedTry, RetryScope
 from penstock_router.core.worker import Worker
 from penstock_wire.problem import error_body
 
 QUEUE_TIMEOUT: Final = "queue_timeout"
 """Reason of a request that waited for a worker as long as it may."""
+
+SHED: Final = "shed"
+"""Reason of a request that was refused so that higher tiers keep their SLO."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,7 @@ def error_response_of(error: PenstockError | StageFailed) -> ErrorResponse:
 _PROBLEMS: Final[dict[type[PenstockError], tuple[int, str | None, bool]]] = {
     SaturatedError: (429, "queue_full", True),
     QueueTimeout: (503, QUEUE_TIMEOUT, True),
+    Shed: (503, SHED, True),
     NoEndpointsError: (503, "no_worker", True),
     UpstreamConnectError: (503, None, True),
     UpstreamTimeout: (504, None, False),
