@@ -14,6 +14,9 @@ from penstock_api.base import Flag, Integer, Number, ProfileText, SpecModel
 from penstock_api.enums import KvBufferDevice
 from penstock_api.rules import LEASE_RULES, PROFILE_RULE
 
+SIMULATED_BATCH_TOKENS = 8192
+"""Most tokens of one step of a simulated worker where the graph says nothing, as `penstock engine serve` has it."""
+
 DEFAULT_PROFILE = "h200-llama-3.1-8b-tp1"
 
 
@@ -54,7 +57,8 @@ class EngineConfig(SpecModel):
     rules = (PROFILE_RULE,)
 
     request_limit: Annotated[Integer, Field(ge=1)] | None = Field(
-        default=None, description="Most requests in one worker's engine; null: no limit. Runtime dynamo only."
+        default=None,
+        description="Most requests in one worker's engine; null: no limit. Runtimes dynamo and simulated.",
     )
     request_queue: Annotated[Integer, Field(ge=2)] = Field(
         default=16, description="Requests that may wait beyond requestLimit; then refused. At least 2."

@@ -195,12 +195,29 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
     ),
     Rule(
         path="engine.requestLimit",
-        must="engine.requestLimit needs runtime dynamo",
-        cel="!has(self.engine.requestLimit) || self.runtime == 'dynamo'",
-        find=unless(lambda spec: spec.engine.request_limit is None or spec.runtime is Runtime.DYNAMO),
+        must="engine.requestLimit needs runtime dynamo or simulated",
+        cel="!has(self.engine.requestLimit) || self.runtime != 'vllm'",
+        find=unless(lambda spec: spec.engine.request_limit is None or spec.runtime is not Runtime.VLLM),
         text="%d, but workers of runtime %s refuse nothing by number",
         values=("self.engine.requestLimit", "self.runtime"),
-        remedy="remove it and bound the load with router.prefillQueue and engine.maxRunningRequests",
+        remedy="remove it and bound the load with router.admission and engine.maxRunningRequests",
+    ),
+    Rule(
+        path="router.admission.activePrefillTokensThresholdFrac",
+        must="router.admission.activePrefillTokensThresholdFrac under runtime vllm needs engine.maxBatchTokens",
+        cel=(
+            "!has(self.router.admission.activePrefillTokensThresholdFrac) || self.runtime != 'vllm' || "
+            "has(self.engine.maxBatchTokens)"
+        ),
+        find=unless(
+            lambda spec: (
+                spec.router.admission.active_prefill_tokens_threshold_frac is None
+                or spec.runtime is not Runtime.VLLM
+                or spec.engine.max_batch_tokens is not None
+            )
+        ),
+        text="a multiple of the batch token limit, which the router does not know of vLLM's own default",
+        remedy="set engine.maxBatchTokens, or activePrefillTokensThreshold",
     ),
     Rule(
         path="router.policy",

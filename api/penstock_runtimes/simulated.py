@@ -24,6 +24,9 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
     argv += batch_flags(spec) + stream_flags(spec) + kv_transfer_flags(spec, service.role)
     events = _kv_events(spec, service, context)
     argv += events
+    if spec.engine.request_limit is not None:
+        argv += ["--engine-request-limit", str(spec.engine.request_limit)]
+        argv += ["--engine-request-queue", str(spec.engine.request_queue)]
     if service.startup_seconds > 0:
         argv += ["--startup-seconds", f"{service.startup_seconds:g}"]
     reached_elsewhere = context.peer_host != context.host and service.role is not Role.AGGREGATED

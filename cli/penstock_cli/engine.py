@@ -128,6 +128,20 @@ def engine() -> None:
     show_default=True,
     help="Simulated seconds until the worker is ready; /health answers 503 until then.",
 )
+@click.option(
+    "--engine-request-limit",
+    type=int,
+    default=None,
+    help="Most requests in the engine at a time; beyond it and the queue requests are rejected with 503.  "
+    "[default: no limit]",
+)
+@click.option(
+    "--engine-request-queue",
+    type=int,
+    default=16,
+    show_default=True,
+    help="Most requests that wait for the engine once --engine-request-limit run; at least 2.",
+)
 @click.option("--seed", default=0, show_default=True, help="Chooses output lengths and words.")
 def serve(role: str, **flags: Any) -> None:
     """Serve MODEL until SIGTERM, then drain: streams finish, pinned KV is read or expires."""

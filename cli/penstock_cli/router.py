@@ -76,7 +76,7 @@ def router() -> None:
     type=click.Path(path_type=Path),
     envvar="PENSTOCK_ADMIN_KEYS_FILE",
     show_envvar=True,
-    help="File or folder of the keys that open drains and the workers' addresses in /workers; "
+    help="File or folder of the keys that open drains, the workers' addresses in /workers and /busy_threshold; "
     f"{ADMIN_KEYS.variable} may hold more. Without any, only programs of this machine may, while --host is loopback "
     "and no API key is set.",
 )
@@ -126,7 +126,7 @@ def serve(
 ) -> None:
     """Serve /v1/completions, /v1/chat/completions, /v1/responses and /v1/models in front of workers.
 
-    Also /workers (with drain and undrain), /ready, /health and /metrics. SIGTERM finishes the requests
+    Also /workers (with drain and undrain), /busy_threshold, /ready, /health and /metrics. SIGTERM finishes the requests
     under way and exits 0.
     """
     manifest = load_graph(graph) if graph is not None else None
@@ -145,6 +145,8 @@ def serve(
         lease_s=_lease_s(kv_lease, spec),
         context_tokens=spec.model.context_tokens if spec is not None else None,
         kv_block_tokens=spec.engine.block_tokens if spec is not None else None,
+        batch_tokens=spec.batch_tokens if spec is not None else None,
+        graph_file=graph,
         host=host,
         port=port,
         speed=speed,

@@ -24,6 +24,8 @@ log = get_logger(__name__)
 
 LONGEST_CONTEXT_TOKENS = 131_072
 """Default bound of a sequence where the cache holds more: the context of the profiled Llama models."""
+_LEAST_QUEUE = 2
+"""Source: Dynamo's bound, so that one setting holds for both runtimes."""
 
 
 class LoadFailurePolicy(StrEnum):
@@ -51,6 +53,8 @@ class ServeFlags:
         link_gigabytes_per_s, link_latency_ms: The incoming KV link, simulated.
         mean_output_tokens: Mean output of requests without ``ignore_eos``, tokens.
         startup_s: Simulated seconds until the worker is ready.
+        engine_request_limit: Most requests in the engine; None: no bound, and nothing is rejected by number.
+        engine_request_queue: Most requests that wait for the engine; further ones are rejected.
         seed: Chooses output lengths and words.
     """
 
@@ -76,6 +80,8 @@ class ServeFlags:
     link_latency_ms: float = 5.0
     mean_output_tokens: float = 256.0
     startup_s: float = 0.0
+    engine_request_limit: int | None = None
+    engine_request_queue: int = 16
     seed: int = 0
 
 
@@ -179,6 +185,7 @@ def _check_numbers(flags: ServeFlags) -> None:
         ("--max-model-len", flags.max_model_len),
         ("--stream-interval", flags.stream_interval),
         ("--mean-output-tokens", flags.mean_output_tokens),
+        ("--engine-request-limit", flags.engine_request_limit),
     )
     for flag, value in at_least_one:
         if value is not None and not value >= 1:
@@ -190,6 +197,10 @@ def _check_numbers(flags: ServeFlags) -> None:
     ):
         if not (math.isfinite(number) and number >= lowest):
             raise ConfigError(f"{flag}: {number} must be finite and {'above' if lowest else 'at least'} 0")
+    if flags.engine_request_queue < _LEAST_QUEUE:
+        raise ConfigError(
+            f"--engine-request-queue: {flags.engine_request_queue} must be {_LEAST_QUEUE} or more"
+        )
     if flags.scheduling_policy not in {"fcfs", "priority"}:
         raise ConfigError(f"--scheduling-policy: {flags.scheduling_policy!r} must be fcfs or priority")
 

@@ -20,7 +20,7 @@ from penstock_engine.core.prefix_keys import prefix_keys
 from penstock_engine.core.requests import EngineRequest, FinishReason, RequestState
 from penstock_engine.core.timeline import Timeline
 from penstock_engine.serve.kv_publisher import KvPublisher
-from penstock_engine.serve.metrics import EngineMetrics
+from penstock_engine.serve.metrics import EngineMetrics, RequestCounts
 from penstock_engine.serve.notifier import Notifier, NotifyResult
 from penstock_engine.serve.protocol import EngineCall
 from penstock_engine.serve.settings import LoadFailurePolicy, ServeSettings
@@ -37,13 +37,19 @@ _TIMER_S = 0.001
 class ServedWorker:
     """One simulated engine and its clients."""
 
-    def __init__(self, settings: ServeSettings, clock: SimulatedClock, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        settings: ServeSettings,
+        clock: SimulatedClock,
+        group: asyncio.TaskGroup,
+        slots: RequestCounts,
+    ) -> None:
         self.settings = settings
         self.clock = clock
         self.lag = LagTracker()
         self.timeline = Timeline(Engine(settings.engine, settings.profile.latency()), clock.now_s())
         self.engine = self.timeline.engine
-        self.metrics = EngineMetrics(settings, self.timeline, self.lag)
+        self.metrics = EngineMetrics(settings, self.timeline, self.lag, slots)
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, Stream] = {}
         self._by_remote_id: dict[str, Stream] = {}

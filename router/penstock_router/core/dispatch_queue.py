@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Generic, TypeVar
 
 from penstock_api import QueueOrder, Tier
@@ -37,6 +38,7 @@ class DispatchQueue(Generic[T]):
         moved: Requests that rebalancing has moved so far.
         waiting: Requests that wait.
         tokens: Their prompt tokens.
+        room: Counts them by tier.
         prompt_tokens: On their way through this queue.
     """
 
@@ -50,7 +52,7 @@ class DispatchQueue(Generic[T]):
         # In the central queue, or, under a policy that assigns on arrival, what arrived while there was no worker.
         self._unassigned: dict[T, QueuedRequest[T]] = {}
         self._central: WaitingLine[T] = self._new_line()
-        self._room = QueueRoom()
+        self.room = QueueRoom()
         self._assigned: dict[T, QueuedRequest[T]] = {}
         # Running non-streaming requests, with the time at which their prompts should be prefilled.
         self._non_streaming: dict[T, float] = {}
@@ -133,10 +135,10 @@ class DispatchQueue(Generic[T]):
             now_s: Simulated seconds.
             again: It was admitted before: it meets no bound, and waits before all others.
         """
-        if not again and (self.is_full or not self._has_tier_room(arrival)):
+        if not again and not self.room.has_room(arrival, self.settings):
             return False
         self.waiting += 1
-        self._room.enter(arrival)
+        self.room.enter(arrival)
         self.tokens += arrival.tokens
         queued = QueuedRequest(item, arrival, now_s, uncached=arrival.tokens)
         self._assign(queued, now_s, is_first=again)
@@ -224,13 +226,9 @@ class DispatchQueue(Generic[T]):
 
     def take_expired(self, now_s: float) -> list[QueuedRequest[T]]:
         """Take out and return the requests that have waited as long as they, or those of their tier, may."""
-        if self.settings.max_wait_s is None and self.settings.tiers is None:
-            return []
-        expired = [
-            queued
-            for queued in self._waiting_requests()
-            if now_s - queued.since_s >= self.settings.longest_wait_s(queued.arrival.tier)
-        ]
+        bounds = {tier: self.settings.longest_wait_s(tier) for tier in Tier}
+        waiting = self.waiting_requests() if min(bounds.values()) < inf else []
+        expired = [each for each in waiting if now_s - each.since_s >= bounds[each.arrival.tier]]
         for queued in expired:
             self.withdraw(queued.item)
         return expired
@@ -269,7 +267,7 @@ class DispatchQueue(Generic[T]):
 
     def oldest_s(self, now_s: float) -> float:
         """Return how long the longest wait has lasted, simulated seconds; 0 when nothing waits."""
-        return max((now_s - queued.since_s for queued in self._waiting_requests()), default=0.0)
+        return max((now_s - queued.since_s for queued in self.waiting_requests()), default=0.0)
 
     def uncached_tokens(self, item: T) -> int | None:
         """Return the prompt tokens expected to be computed of a request that waits or runs; None: of no other."""
@@ -280,6 +278,33 @@ class DispatchQueue(Generic[T]):
         """Return the uncached tokens that wait for one worker."""
         worker = self._workers.get(name)
         return 0 if worker is None else worker.queued_tokens
+
+    def worker_of(self, item: T) -> str:
+        """Return the worker that a request waits for or runs at; empty while none was chosen."""
+        queued = self._assigned.get(item)
+        return "" if queued is None else queued.worker
+
+    def prefill_tokens(self, name: str) -> int:
+        """Return the prompt tokens that one worker has still to compute, tokens >= 0.
+
+        Those that wait for it in its queue, those given to it, and those that other routers have there where
+        requests are assigned on arrival; tokens that its cache is believed to hold are left out.
+        """
+        worker = self._workers.get(name)
+        if worker is None:
+            return 0
+        peers = worker.peer_tokens if self.policy.assigns is AssignTime.ON_ARRIVAL else 0
+        return worker.queued_tokens + self.prompt_tokens.pending.get(name, 0) + peers
+
+    def peer_tokens(self, name: str) -> int:
+        """Return the tokens that other routers have in flight at a worker, as last heard."""
+        worker = self._workers.get(name)
+        return 0 if worker is None else worker.peer_tokens
+
+    @property
+    def central_tokens(self) -> int:
+        """Prompt tokens that wait in the central queue; 0 under a policy that assigns on arrival."""
+        return self.prompt_tokens.waiting if self.policy.assigns is AssignTime.WHEN_FREE else 0
 
     def pending_tokens(self, name: str) -> int:
         """Return what other routers should count here, tokens >= 0.
@@ -298,22 +323,16 @@ class DispatchQueue(Generic[T]):
         """Return the tokens in flight at each worker, those of other routers included."""
         return {name: each.inflight_tokens for name, each in self._workers.items()}
 
-    def tier_counts(self) -> Mapping[Tier, int]:
-        """Return how many requests wait, by tier; absent: none."""
-        return self._room.tiers
-
-    def tier_waits_s(self, now_s: float) -> dict[Tier, list[float]]:
-        """Return how long the requests that wait now have waited, by tier."""
-        waits: dict[Tier, list[float]] = {tier: [] for tier in Tier}
-        for queued in self._waiting_requests():
-            waits[queued.arrival.tier].append(now_s - queued.since_s)
-        return waits
+    def waiting_requests(self) -> list[QueuedRequest[T]]:
+        """Return the requests that wait, in no order."""
+        assigned = (each for each in self._assigned.values() if each.started_s is None)
+        return [*self._unassigned.values(), *assigned]
 
     def set_tiers(self, tiers: TierSettings) -> None:
         """Share by other settings from now on, where tiers were on before."""
-        lines = [self._central, *(each.line for each in (*self._workers.values(), *self._inactive.values()))]
         self.settings = replace(self.settings, tiers=tiers)
-        for line in lines:
+        known = (*self._workers.values(), *self._inactive.values())
+        for line in (self._central, *(each.line for each in known)):
             if isinstance(line, TierQueue):
                 line.settings = tiers
 
@@ -327,17 +346,9 @@ class DispatchQueue(Generic[T]):
         line = self._new_line() if self.policy.assigns is AssignTime.ON_ARRIVAL else None
         return WorkerQueue(load, cache_blocks=self.settings.cache_blocks, now_s=now_s, line=line)
 
-    def _has_tier_room(self, arrival: Arrival) -> bool:
-        tiers, most = self.settings.tiers, self.settings.max_requests
-        return tiers is None or most is None or self._room.has_room(arrival, tiers, most)
-
     def _take_central(self, queued: QueuedRequest[T]) -> None:
         del self._unassigned[queued.item]
         self._central.pull(queued)
-
-    def _waiting_requests(self) -> list[QueuedRequest[T]]:
-        assigned = (each for each in self._assigned.values() if each.started_s is None)
-        return [*self._unassigned.values(), *assigned]
 
     def _assign(self, queued: QueuedRequest[T], now_s: float, *, is_first: bool = False) -> None:
         """Put a request into the queue of the worker that the policy chooses, or into the central one."""
@@ -483,6 +494,6 @@ class DispatchQueue(Generic[T]):
 
     def _stop_waiting(self, queued: QueuedRequest[T]) -> None:
         self.waiting -= 1
-        self._room.leave(queued.arrival)
+        self.room.leave(queued.arrival)
         self.prompt_tokens.waiting -= queued.weight
         self.tokens -= queued.tokens

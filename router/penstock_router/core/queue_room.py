@@ -6,8 +6,9 @@ from collections import Counter
 from math import ceil
 
 from penstock_api import Tier
+from penstock_router.core.queue_settings import QueueSettings
 from penstock_router.policy.arrival import Arrival
-from penstock_router.policy.tiers import SHARED, TierSettings
+from penstock_router.policy.tiers import SHARED
 
 
 class QueueRoom:
@@ -40,14 +41,13 @@ class QueueRoom:
         if not self._tenants[arrival.tenant]:
             del self._tenants[arrival.tenant]
 
-    def has_room(self, arrival: Arrival, tiers: TierSettings, most: int) -> bool:
-        """Return whether one more request may enter.
-
-        Args:
-            arrival: The request.
-            tiers: Shares.
-            most: Requests that may wait in all, >= 1.
-        """
+    def has_room(self, arrival: Arrival, settings: QueueSettings) -> bool:
+        """Return whether one more request may enter."""
+        tiers, most = settings.tiers, settings.max_requests
+        if most is None:
+            return True
+        if tiers is None:
+            return self.tiers.total() < most
         if arrival.tier is Tier.SYSTEM:
             return True
         if arrival.tenant and self._tenants[arrival.tenant] >= max(1, ceil(most * tiers.max_tenant_share)):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from penstock_api import Tier
 from penstock_core.histogram import REQUEST_BOUNDS_S, ROUTER_TTFT_BOUNDS_S, BucketCounts
+from penstock_router.policy.queued_request import QueuedRequest
 from penstock_router.policy.slo_monitor import EVALUATE_S, EndedRequest, SheddingSettings, SloMonitor
 from penstock_router.policy.tiers import TierSettings
 
@@ -90,8 +92,11 @@ class TierControl:
             self.counts[tier].e2e.observe(request.e2e_s)
         self.monitor.ended(tier, request, now_s)
 
-    def tick(self, now_s: float, waits: Callable[[], Mapping[Tier, Iterable[float]]]) -> None:
-        """Evaluate the SLOs once a second; ``waits`` tells how long the waiting requests have waited."""
+    def tick(self, now_s: float, waiting: Callable[[], Iterable[QueuedRequest[Any]]]) -> None:
+        """Evaluate the SLOs once a second; ``waiting`` returns the requests that wait for the first stage."""
         if now_s - self._evaluated_s >= EVALUATE_S:
             self._evaluated_s = now_s
-            self.monitor.evaluate(now_s, waits())
+            waits: dict[Tier, list[float]] = {tier: [] for tier in Tier}
+            for queued in waiting():
+                waits[queued.arrival.tier].append(now_s - queued.since_s)
+            self.monitor.evaluate(now_s, waits)

@@ -63,7 +63,7 @@ class LiveTiers:
 
     def families(self) -> Iterator[Metric]:
         """Yield the metric families with the label ``tier``."""
-        waiting = self._core.entry_queue.tier_counts()
+        waiting = self._core.entry_queue.room.tiers
         yield from tier_families(
             self._control, TierGauges(waiting, dict(self.door.downgraded), self._now_s())
         )
