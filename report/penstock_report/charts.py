@@ -16,6 +16,7 @@ from penstock_api import Role
 from penstock_planner.decide.config import Mode
 from penstock_report import series
 from penstock_report.analysis import floor_gpus, gpu_steps
+from penstock_report.counterfactual import Counterfactual
 from penstock_report.drawing import (
     BLACK,
     DPI,
@@ -29,6 +30,7 @@ from penstock_report.drawing import (
     legend_beside,
     seconds_axis,
 )
+from penstock_report.fleet_chart import draw_fleets
 from penstock_report.ledger_view import PlannerRun
 from penstock_workload.record import RequestResult, RequestStatus
 
@@ -51,6 +53,7 @@ class Scene:
         itl_target_s: Drawn as a line; None draws none.
         is_distorted: Adds a mark to every title.
         is_itl_distorted: Adds a mark to the title of the ITL picture.
+        counterfactual: None where no other fleet was simulated.
     """
 
     results: tuple[RequestResult, ...]
@@ -60,6 +63,7 @@ class Scene:
     itl_target_s: float | None
     is_distorted: bool
     is_itl_distorted: bool
+    counterfactual: Counterfactual | None = None
 
 
 def draw_all(scene: Scene, directory: Path) -> list[Path]:
@@ -69,6 +73,8 @@ def draw_all(scene: Scene, directory: Path) -> list[Path]:
         pictures += [("replicas.png", replicas), ("signals.png", signals)]
         if any(sample.demand is not None for sample in scene.planner.samples):
             pictures.append(("demand.png", demand))
+    if scene.counterfactual is not None:
+        pictures.append(("counterfactual.png", counterfactual))
     pictures += [("ttft.png", ttft), ("itl.png", itl), ("requests.png", requests)]
     paths = []
     for name, draw in pictures:
@@ -300,6 +306,15 @@ def _changes(
         for part in mark.roles
         if part.role is role and part.action == action
     ]
+
+
+def counterfactual(scene: Scene) -> Figure:
+    """GPU-hours against the share in time: what was measured, and what other fleets would have done."""
+    if scene.counterfactual is None:
+        raise AssertionError  # draw_all draws it only where there is one
+    figure = _figure(scene, "The same traffic on other fleets")
+    draw_fleets(figure.subplots(), scene.counterfactual)
+    return figure
 
 
 def ttft(scene: Scene) -> Figure:

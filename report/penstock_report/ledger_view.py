@@ -7,7 +7,7 @@ or from the ledger's first record when there is no load run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,7 @@ class PlannerRun:
         adjusting: Spans (begin, end) in which replicas started or drained as the planner had asked.
         end_s: Time of the newest record.
         notes: What a reader should know: torn lines, another clock.
+        start_ups_s: How long each replica that became ready had taken, seconds, in order of time.
     """
 
     config: DecideConfig
@@ -133,6 +134,7 @@ class PlannerRun:
     adjusting: tuple[tuple[float, float], ...]
     end_s: float
     notes: tuple[str, ...]
+    start_ups_s: tuple[float, ...] = ()
 
 
 def load_planner_run(path: Path, *, origin: LoadOrigin | None) -> PlannerRun:
@@ -148,9 +150,7 @@ def load_planner_run(path: Path, *, origin: LoadOrigin | None) -> PlannerRun:
         raise LedgerError(f"{path}: a record lacks what its type promises: {exc!r}") from exc
     if run is None:
         raise LedgerError(f"{path}: holds no planner run; give the --log-dir of a planner that has started")
-    return PlannerRun(
-        run.config, run.samples, run.decisions, run.adjusting, run.end_s, (*found.notes, *run.notes)
-    )
+    return replace(run, notes=(*found.notes, *run.notes))
 
 
 def view_of(records: Sequence[Record], *, origin: LoadOrigin | None) -> PlannerRun | None:
@@ -177,6 +177,7 @@ def view_of(records: Sequence[Record], *, origin: LoadOrigin | None) -> PlannerR
         adjusting=_adjusting(current, zero_s) if is_blocking else _changing(samples),
         end_s=current[-1]["at_s"] - zero_s,
         notes=notes,
+        start_ups_s=tuple(record["took_s"] for record in current if record["type"] == "started"),
     )
 
 
