@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from matplotlib.axes import Axes
@@ -17,14 +18,19 @@ _LOOKS: Final = {
     FleetKind.ORACLE: ("D", GREEN),
 }
 
+_CLOSE: Final = 0.025
+"""Chosen: names of points nearer than this, as a share of the cost and in attainment, would hide each other."""
+
 
 def draw_fleets(axes: Axes, found: Counterfactual) -> None:
     """Draw every fleet whose cost is known; the measured one is a star, with lines through it to compare by."""
     named = {each.name for each in found.outcomes}
-    _points(axes, [each for each in found.fixed if each.name not in named], "other fixed fleets", ".", GREY)
+    others = [each for each in found.fixed if each.name not in named]
+    _points(axes, others, "other fixed fleets", ".", GREY)
     for each in found.outcomes:
         marker, colour = ("*", BLACK) if each.is_measured else _LOOKS[each.kind]
         _points(axes, [each], f"{each.name}, {each.source}", marker, colour)
+    _name(axes, [*found.outcomes, *sorted(others, key=lambda each: -each.in_time)])
     served = found.served
     axes.axhline(served.in_time, color=BLACK, linestyle=":", linewidth=1.0)
     if served.gpu_hours is not None:
@@ -51,8 +57,16 @@ def _points(axes: Axes, fleets: list[FleetOutcome], label: str, marker: str, col
         label=label,
         zorder=4 if marker == "*" else 3,
     )
-    for gpu_hours, each in known:
-        if each.kind is FleetKind.FIXED:
-            axes.annotate(
-                each.name, (gpu_hours, each.in_time), xytext=(5, -9), textcoords="offset points", fontsize=7
-            )
+
+
+def _name(axes: Axes, fleets: Sequence[FleetOutcome]) -> None:
+    """Write the names of fixed fleets beside their points, where no name stands yet."""
+    taken: list[tuple[float, float]] = []
+    for each in fleets:
+        if each.kind is not FleetKind.FIXED or each.gpu_hours is None:
+            continue
+        place = (each.gpu_hours, each.in_time)
+        if any(abs(place[0] - x) < _CLOSE * x and abs(place[1] - y) < _CLOSE for x, y in taken):
+            continue
+        taken.append(place)
+        axes.annotate(each.name, place, xytext=(6, -10), textcoords="offset points", fontsize=7)

@@ -83,12 +83,13 @@ def service_times(
 
 def service_lines(found: ServiceTimes) -> list[str]:
     """Return what the split says, in words."""
-    lines = [
+    tail = (
         f"TTFT p99 {found.ttft_p99_s:.1f} s: on average, {found.tail_service_s:.1f} s of the slowest {found.tail}"
         f" are their own prefill and {found.tail_wait_s:.1f} s waiting and KV transfer; {found.tail_too_long} of them,"
         f" and {found.too_long} of all {found.requests}, need more than the SLO of {found.slo_s:g} s on an idle worker."
         f" No number of these workers brings the p99 below {found.service_p99_s:.1f} s"
-    ]
+    )
+    lines = [tail]
     if found.too_long and found.fitting_p99_s is not None and found.fitting_in_time is not None:
         lines.append(
             f"requests whose own prefill fits the SLO ({found.requests - found.too_long}): TTFT p99"
