@@ -43,7 +43,7 @@ from penstock_report.build import require_plots
     show_default=True,
     help="Mean arrivals per simulated second; the trace is stretched to it.",
 )
-@option.speed(6.0)
+@option.speed(7.0)
 @option.port(0, "The router's TCP port on 127.0.0.1; 0 takes a free one.")
 def demo(
     *,

@@ -18,6 +18,7 @@ from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.codec import config_from, pull_from
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull
+from penstock_planner.forecast import Forecast, forecast_of
 from penstock_planner.ledger import read_ledger
 
 _SAME_CLOCK_S = 2.0
@@ -74,6 +75,7 @@ class RoleChange:
         reason: The rule that settled it.
         sentence: For people.
         mean: The interval's mean that was compared with the thresholds; None when it was unknown or not asked.
+        forecast: Of what would arrive; None where the mode makes none.
         outcome: applied, failed, abandoned; ``not asked`` for a hold or in no-operation mode; ``unknown``
             when the ledger ends before it.
     """
@@ -86,6 +88,7 @@ class RoleChange:
     sentence: str
     mean: float | None
     outcome: str
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +235,7 @@ def _decision(record: Record, zero_s: float, outcomes: Mapping[tuple[str, str], 
             sentence=role["sentence"],
             mean=next((step["inputs"]["mean"] for step in role["steps"] if step["name"] == "signal"), None),
             outcome=_outcome(plain, role, outcomes),
+            forecast=forecast_of((step["name"], step["inputs"]) for step in role["steps"]),
         )
         for role in plain["roles"]
     )

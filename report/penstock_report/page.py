@@ -31,7 +31,7 @@ _CAPTIONS = {
     " draining replica still holds its GPUs.",
     "signals.png": "What the planner measured, the thresholds it compares with, and its changes, each at the interval's mean that it was decided on. The lines"
     " rest while an adjustment is under way (shaded): metrics are not pulled then.",
-    "demand.png": "What came to the routers, what they rejected, the uncached prompt tokens that came and those that were computed, and the oldest wait against the TTFT that is aimed for.",
+    "demand.png": "What came to the routers, what they rejected, the uncached prompt tokens that came and those that were computed, beside the planner's forecast (at the time that it was made for) and what its workers could compute, and the oldest wait against the TTFT that is aimed for.",
     "counterfactual.png": "The same traffic on other fleets: GPU-hours against the share of requests in time. The star was measured, everything else simulated; grey are the other fixed fleets that were tried.",
     "ttft.png": "Time to first token by arrival, with running percentiles, and its distribution.",
     "itl.png": "Gaps between successive tokens over time, and their distribution beside each request's TPOT.",
