@@ -25,6 +25,7 @@ from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.admin import Admin
 from penstock_router.proxy.app import RouterApp
 from penstock_router.proxy.auth import AdminCheck, KeyCheck
+from penstock_router.proxy.busy_threshold import BusyThresholdApi
 from penstock_router.proxy.cors import Cors
 from penstock_router.proxy.handler import CompletionHandler
 from penstock_router.proxy.lease_guard import LeaseGuard
@@ -173,7 +174,12 @@ class RouterServer:
         pool = WorkerPool(
             settings.config.breaker, is_supervised=settings.kubernetes is not None, record=log_worker_event
         )
-        return make_core(settings.config, pool, is_disaggregated=settings.disaggregated)
+        return make_core(
+            settings.config,
+            pool,
+            is_disaggregated=settings.disaggregated,
+            batch_tokens=settings.batch_tokens,
+        )
 
     def _make_exact(self) -> ExactKeys | None:
         settings, config = self._settings, self._settings.config
@@ -221,6 +227,7 @@ class RouterServer:
             self.metrics,
             self.core.pool,
             self._admin.queue_gauges,
+            active_prefill_tokens=self.core.active_prefill_tokens,
             decode_waiting=lambda: len(self.core.queues[Role.DECODE]) if settings.disaggregated else None,
             discovery_problem=self._discovery_problem,
             model=settings.model,
@@ -233,6 +240,9 @@ class RouterServer:
             context_tokens=settings.context_tokens,
             handler=handler,
             admin=self._admin,
+            busy_threshold=BusyThresholdApi(
+                self.admission, model=settings.model, batch_tokens=settings.batch_tokens
+            ),
             keys=KeyCheck(settings.api_keys),
             admin_check=AdminCheck(settings.admin_keys, is_local=settings.is_local),
             cors=Cors(config.cors_allowed_origins),

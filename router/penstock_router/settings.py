@@ -42,6 +42,7 @@ class RouterSettings:
         lease_s: First KV lease of the prefill workers, simulated seconds.
         context_tokens: Longest prompt plus output, shown by ``/v1/models``; None: not known.
         kv_block_tokens: Tokens of a worker's KV block, for its events; None: vLLM's default.
+        batch_tokens: Most tokens of one step of a worker; None: not known.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
         speed: Simulated seconds per real one.
@@ -60,6 +61,7 @@ class RouterSettings:
     lease_s: float = 30.0
     context_tokens: int | None = None
     kv_block_tokens: int | None = None
+    batch_tokens: int | None = None
     host: str = "127.0.0.1"
     port: int = 0
     speed: float = 1.0

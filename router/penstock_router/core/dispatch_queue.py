@@ -16,9 +16,10 @@ from penstock_api import QueueOrder
 from penstock_router.policy.load import WorkerLoad
 from penstock_router.policy.prefix_index import PrefixIndex
 from penstock_router.policy.prompt_tokens import PromptTokenCounts
+from penstock_router.policy.queued_request import QueuedRequest
 from penstock_router.policy.rebalance import Aim, decode_delay_s, plan_moves
 from penstock_router.policy.routing_policy import Arrival, AssignTime, Estimates, RoutingPolicy, eligible
-from penstock_router.policy.worker_queue import QueuedRequest, WorkerQueue
+from penstock_router.policy.worker_queue import WorkerQueue
 
 T = TypeVar("T")
 
@@ -304,6 +305,33 @@ class DispatchQueue(Generic[T]):
         worker = self._workers.get(name)
         return 0 if worker is None else worker.queued_tokens
 
+    def worker_of(self, item: T) -> str:
+        """Return the worker that a request waits for or runs at; empty while none was chosen."""
+        queued = self._assigned.get(item)
+        return "" if queued is None else queued.worker
+
+    def prefill_tokens(self, name: str) -> int:
+        """Return the prompt tokens that one worker has still to compute, tokens >= 0.
+
+        Those that wait for it in its queue, those given to it, and those that other routers have there where
+        requests are assigned on arrival; tokens that its cache is believed to hold are left out.
+        """
+        worker = self._workers.get(name)
+        if worker is None:
+            return 0
+        peers = worker.peer_tokens if self.policy.assigns is AssignTime.ON_ARRIVAL else 0
+        return worker.queued_tokens + self.prompt_tokens.pending.get(name, 0) + peers
+
+    def peer_tokens(self, name: str) -> int:
+        """Return the tokens that other routers have in flight at a worker, as last heard."""
+        worker = self._workers.get(name)
+        return 0 if worker is None else worker.peer_tokens
+
+    @property
+    def central_tokens(self) -> int:
+        """Prompt tokens that wait in the central queue; 0 under a policy that assigns on arrival."""
+        return self.prompt_tokens.waiting if self.policy.assigns is AssignTime.WHEN_FREE else 0
+
     def pending_tokens(self, name: str) -> int:
         """Return what other routers should count here, tokens >= 0.
 
@@ -419,7 +447,7 @@ class DispatchQueue(Generic[T]):
 
     def _unassign(self, worker: WorkerQueue[T]) -> list[QueuedRequest[T]]:
         """Take out and return all that waits for a worker."""
-        displaced = [*worker.late.values(), *worker.queue.values()]
+        displaced = list(worker.line)
         for queued in displaced:
             worker.pull(queued)
             worker.forget(queued)
@@ -430,13 +458,13 @@ class DispatchQueue(Generic[T]):
         order, slo_s = self.settings.order, self.settings.slo_s
         token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
         if token_s is None:
-            return worker.next_up(hit_first=order is QueueOrder.HIT_FIRST)
+            return worker.line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST)
         ahead = worker.running_tokens + worker.peer_tokens
 
         def is_late(queued: QueuedRequest[T]) -> bool:
             return now_s - queued.since_s + (ahead + queued.uncached) * token_s > slo_s
 
-        return worker.next_up(is_late=is_late)
+        return worker.line.next_up(now_s, is_late=is_late)
 
     def _has_room(self, worker: WorkerQueue[T]) -> bool:
         settings = self.settings

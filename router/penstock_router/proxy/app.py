@@ -21,10 +21,11 @@ from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.admin import Admin
 from penstock_router.proxy.auth import AdminCheck, KeyCheck
 from penstock_router.proxy.body_bounds import SMALL_BYTES, check_size
+from penstock_router.proxy.busy_threshold import BusyThresholdApi, ThresholdError
 from penstock_router.proxy.call import CompletionCall, request_id
 from penstock_router.proxy.completion import PATHS, ApiEndpoint, CompletionRequest, parse_completion
 from penstock_router.proxy.cors import Cors
-from penstock_router.proxy.failures import QUEUE_TIMEOUT
+from penstock_router.proxy.failures import QUEUE_TIMEOUT, REJECTIONS
 from penstock_router.proxy.handler import CompletionHandler
 from penstock_router.proxy.prefix import PromptReader
 from penstock_router.proxy.refusal import RequestRefused
@@ -58,6 +59,7 @@ class RouterApp:
         context_tokens: int | None,
         handler: CompletionHandler,
         admin: Admin,
+        busy_threshold: BusyThresholdApi,
         keys: KeyCheck,
         admin_check: AdminCheck,
         cors: Cors,
@@ -72,6 +74,7 @@ class RouterApp:
         self._model = model
         self._handler = handler
         self._admin = admin
+        self._busy_threshold = busy_threshold
         self._keys = keys
         self._admin_check = admin_check
         self._cors = cors
@@ -120,6 +123,8 @@ class RouterApp:
             elif path == "/workers" or path.startswith("/workers/"):
                 endpoint = ApiEndpoint.WORKERS
                 self._answer_workers(path, request, responder, headers)
+            elif path == "/busy_threshold":
+                self._answer_busy_threshold(request, responder, headers)
             else:
                 raise RequestRefused(404, f"path: {path[:200]} is not served here", code="not_found")  # noqa: TRY301 - answered below like all refusals
         except RequestRefused as refusal:
@@ -216,6 +221,9 @@ class RouterApp:
                 metrics.completed_tokens += call.output_tokens
             if call.error == QUEUE_TIMEOUT:
                 metrics.queue_timeouts += 1
+            elif call.error in REJECTIONS:
+                metrics.refused += 1
+                metrics.rejections[endpoint.value, call.error] += 1
             elif status in _OVERLOADED and not (call.worker or call.prefill_worker):
                 metrics.refused += 1
             metrics.generation_tokens += call.output_tokens
@@ -256,6 +264,20 @@ class RouterApp:
             body = self._admin.drain(parts[1], drained=parts[2] == "drain")
         except NotFoundError as exc:
             raise RequestRefused(404, str(exc), code="worker_not_found") from exc
+        responder.send(200, body, headers=headers)
+
+    def _answer_busy_threshold(self, request: Request, responder: Responder, headers: Headers) -> None:
+        if request.method != "POST":
+            self._require(request, "GET")
+            self._admin_check.check_reading(request.headers)
+            responder.send(200, self._busy_threshold.listed(), headers=headers)
+            return
+        self._admin_check.check(request.headers)
+        try:
+            body = self._busy_threshold.change(request.headers.get(b"content-type"), request.body)
+        except ThresholdError as exc:
+            responder.send(exc.status, exc.body(), headers=headers)
+            return
         responder.send(200, body, headers=headers)
 
     def _require(self, request: Request, method: str) -> None:
