@@ -117,7 +117,7 @@ def compare(
         on_fleet: See `OnFleet`.
 
     Raises:
-        ConfigError: the run's log cannot be simulated, or the graph's workers hold no GPUs; the message says why.
+        ConfigError: the run's log cannot be simulated; the message says why.
     """
     traffic = recorded_traffic(report.load)
     setting = setting_of(report, graph)

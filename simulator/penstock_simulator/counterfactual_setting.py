@@ -8,7 +8,6 @@ from itertools import product
 from statistics import fmean
 
 from penstock_api import GraphDeployment, Role, Runtime
-from penstock_core.errors import ConfigError
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.options import join
 from penstock_report.findings import RunReport
@@ -101,15 +100,11 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
     """Return what a run and its graph say of the fleets that could have served it.
 
     Raises:
-        ConfigError: a pool's replicas hold no GPUs, so that no fleet costs anything.
         InvalidSpecError: the graph's planner contradicts itself.
     """
     run = report.planner
     replicas = {} if run is None else _replicas_at_zero(run)
     pools = tuple(_pool(pool, replicas) for pool in graph_pools(graph))
-    for pool in pools:
-        if not pool.gpus:
-            raise ConfigError(f"{pool.role} replicas hold no GPUs, so that no fleet costs anything; set gpus")
     config = join(given={}, graph=graph).decide_config(graph) if run is None else run.config
     budget = _budget(report, config, sum(pool.replicas * pool.gpus for pool in pools))
     start_up_s, note = _start_up(run, graph)
