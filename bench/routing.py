@@ -18,7 +18,8 @@ import tracemalloc
 from collections.abc import Callable
 
 from penstock_api import AdmissionConfig, AdmissionMode, BreakerConfig, Role, RouterConfig
-from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
+from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.queue_settings import QueueSettings
 from penstock_router.core.router import RouterCore
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec

@@ -11,8 +11,8 @@ from typing import Annotated
 from pydantic import Field
 
 from penstock_api.base import Flag, Fraction, Integer, Number, SpecModel, Text
-from penstock_api.enums import AdmissionMode, QueueOrder, RouterPolicy, Tier
-from penstock_api.rules import TIERS_RULES
+from penstock_api.enums import AdmissionMode, QueueOrder, RouterPolicy
+from penstock_api.tiers import TiersConfig
 
 Seconds = Annotated[Number, Field(gt=0, le=86400)]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]+)$", max_length=253)]
@@ -52,29 +52,6 @@ class AdmissionConfig(SpecModel):
         default=1,
         description="Least Retry-After of a refusal; a measured drain rate may ask for up to 60; real seconds.",
     )
-
-
-class TierShares(SpecModel):
-    """Fair share of capacity for each tier while all tiers want it."""
-
-    premium: Fraction = Field(default=0.5, description="Share of tier premium, 0 to 1.")
-    standard: Fraction = Field(default=0.35, description="Share of tier standard, 0 to 1.")
-    background: Fraction = Field(default=0.15, description="Share of tier background, 0 to 1.")
-
-
-class TiersConfig(SpecModel):
-    """Priority tiers of requests."""
-
-    rules = TIERS_RULES
-
-    enabled: Flag = Field(
-        default=False, description="Order requests by tier; vLLM then schedules by priority."
-    )
-    header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+$")] = Field(
-        default="x-penstock-tier", description="Request header that names the tier."
-    )
-    default: Tier = Field(default=Tier.STANDARD, description="Tier of a request without the header.")
-    shares: TierShares = Field(default=TierShares(), description="Fair shares; their sum is at most 1.")
 
 
 class AuthConfig(SpecModel):

@@ -16,7 +16,8 @@ from penstock_core.errors import ConfigError
 from penstock_planner.decide.registry import POLICIES
 from penstock_simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
 from penstock_simulator.output import open_directory, to_json, write
-from penstock_simulator.plan import DEFAULT_PLANNER, RunPlan, SimulateOptions, make_plan, record, run_plan
+from penstock_simulator.plan import RunPlan, SimulateOptions, make_plan, record, run_plan
+from penstock_simulator.planner_choice import DEFAULT_PLANNER
 from penstock_simulator.scenario import Resize, WorkerFailure
 from penstock_simulator.text import scoreboard
 from penstock_workload.arrivals import Spread

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock_api import GraphDeployment, RouterPolicy
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.serve.preemption_config import PreemptionConfig
-from penstock_router.core.dispatch_queue import CACHE_BLOCKS
+from penstock_router.core.queue_settings import CACHE_BLOCKS
 from penstock_router.policy.busy import busy_thresholds
 from penstock_router.policy.registry import make_policy
 from penstock_router.policy.routing_policy import AssignTime

@@ -10,7 +10,8 @@ from penstock_api import BreakerConfig, Role, RouterPolicy
 from penstock_core.errors import ConfigError
 from penstock_router.core.assignment import Assignment
 from penstock_router.core.busy_workers import BusyWorkers
-from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
+from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.queue_settings import QueueSettings
 from penstock_router.core.retries import FailedTry, RetryBudget, RetryRules, RetryScope
 from penstock_router.core.router import Effects, RouterCore
 from penstock_router.core.transfers import KvTransfer
