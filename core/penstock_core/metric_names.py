@@ -43,6 +43,11 @@ VLLM_ITERATION_TOKENS: Final = "vllm:iteration_tokens_total"
 VLLM_NIXL_XFER_TIME: Final = "vllm:nixl_xfer_time_seconds"
 VLLM_NIXL_BYTES: Final = "vllm:nixl_bytes_transferred"
 
+# The simulated worker's own: what vLLM does not do, or does not tell apart.
+ENGINE_PREEMPTIONS: Final = "penstock_engine_preemptions"
+ENGINE_SWAPPED_BLOCKS: Final = "penstock_engine_swapped_blocks"
+ENGINE_RESERVED_BLOCKS: Final = "penstock_engine_reserved_free_blocks"
+
 # The router.
 ROUTER_QUEUE_REQUESTS: Final = "penstock_router_prefill_queue_requests"
 ROUTER_QUEUE_TOKENS: Final = "penstock_router_prefill_queue_tokens"
@@ -87,6 +92,16 @@ ROUTER_COMPLETED_TOKENS: Final = "penstock_router_completed_output_tokens"
 ROUTER_ROUTED_TOKENS: Final = "penstock_router_routed_prompt_tokens"
 ROUTER_ROUTED_UNCACHED_TOKENS: Final = "penstock_router_routed_uncached_tokens"
 ROUTER_COMPUTED_TOKENS: Final = "penstock_router_computed_prompt_tokens"
+ROUTER_TIER_ARRIVALS: Final = "penstock_router_tier_arrivals"
+ROUTER_TIER_REJECTED: Final = "penstock_router_tier_rejected_requests"
+ROUTER_TIER_SHED: Final = "penstock_router_tier_shed_requests"
+ROUTER_TIER_DOWNGRADED: Final = "penstock_router_tier_downgraded_requests"
+ROUTER_TIER_WAITING: Final = "penstock_router_tier_queue_requests"
+ROUTER_TIER_COMPLIANCE: Final = "penstock_router_tier_slo_compliance_fraction"
+ROUTER_TIER_SHED_FRACTION: Final = "penstock_router_tier_shed_fraction"
+ROUTER_TIER_TTFT: Final = "penstock_router_tier_time_to_first_token_seconds"
+ROUTER_TIER_E2E: Final = "penstock_router_tier_e2e_request_latency_seconds"
+ROUTER_TIER_QUEUE_TIME: Final = "penstock_router_tier_queue_time_seconds"
 
 # Any process, as prometheus_client names it.
 PROCESS_START: Final = "process_start_time_seconds"
@@ -125,6 +140,9 @@ OPERATOR_NAMESPACES_CEDED: Final = "penstock_operator_namespaces_ceded"
 # Any process with a schedule of its own.
 SCHEDULE_LAG_P99: Final = "penstock_schedule_lag_p99_seconds"
 SCHEDULE_LAG_SAMPLES: Final = "penstock_schedule_lag_samples"
+ENGINE_REJECTIONS: Final = "penstock_rejection_request"
+ENGINE_REQUESTS: Final = "penstock_engine_request"
+ENGINE_QUEUED_REQUESTS: Final = "penstock_request_queue"
 TIME_SCALE: Final = "penstock_time_scale"
 
 COUNTER_SUFFIX: Final = "_total"

@@ -13,19 +13,20 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from penstock_api import GraphDeployment
-from penstock_planner.decide.baselines.rhythm import in_mode
 from penstock_planner.decide.config import Mode
 from penstock_report.counterfactual import Counterfactual, FleetKind, FleetOutcome, outcome, served_outcome
 from penstock_report.findings import RunReport
+from penstock_simulator.baselines import configured
 from penstock_simulator.counterfactual_setting import Setting, setting_of
-from penstock_simulator.oracle import Utilisation, schedule
+from penstock_simulator.oracle import Aim
+from penstock_simulator.oracle_search import with_schedule
 from penstock_simulator.recorded import recorded_traffic
 from penstock_simulator.scenario import Scenario
 from penstock_simulator.world import World
 from penstock_workload.traces import TraceRequest
 
-_UTILISATIONS = tuple(Utilisation(prefill, 0.95) for prefill in (1.0, 0.85, 0.7, 0.5))
-"""Chosen: the oracle's replicas from full to half empty, the cheapest schedule first."""
+_AIMS = tuple(Aim(deadline, 0.95) for deadline in (2.0, 1.5, 1.0, 0.75, 0.45))
+"""Chosen: the oracle's queue from twice the SLO to half of it, the cheapest schedule first."""
 
 OnFleet = Callable[[str], None]
 """Told the name of each fleet that is about to be simulated."""
@@ -59,16 +60,24 @@ class _Bench:
         self._begun_s = time.process_time()
         self._last_s = 0.0
 
+    def require(self) -> None:
+        """Check that one more fleet fits.
+
+        Raises:
+            _SpentError: it does not.
+        """
+        is_late = time.process_time() - self._begun_s + self._last_s > self._effort.cpu_s
+        if self._simulated == self._effort.fleets or is_late:
+            raise _SpentError
+
     def run(self, name: str, kind: FleetKind, scenario: Scenario) -> FleetOutcome:
         """Return what a scenario does.
 
         Raises:
             _SpentError: nothing may be simulated any more.
         """
+        self.require()
         begun_s = time.process_time()
-        is_late = begun_s - self._begun_s + self._last_s > self._effort.cpu_s
-        if self._simulated == self._effort.fleets or is_late:
-            raise _SpentError
         self._on_fleet(name)
         recording = World(scenario, self.traffic).run()
         self._simulated += 1
@@ -170,18 +179,21 @@ def _simulate(bench: _Bench, setting: Setting, tried: _Tried, *, is_distorted: b
         _SpentError: the effort is used up; what was simulated is there.
     """
     base, planner = setting.base, setting.planner
+
+    def planned(mode: Mode) -> Scenario:
+        return replace(base, planner=configured(planner, mode, base.pools))
+
     if setting.has_ledger:
-        config = replace(base, planner=planner)
-        tried.scaled.append(bench.run(planner.mode.value, FleetKind.PLANNER, config))
+        tried.scaled.append(bench.run(planner.mode.value, FleetKind.PLANNER, planned(planner.mode)))
         if is_distorted:
             tried.reference = tried.scaled[-1]
     if planner.mode is not Mode.HPA:
-        config = replace(base, planner=in_mode(planner, Mode.HPA))
-        tried.scaled.append(bench.run(Mode.HPA.value, FleetKind.AUTOSCALER, config))
+        tried.scaled.append(bench.run(Mode.HPA.value, FleetKind.AUTOSCALER, planned(Mode.HPA)))
     _search_fixed(bench, setting, tried)
-    for at in _UTILISATIONS:
-        resizes = schedule(bench.traffic, base, at)
-        tried.scheduled.append(bench.run("oracle", FleetKind.ORACLE, replace(base, resizes=resizes)))
+    for aim in _AIMS:
+        bench.require()
+        foreseen = with_schedule(planned(Mode.ORACLE), bench.traffic, aim)
+        tried.scheduled.append(bench.run(Mode.ORACLE.value, FleetKind.ORACLE, foreseen))
         if tried.is_as_good(tried.scheduled[-1]):
             return
 

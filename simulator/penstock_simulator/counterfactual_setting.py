@@ -12,9 +12,8 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.options import join
 from penstock_report.findings import RunReport
 from penstock_report.ledger_view import PlannerRun
-from penstock_simulator.baselines import baseline_settings
 from penstock_simulator.graph_scenario import graph_pools, graph_router
-from penstock_simulator.oracle import Utilisation, needs
+from penstock_simulator.oracle_needs import Utilisation, needs
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, Scenario
 from penstock_workload.traces import TraceRequest
 
@@ -107,7 +106,6 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
             max_gpu_budget=budget,
             no_operation=False,
             ttft_slo_s=slo_s,
-            baseline=baseline_settings(pools),
         ),
         has_ledger=run is not None,
         notes=(note, *_engine_notes(graph)),

@@ -85,7 +85,7 @@ def test_no_sample_relies_on_what_has_no_effect(path):
         ({"planner": {"mode": "sla"}}, ["spec.planner.mode"]),
         ({"planner": {"mode": "sla", "enabled": False}}, []),
         ({"router": {"policy": "dualmap"}}, []),
-        ({"router": {"admission": {"mode": "token-capacity"}}}, ["spec.router.admission.mode"]),
+        ({"router": {"admission": {"mode": "token-capacity"}}}, []),
         ({"router": {"tiers": {"enabled": True}}}, ["spec.router.tiers.enabled"]),
         ({"runtime": "dynamo", "router": {"policy": "kv-cost", "admission": {"mode": "token-capacity"}}}, []),
     ],
