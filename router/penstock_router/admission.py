@@ -34,8 +34,8 @@ class QueueTimeout(NoEndpointsError):  # noqa: N818 - named like the fact it rep
     """A request waited for a worker as long as it may."""
 
 
-class AllBusy(NoEndpointsError):  # noqa: N818 - named like the fact it reports
-    """Every worker that could take the request is busy.
+class RetryLater(NoEndpointsError):  # noqa: N818 - named like what the client is told
+    """A refusal that may say when to come back.
 
     Attributes:
         retry_after_s: When there is expected to be room, simulated seconds; None: unknown.
@@ -44,6 +44,14 @@ class AllBusy(NoEndpointsError):  # noqa: N818 - named like the fact it reports
     def __init__(self, message: str, retry_after_s: float | None) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(message)
+
+
+class AllBusy(RetryLater):
+    """Every worker that could take the request is busy."""
+
+
+class Shed(RetryLater):
+    """A request's tier is shed so that higher tiers keep their SLO."""
 
 
 _REFUSALS: Final[dict[RefusalReason, type[PenstockError]]] = {
@@ -87,6 +95,7 @@ class Admission:
         Raises:
             SaturatedError: the queue is full.
             QueueTimeout: it waited as long as it may.
+            Shed: its tier is shed.
             AllBusy: every worker is busy.
             NoEndpointsError: no worker serves, and none will by itself.
         """
@@ -205,4 +214,6 @@ class Admission:
 def _refusal(effect: Refuse[Waiter]) -> PenstockError:
     if effect.reason is RefusalReason.ALL_BUSY:
         return AllBusy(effect.message, effect.retry_after_s)
+    if effect.reason is RefusalReason.SHED:
+        return Shed(effect.message, effect.retry_after_s)
     return _REFUSALS[effect.reason](effect.message)

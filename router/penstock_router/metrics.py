@@ -119,6 +119,7 @@ class RouterCollector:
         roles: Sequence[Role],
         now_s: Callable[[], float],
         kv_events: KvEventCounts | None = None,
+        tiers: Callable[[], Iterator[Metric]] | None = None,
     ) -> None:
         self._metrics = metrics
         self._pool = pool
@@ -130,6 +131,7 @@ class RouterCollector:
         self._roles = roles
         self._now_s = now_s
         self._kv_events = kv_events
+        self._tiers = tiers
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
@@ -140,6 +142,8 @@ class RouterCollector:
         yield from self._request_families()
         if self._kv_events is not None:
             yield from _kv_event_families(self._kv_events)
+        if self._tiers is not None:
+            yield from self._tiers()
         discovery = GaugeMetricFamily(
             names.ROUTER_DISCOVERY_CURRENT,
             "1 if the view of the workers is up to date, 0 if it is the last good one.",

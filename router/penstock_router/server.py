@@ -32,6 +32,8 @@ from penstock_router.proxy.cors import Cors
 from penstock_router.proxy.handler import CompletionHandler
 from penstock_router.proxy.lease_guard import LeaseGuard
 from penstock_router.proxy.prefix import ExactKeys, PromptReader
+from penstock_router.proxy.tier_door import TierDoor
+from penstock_router.proxy.tiers import LiveTiers
 from penstock_router.proxy.upstream import UpstreamClient
 from penstock_router.settings import RouterSettings
 from penstock_router.tokenizer import load_tokenizer
@@ -74,6 +76,7 @@ class RouterServer:
         reads_prompts = self.core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
         self._reader = PromptReader(self._make_exact()) if reads_prompts else None
         self._kv_events = self._make_listener()
+        self.tiers = self._make_tiers()
         self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None
         self._estimator = TokenEstimator()
         self._handler = self._make_handler()
@@ -194,6 +197,13 @@ class RouterServer:
             batch_tokens=settings.batch_tokens,
         )
 
+    def _make_tiers(self) -> LiveTiers | None:
+        settings, control = self._settings, self.core.tiers
+        if control is None:
+            return None
+        door = TierDoor(settings.config.tiers, settings.tier_keys, model=settings.model)
+        return LiveTiers(door, control, self.core, self._clock.now_s)
+
     def _make_exact(self) -> ExactKeys | None:
         settings, config = self._settings, self._settings.config
         if config.tokenizer is None and config.kv_events_port is None:
@@ -253,6 +263,7 @@ class RouterServer:
             roles=(Role.PREFILL, Role.DECODE) if settings.disaggregated else (Role.AGGREGATED,),
             now_s=clock.now_s,
             kv_events=self._kv_events,
+            tiers=None if self.tiers is None else self.tiers.families,
         )
         return RouterApp(
             model=settings.model,
@@ -262,7 +273,8 @@ class RouterServer:
             busy_threshold=BusyThresholdApi(
                 self.admission, model=settings.model, batch_tokens=settings.batch_tokens
             ),
-            keys=KeyCheck(settings.api_keys),
+            # A key that carries a tier opens the door too; where it stands open, it stays open.
+            keys=KeyCheck(settings.api_keys and settings.api_keys | settings.tier_keys.keys),
             admin_check=AdminCheck(settings.admin_keys, is_local=settings.is_local),
             cors=Cors(config.cors_allowed_origins),
             metrics=self.metrics,
@@ -272,6 +284,7 @@ class RouterServer:
             speed=settings.speed,
             access_log=self._access_log,
             session_header=config.session_header,
+            tiers=self.tiers,
         )
 
     def _discovery_problem(self) -> str | None:

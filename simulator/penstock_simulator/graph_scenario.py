@@ -5,7 +5,8 @@ from __future__ import annotations
 from penstock_api import GraphDeployment, RouterPolicy
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.serve.preemption_config import PreemptionConfig
-from penstock_router.core.dispatch_queue import CACHE_BLOCKS
+from penstock_router.core.queue_settings import CACHE_BLOCKS
+from penstock_router.policy.busy import busy_thresholds
 from penstock_router.policy.registry import make_policy
 from penstock_router.policy.routing_policy import AssignTime
 from penstock_runtimes.engine_flags import preemption_config
@@ -64,4 +65,5 @@ def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpe
         max_retries=config.retries.max_per_request,
         retry_budget_fraction=config.retries.budget_fraction,
         min_retries_per_s=config.retries.min_per_second,
+        thresholds=busy_thresholds(config.admission),
     )

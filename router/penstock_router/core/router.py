@@ -15,6 +15,7 @@ from penstock_api import Role
 from penstock_router.core.assignment import Assignment
 from penstock_router.core.busy_workers import ALL_BUSY, BusyWorkers
 from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.tier_control import TierControl
 from penstock_router.core.worker import Worker
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec
@@ -34,6 +35,7 @@ class RefusalReason(Enum):
     QUEUE_FULL = auto()
     QUEUE_TIMEOUT = auto()
     NO_WORKER = auto()
+    SHED = auto()
     ALL_BUSY = auto()
 
 
@@ -74,6 +76,7 @@ class RouterCore(Generic[T]):
             second can be routed to, because a prefill without a decode worker only pins KV blocks.
         busy: By role, the workers that take no new requests. A new request is rejected while that is all of a stage's.
         paused: Roles to whose workers nothing is dispatched for now.
+        tiers: Sheds and counts by tier; None: requests have no tiers.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class RouterCore(Generic[T]):
         self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in self.queues}
         self._names: dict[Role, frozenset[str]] = {role: frozenset() for role in self.queues}
         self._rebalanced_s: float | None = None
+        self.tiers: TierControl | None = None
 
     @property
     def entry_queue(self) -> DispatchQueue[T]:
@@ -111,6 +115,11 @@ class RouterCore(Generic[T]):
             now_s: Simulated seconds.
             again: It was admitted before: it meets no bound, and waits before all others.
         """
+        if self.tiers is not None and role is self.entry and not again:
+            shed = self.tiers.arrived(arrival.tier)
+            if shed is not None:
+                wait_s = self.tiers.monitor.settings.recover_s
+                return [Refuse(item, RefusalReason.SHED, shed, wait_s)]
         missing = self._hopeless(role, now_s)
         if missing is not None:
             message = f"no {missing} worker can take the request; retry later"
@@ -144,10 +153,10 @@ class RouterCore(Generic[T]):
         for each in self._needed(role):
             self._follow(each, now_s)
             names, busy = self._names[each], self.busy[each]
-            if names and (
-                busy.none_takes(names)
-                or busy.prefill_limit_exceeded(self.queues[each].central_tokens / len(names))
-            ):
+            if busy.none_takes(names):
+                return each
+            backlog = 0 if each is Role.DECODE else self.queues[each].backlog_tokens
+            if backlog and names and busy.prefill_limit_exceeded(backlog / len(names)):
                 return each
         return None
 
@@ -202,6 +211,12 @@ class RouterCore(Generic[T]):
         self._load_changed(role, now_s, worker.name)
         return self._dispatch_waiting(role, now_s)
 
+    def set_peer_tokens(self, tokens: Mapping[str, int], now_s: float) -> None:
+        """Set the tokens that other routers have in flight at each worker of the first stage, as last heard."""
+        for name, count in tokens.items():
+            self.entry_queue.set_peer_tokens(name, count)
+            self._load_changed(self.entry, now_s, name)
+
     def active_prefill_tokens(self, worker: Worker) -> int:
         """Return the prompt tokens that a worker has still to compute; a decode worker computes none."""
         role = worker.spec.role
@@ -243,6 +258,8 @@ class RouterCore(Generic[T]):
         effects: Effects[T] = []
         for role, queue in self.queues.items():
             for queued in queue.take_expired(now_s):
+                if self.tiers is not None and role is self.entry:
+                    self.tiers.timed_out(queued.arrival.tier, now_s)
                 self._load_changed(role, now_s, queued.worker)
                 message = f"no worker took the request within {now_s - queued.since_s:.1f} s; retry later"
                 effects.append(Refuse(queued.item, RefusalReason.QUEUE_TIMEOUT, message))
@@ -256,6 +273,8 @@ class RouterCore(Generic[T]):
             if queue.settings.rebalances:
                 queue.rebalance(now_s)
         queue.assume_prefilled(now_s)
+        if self.tiers is not None:
+            self.tiers.tick(now_s, queue.waiting_requests)
         return self.workers_changed(now_s)
 
     def problems(self, now_s: float) -> list[str]:
@@ -340,6 +359,8 @@ class RouterCore(Generic[T]):
         for queued in queue.dispatch(now_s, None if pool.are_closed(role) and not closed else is_open):
             worker = pool.get(queued.worker)
             assert worker is not None  # noqa: S101 - `_follow` has named the pool's own workers
+            if self.tiers is not None and role is self.entry:
+                self.tiers.dispatched(queued.arrival.tier, max(0.0, now_s - queued.since_s))
             effects.append(
                 Dispatch(
                     Assignment(

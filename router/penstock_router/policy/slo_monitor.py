@@ -111,6 +111,14 @@ class SloMonitor:
         self._changed_s = float("-inf")
         self._owed = dict.fromkeys(PRIORITIES, 0.0)
 
+    def configure(self, tiers: TierSettings, shedding: SheddingSettings) -> None:
+        """Take other targets and settings from now on; what was measured and the step stay."""
+        self.tiers = tiers
+        self.settings = shedding
+        for windows in self._windows.values():
+            for window in (windows.ttft, windows.tpot, windows.met):
+                window.length_s = shedding.window_s
+
     # ------------------------------------------------------------------ what is measured
 
     def first_token(self, tier: Tier, ttft_s: float, now_s: float) -> None:

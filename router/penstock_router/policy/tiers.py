@@ -8,10 +8,9 @@ from types import MappingProxyType
 from typing import Final
 
 from penstock_api import Tier
+from penstock_core.tiers import priority_of
 
-PRIORITIES: Final[Mapping[Tier, int]] = MappingProxyType(
-    {Tier.SYSTEM: -1, Tier.PREMIUM: 0, Tier.STANDARD: 1, Tier.BACKGROUND: 2}
-)
+PRIORITIES: Final[Mapping[Tier, int]] = MappingProxyType({tier: priority_of(tier) for tier in Tier})
 """As vLLM's ``priority`` of a request: lower goes first. From the highest tier to the lowest."""
 
 SHARED: Final = (Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND)

@@ -17,13 +17,16 @@ from penstock_core.errors import (
     UpstreamTimeout,
     WrongAnswer,
 )
-from penstock_router.admission import AllBusy, QueueTimeout
+from penstock_router.admission import AllBusy, QueueTimeout, Shed
 from penstock_router.core.retries import FailedTry, RetryScope
 from penstock_router.core.worker import Worker
 from penstock_wire.problem import error_body
 
 QUEUE_TIMEOUT: Final = "queue_timeout"
 """Reason of a request that waited for a worker as long as it may."""
+
+SHED: Final = "shed"
+"""Reason of a request that was refused so that higher tiers keep their SLO."""
 
 ALL_WORKERS_BUSY: Final = "all_workers_busy"
 """Reason of a request that was rejected because no worker takes new ones."""
@@ -122,6 +125,8 @@ def error_response_of(error: PenstockError | StageFailed) -> ErrorResponse:
     if isinstance(error, AllBusy):
         message, wait_s = str(error), error.retry_after_s
         return ErrorResponse(503, ALL_WORKERS_BUSY, "service_unavailable", message, True, wait_s)
+    if isinstance(error, Shed):
+        return ErrorResponse(503, SHED, "server_error", str(error), True, error.retry_after_s)
     for kind, (status, reason, retry_after) in _PROBLEMS.items():
         if isinstance(error, kind):
             public = _public_message(error) if isinstance(error, UpstreamError) else str(error)

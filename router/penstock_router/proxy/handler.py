@@ -208,8 +208,9 @@ class CompletionHandler:
 
     def _arrival(self, call: CompletionCall) -> Arrival:
         keyed = call.keyed
+        tenant = "" if call.identity is None else call.identity.tenant
         if keyed is None:
-            return Arrival((), call.prompt_tokens, call.tries.avoid)
+            return Arrival((), call.prompt_tokens, call.tries.avoid, tier=call.tier, tenant=tenant)
         return Arrival(
             keyed.chain,
             call.prompt_tokens,
@@ -219,6 +220,8 @@ class CompletionHandler:
             call.session,
             # A prefill's own answer tells; a stream's first token does.
             is_non_streaming=not self._is_disaggregated and not call.request.stream,
+            tier=call.tier,
+            tenant=tenant,
         )
 
     async def _prefill(self, call: CompletionCall, *, again: bool) -> tuple[Prefilled, KvLease]:
@@ -239,7 +242,8 @@ class CompletionHandler:
     @asynccontextmanager
     async def _acquire_decode(self, call: CompletionCall) -> AsyncIterator[LiveAssignment]:
         """Wait for a decode worker, which keeps the request for the block and no longer."""
-        arrival = Arrival((), call.prompt_tokens, call.tries.avoid)
+        tenant = "" if call.identity is None else call.identity.tenant
+        arrival = Arrival((), call.prompt_tokens, call.tries.avoid, tier=call.tier, tenant=tenant)
         async with self._admission.acquire(Role.DECODE, arrival) as assignment:
             call.queued_s += assignment.queued_s
             call.worker = assignment.worker.name
@@ -289,7 +293,7 @@ class CompletionHandler:
         meter = RelayMeter(
             self._metrics,
             assignment,
-            on_first_token=lambda: self._admission.prefilled(assignment),
+            on_first_token=lambda: self._note_first_token(call, assignment),
             arrived_real_s=call.arrived_real_s,
             speed=self._clock.speed,
             correction=correction,
@@ -349,6 +353,13 @@ class CompletionHandler:
         call.responder.send(200, content, content_type=JSON, headers=call.headers)
 
     # ------------------------------------------------------------------ counting
+
+    def _note_first_token(self, call: CompletionCall, assignment: LiveAssignment) -> None:
+        self._admission.prefilled(assignment)
+        tiers = self._admission.core.tiers
+        if tiers is not None:
+            ttft_s = self._clock.to_model_s(call.age_real_s())
+            tiers.first_token(call.tier, ttft_s, self._clock.now_s())
 
     def _note_stream(self, call: CompletionCall, meter: RelayMeter) -> None:
         call.ttft_s = meter.ttft_s

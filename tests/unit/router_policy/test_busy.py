@@ -320,7 +320,7 @@ def test_no_request_is_rejected_while_an_eligible_worker_is_not_busy(  # noqa: C
         elif kind == "refused":
             core.refused_at_capacity(stage.worker(name), stage.now_s)
         elif kind == "withdraw":
-            waiting = [each.item for each in core.entry_queue._waiting_requests()]
+            waiting = [each.item for each in core.entry_queue.waiting_requests()]
             if waiting:
                 core.withdraw(waiting[number % len(waiting)], Role.AGGREGATED, stage.now_s)
         elif kind == "tick":
@@ -335,9 +335,7 @@ def is_free(stage, worker):
     core, busy = stage.core, stage.core.busy[Role.AGGREGATED]
     if busy.is_at_capacity(worker.name):
         return False
-    waiting = sum(
-        each.uncached for each in core.entry_queue._waiting_requests() if each.worker == worker.name
-    )
+    waiting = sum(each.uncached for each in core.entry_queue.waiting_requests() if each.worker == worker.name)
     pending = sum(
         core.entry_queue._assigned[item].weight
         for item, held in stage.held.items()

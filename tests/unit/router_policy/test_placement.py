@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_api import QueueOrder
-from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
+from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.queue_settings import QueueSettings
 from penstock_router.policy.baselines import CacheAffinity, KvCost, LeastPending, MinTtft, Preble
 from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
 from penstock_router.policy.load import WorkerLoad
