@@ -280,15 +280,25 @@ class World:
             job.first_token_s = now_s
             self._routers[job.router].first_token(job, now_s)
             self.door.first_token(job, now_s)
+        elif stage is ServiceStage.DROPPED:
+            worker.pending_tokens -= job.pending_tokens
+            job.pending_tokens = 0
+            self.door.lost(job)
+            self._leave(worker, job, JobOutcome.FAILED)
         else:
-            self.quit(worker, job)
             worker.ended_outputs += job.request.output_tokens
-            router = self._routers[job.router]
-            is_decode = worker.role is Role.DECODE
-            effects = router.left_decode(job, now_s) if is_decode else router.left_entry(job, now_s)
             self.door.completed(job)
-            self._end(job, JobOutcome.OK)
-            self._apply(effects)
+            self._leave(worker, job, JobOutcome.OK)
+
+    def _leave(self, worker: SimulatedWorker, job: Job, outcome: JobOutcome) -> None:
+        """End a job whose last worker is done with it."""
+        now_s = self.kernel.now_s
+        self.quit(worker, job)
+        router = self._routers[job.router]
+        is_decode = worker.role is Role.DECODE
+        effects = router.left_decode(job, now_s) if is_decode else router.left_entry(job, now_s)
+        self._end(job, outcome)
+        self._apply(effects)
 
     def _prefilled(self, worker: SimulatedWorker, job: Job) -> None:
         job.prefilled_s = self.kernel.now_s
