@@ -33,7 +33,7 @@ class DualmapConfig(SpecModel):
 
 
 class AdmissionConfig(SpecModel):
-    """When a worker counts as busy; a request is refused only if all workers are."""
+    """When a worker counts as busy; a request is rejected only if all workers are. Running routers follow changes."""
 
     mode: AdmissionMode = Field(
         default=AdmissionMode.NONE, description="token-capacity applies the thresholds; none ignores them."
@@ -42,14 +42,15 @@ class AdmissionConfig(SpecModel):
         default=0.85, description="Busy above this fraction of KV blocks in use, 0 to 1; null: no threshold."
     )
     active_prefill_tokens_threshold: Annotated[Integer, Field(ge=0)] | None = Field(
-        default=100_000, description="Busy above this many tokens being prefilled; null: no threshold."
+        default=100_000, description="Busy above this many prompt tokens to compute; null: no threshold."
     )
     active_prefill_tokens_threshold_frac: Annotated[Number, Field(ge=0)] | None = Field(
         default=None,
         description="Busy above this multiple of the worker's batch token limit; null: no threshold.",
     )
     retry_after_seconds: Annotated[Integer, Field(ge=0, le=3600)] = Field(
-        default=1, description="Retry-After header of a refusal; seconds."
+        default=1,
+        description="Least Retry-After of a refusal; a measured drain rate may ask for up to 60; real seconds.",
     )
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from workloads import Case
 
-from penstock_planner.decide.baselines.rhythm import in_mode
 from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_simulator.baselines import baseline_settings
+from penstock_simulator.baselines import configured
 from penstock_simulator.measures import measures
 from penstock_simulator.observer import Floats, Recording
 from penstock_simulator.scenario import Resize, Scenario
@@ -44,9 +43,8 @@ def config_of(case: Case, mode: Mode) -> DecideConfig:
         prefill_gpus=case.gpus,
         decode_gpus=case.gpus,
         ttft_slo_s=case.slo_s,
-        baseline=baseline_settings(case.pools()),
     )
-    return in_mode(base, mode)
+    return configured(base, mode, case.pools(), case.itl_slo_s)
 
 
 def scenario_of(cell: Cell) -> Scenario:

@@ -91,6 +91,13 @@ def engine() -> None:
     help="Order of waiting requests; priority: lower values first, ties by arrival.",
 )
 @click.option(
+    "--preemption-config",
+    default=None,
+    help="JSON: maxPerRequest, premiumReservedFraction, swapGigabytes, dropAboveSeconds, swapLinkGigabytesPerSecond "
+    "(of one GPU), swapLinkLatencyMs. Waiting requests of lower priority values then preempt running ones of higher; "
+    "needs --scheduling-policy priority.  [default: as vLLM]",
+)
+@click.option(
     "--kv-transfer-config",
     default=None,
     help="vLLM's JSON: kv_role, kv_load_failure_policy, kv_connector_extra_config.kv_lease_duration (seconds).",

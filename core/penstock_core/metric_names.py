@@ -43,6 +43,11 @@ VLLM_ITERATION_TOKENS: Final = "vllm:iteration_tokens_total"
 VLLM_NIXL_XFER_TIME: Final = "vllm:nixl_xfer_time_seconds"
 VLLM_NIXL_BYTES: Final = "vllm:nixl_bytes_transferred"
 
+# The simulated worker's own: what vLLM does not do, or does not tell apart.
+ENGINE_PREEMPTIONS: Final = "penstock_engine_preemptions"
+ENGINE_SWAPPED_BLOCKS: Final = "penstock_engine_swapped_blocks"
+ENGINE_RESERVED_BLOCKS: Final = "penstock_engine_reserved_free_blocks"
+
 # The router.
 ROUTER_QUEUE_REQUESTS: Final = "penstock_router_prefill_queue_requests"
 ROUTER_QUEUE_TOKENS: Final = "penstock_router_prefill_queue_tokens"

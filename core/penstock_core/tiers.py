@@ -37,6 +37,6 @@ def priority_of(tier: str) -> int:
         raise ValueError(f"tier {tier!r} is unknown; choose one of {known}") from exc
 
 
-def tier_of(priority: int) -> str:
+def tier_of(priority: int) -> TierPriority:
     """Return the tier whose requests have this ``priority``; beyond the outermost tiers, the outermost."""
-    return TierPriority(min(max(priority, TierPriority.SYSTEM), TierPriority.BACKGROUND)).name.lower()
+    return TierPriority(min(max(priority, TierPriority.SYSTEM), TierPriority.BACKGROUND))

@@ -32,6 +32,7 @@ class Job:
         sub_block_keys: Keys that stand for the first block together.
         attempt: Raised when it starts over; names the engines' requests.
         router: Which router has it.
+        priority: That its tier has in engines; 0 without tiers.
         tries: What the router has learnt from its tries.
         assignment: Its share of the first stage's worker; None before the first.
         decode_assignment: Its share of a decode worker; None before the first.
@@ -63,6 +64,7 @@ class Job:
         "outcome",
         "pending_tokens",
         "prefilled_s",
+        "priority",
         "request",
         "router",
         "sub_block_keys",
@@ -80,6 +82,7 @@ class Job:
         self.keys: list[int] | None = None
         self.attempt = 0
         self.router = 0
+        self.priority = 0
         self.tries = RequestTries()
         self.assignment: Assignment[Job] | None = None
         self.decode_assignment: Assignment[Job] | None = None

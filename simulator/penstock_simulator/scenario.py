@@ -14,7 +14,9 @@ from penstock_api import QueueOrder, Role
 from penstock_core.errors import ConfigError
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.core.transfer import LinkTerms
+from penstock_engine.serve.preemption_config import PreemptionConfig
 from penstock_planner.decide.config import DecideConfig
+from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock_simulator.faults import Faults
 from penstock_workload.traces import BLOCK_TOKENS
 
@@ -73,6 +75,7 @@ class ProfiledModel:
         max_num_seqs: Requests in a batch.
         link: Incoming KV link.
         lease: Terms that a prefill worker grants.
+        preemption: How tiers preempt; None: requests have none.
     """
 
     profile: str
@@ -82,6 +85,7 @@ class ProfiledModel:
     max_num_seqs: int = 256
     link: LinkTerms = field(default_factory=LinkTerms)
     lease: LeaseTerms = field(default_factory=LeaseTerms)
+    preemption: PreemptionConfig | None = None
 
     def __post_init__(self) -> None:
         """Check the bounds."""
@@ -185,6 +189,7 @@ class RouterSpec:
         max_retries: Of a request whose worker died before its first token.
         retry_budget_fraction: Most retries as a fraction of recent requests, 0-1.
         min_retries_per_s: Retries a second allowed whatever the fraction says, >= 0.
+        thresholds: Above which a worker is busy; a new request is rejected while all are.
     """
 
     policy: str = "least-loaded"
@@ -200,6 +205,7 @@ class RouterSpec:
     max_retries: int = 2
     retry_budget_fraction: float = 0.1
     min_retries_per_s: float = 1.0
+    thresholds: BusyThresholds = NO_THRESHOLDS
 
     def __post_init__(self) -> None:
         """Check the bounds."""

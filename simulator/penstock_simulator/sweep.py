@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from penstock_simulator.observer import Recording
+from penstock_simulator.oracle_search import foreseen
 from penstock_simulator.scenario import Scenario
 from penstock_simulator.scoreboard import goodput, score
 from penstock_simulator.workload import Workload, WorkloadSpec, prepare
@@ -50,7 +51,7 @@ def simulate(
 ) -> tuple[Recording, Workload, dict[str, Any]]:
     """Return a run's recording, its workload, and its figures with label, rate and seed in front."""
     workload = prepare(spec.workload, seed=spec.seed, qps=spec.qps)
-    scenario = replace(spec.scenario, seed=spec.seed)
+    scenario = foreseen(replace(spec.scenario, seed=spec.seed), workload.requests)
     recording = World(scenario, workload.requests).run(on_progress)
     figures = score(recording, workload, scenario)
     named = {"policy": spec.label, "qps": spec.qps, "seed": spec.seed}

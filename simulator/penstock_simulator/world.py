@@ -25,6 +25,7 @@ from penstock_simulator.observer import Recording, RunRecorder
 from penstock_simulator.routing import DecodeLoad, VirtualRouter
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, Resize, Scenario, WorkerFailure
 from penstock_simulator.servers import Server, ServiceStage, SimpleServer
+from penstock_simulator.worker_size import worker_size
 from penstock_workload.traces import TraceRequest
 
 SCRAPE_S = 1.0
@@ -82,6 +83,9 @@ class World:
                 cache_tokens=self._cache_tokens(scenario.entry_role),
                 decode_policy=decode_policy,
                 faults=scenario.faults,
+                sizes={
+                    each.role: worker_size(each, self._cache_tokens(each.role)) for each in scenario.pools
+                },
             )
             for _ in range(scenario.router.routers)
         ]
@@ -207,7 +211,7 @@ class World:
                 self._dispatched(effect.assignment, reached)
                 continue
             job = effect.item
-            if effect.reason is RefusalReason.QUEUE_FULL:
+            if effect.reason in {RefusalReason.QUEUE_FULL, RefusalReason.ALL_BUSY}:
                 self.door.refused(job)
             else:
                 self.door.timed_out(job)
@@ -315,16 +319,18 @@ class World:
     # -- the second stage -----------------------------------------------------------------------------
 
     def _decode(self, job: Job) -> None:
-        loads = [
+        router = self._routers[job.router]
+        self._apply(router.acquire_decode(job, self._decode_loads(), self.kernel.now_s))
+        if job.outcome is None and job.decode_assignment is None:
+            self._expire_later(router)
+
+    def _decode_loads(self) -> list[DecodeLoad]:
+        return [
             DecodeLoad(
                 each.name, len(each.jobs), self._tokens_on(each), each.kv_usage_fraction, each.scraped_tokens
             )
             for each in self.fleet.of(Role.DECODE, State.READY)
         ]
-        router = self._routers[job.router]
-        self._apply(router.acquire_decode(job, loads, self.kernel.now_s))
-        if job.outcome is None and job.decode_assignment is None:
-            self._expire_later(router)
 
     def _tokens_on(self, worker: SimulatedWorker) -> int:
         """Return prompts in flight plus what was generated for them so far."""
@@ -349,12 +355,15 @@ class World:
             gauges = {worker.name: worker.server.kv_usage_fraction(now_s) for worker in entry}
             for router in self._routers:
                 tokens = router.inflight_tokens()
-                self.kernel.at(
-                    now_s + delay_s, Order.MESSAGE, router.set_usage, gauges, tokens, now_s + delay_s
-                )
+                self.kernel.at(now_s + delay_s, Order.MESSAGE, self._tell_usage, router, gauges, tokens)
         for router in self._routers:
             self._apply(router.tick(now_s))
         self.kernel.at(now_s + SCRAPE_S, Order.MESSAGE, self._scrape)
+
+    def _tell_usage(
+        self, router: VirtualRouter, usage: Mapping[str, float], tokens: Mapping[str, int]
+    ) -> None:
+        self._apply(router.set_usage(usage, tokens, self.kernel.now_s))
 
     def _peer_tokens(self) -> list[dict[str, int]]:
         """Return, for each router, what the others have pending at each entry worker."""
@@ -375,9 +384,13 @@ class World:
             worker = self.fleet.get(name)
             if worker is not None and worker.incarnation == incarnation:
                 worker.kv_usage_fraction, worker.scraped_tokens = fraction, tokens
+        if self.scenario.is_disaggregated and self.scenario.router.thresholds.is_set:
+            loads = self._decode_loads()
+            for router in self._routers:
+                self._apply(router.read_decode_loads(loads, self.kernel.now_s))
         if others:
             for router, tokens_of in zip(self._routers, others, strict=True):
-                router.set_peer_tokens(tokens_of)
+                router.set_peer_tokens(tokens_of, self.kernel.now_s)
 
     # -- ends -----------------------------------------------------------------------------------------
 

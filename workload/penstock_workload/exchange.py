@@ -153,6 +153,7 @@ class RequestSender:
             error_class=ending.error_class,
             trace_input_tokens=request.input_tokens,
             trace_output_tokens=request.output_tokens,
+            block_ids=request.block_ids,
             is_prompt_exact=not self._is_chat,
             prompt_tokens=meter.prompt_tokens,
             output_tokens=meter.output_tokens,

@@ -42,6 +42,8 @@ class RequestResult:
             ``http_<code>``; None when ok. Bounded, for counting.
         trace_input_tokens: Prompt length in the trace.
         trace_output_tokens: Output length in the trace.
+        block_ids: The trace's, one per begun 512 prompt tokens, so that the traffic can be replayed with the
+            prefixes that it shared; None when it has none.
         is_prompt_exact: Whether ``prompt_tokens`` must equal the trace's: on /v1/completions, not on chat,
             where the server's template adds its own.
         prompt_tokens: As the server's usage says; None when it does not.
@@ -65,6 +67,7 @@ class RequestResult:
     error_class: str | None
     trace_input_tokens: int
     trace_output_tokens: int
+    block_ids: tuple[int, ...] | None = None
     is_prompt_exact: bool = True
     prompt_tokens: int | None = None
     output_tokens: int | None = None

@@ -134,6 +134,7 @@ def to_line(result: RequestResult, *, with_gaps: bool) -> dict[str, Any]:
         "error_class": result.error_class,
         "trace_input_tokens": result.trace_input_tokens,
         "trace_output_tokens": result.trace_output_tokens,
+        "block_ids": result.block_ids,
         "is_prompt_exact": result.is_prompt_exact,
         "prompt_tokens": result.prompt_tokens,
         "output_tokens": result.output_tokens,
@@ -156,10 +157,11 @@ def from_line(line: dict[str, Any]) -> RequestResult:
         KeyError, ValueError, TypeError: not such a line.
     """
     fields = dict(line)
-    tier = fields.pop("tier", None)
+    tier, ids = fields.pop("tier", None), fields.pop("block_ids", None)
     return RequestResult(
         status=RequestStatus(fields.pop("status")),
         itl_s=array("f", fields.pop("itl_s", ())),
+        block_ids=None if ids is None else tuple(ids),
         tier=None if tier is None else Tier(tier),
         **fields,
     )

@@ -12,7 +12,10 @@ from typing import Protocol
 from penstock_core import metric_names as names
 from penstock_core.histogram import REQUEST_BOUNDS_S, TOKEN_GAP_BOUNDS_S, TTFT_BOUNDS_S
 from penstock_core.lag import LagTracker
+from penstock_core.tiers import TierPriority, tier_of
+from penstock_engine.core.counters import EngineCounters
 from penstock_engine.core.engine import Engine, StepOutcome
+from penstock_engine.core.preemption import PreemptionKind
 from penstock_engine.core.requests import FinishReason, RequestState
 from penstock_engine.core.timeline import Timeline
 from penstock_engine.core.transfer import Transfer
@@ -191,6 +194,8 @@ class EngineMetrics:
             names.VLLM_KV_USAGE: [("", lambda: engine.kv_usage_fraction)],
             names.ENGINE_REQUESTS: [("", lambda: self._slots.running)],
             names.ENGINE_QUEUED_REQUESTS: [("", lambda: self._slots.queued)],
+            names.ENGINE_SWAPPED_BLOCKS: [("", lambda: engine.swapped_blocks)],
+            names.ENGINE_RESERVED_BLOCKS: [("", lambda: engine.reserved_free_blocks)],
             names.VLLM_SLEEP_STATE: [
                 (f',sleep_state="{state}"', _constant(state == "awake"))
                 for state in ("awake", "weights_offloaded", "discard_all")
@@ -215,6 +220,11 @@ class EngineMetrics:
             names.VLLM_NIXL_FAILED_NOTIFICATIONS: lambda: self.failed_notifications,
         }
         listed = {name: [("", read)] for name, read in plain.items()}
+        listed[names.ENGINE_PREEMPTIONS] = [
+            (f',kind="{kind}",tier="{tier.name.lower()}"', _read_preemptions(counters, kind, tier))
+            for kind in PreemptionKind
+            for tier in TierPriority
+        ]
         listed[names.VLLM_REQUEST_SUCCESS] = [
             (f',finished_reason="{reason}"', self._read_finished(reason)) for reason in FinishReason
         ]
@@ -222,6 +232,15 @@ class EngineMetrics:
 
     def _read_finished(self, reason: FinishReason) -> Read:
         return lambda: self.finished[reason]
+
+
+def _read_preemptions(counters: EngineCounters, kind: PreemptionKind, tier: TierPriority) -> Read:
+    # A client of the worker may send any integer.
+    return lambda: sum(
+        count
+        for (of_kind, priority), count in counters.preemptions_by.items()
+        if of_kind is kind and tier_of(priority) is tier
+    )
 
 
 def _constant(value: bool) -> Read:  # noqa: FBT001 - a gauge's 0 or 1
@@ -244,6 +263,9 @@ _HELP = {
     names.VLLM_PROMPT_TOKENS_CACHED: "Prompt tokens taken from a cache, local or remote.",
     names.VLLM_GENERATION_TOKENS: "Tokens generated.",
     names.VLLM_PREEMPTIONS: "Requests thrown out of the batch for want of KV blocks.",
+    names.ENGINE_PREEMPTIONS: "Requests thrown out of the batch, by what became of their KV and by their tier.",
+    names.ENGINE_SWAPPED_BLOCKS: "KV blocks of preempted requests in host memory.",
+    names.ENGINE_RESERVED_BLOCKS: "Free KV blocks that only premium and system requests may take.",
     names.VLLM_REQUEST_SUCCESS: "Requests that ended, by reason.",
     names.VLLM_ADMISSION_REJECTIONS: "Requests refused at the door.",
     names.VLLM_PREFIX_QUERIES: "Prompt tokens looked up in the prefix cache.",

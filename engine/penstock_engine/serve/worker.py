@@ -219,8 +219,20 @@ class ServedWorker:
                 self._heartbeats.untrack(remote.engine_id, remote.request_id)
                 self._notifier.send(remote.notify_url, reads=[remote.request_id])
                 stream.is_read_sent = True
+        for state in events.dropped:
+            self._fail_dropped(state)
         for request_id in events.expired:
             log.warning("lease expired before the blocks were read", request_id=request_id)
+
+    def _fail_dropped(self, state: RequestState) -> None:
+        """Tell a client whose request gave way to a higher tier and would have cost too much to bring back."""
+        self.metrics.count_ended(FinishReason.ERROR)
+        stream = self._streams.pop(state.request.request_id, None)
+        if stream is not None:
+            stream.fail(
+                "Preempted by a request of a higher tier; try again later.", 503, "ServiceUnavailable"
+            )
+            self._stop_tracking(stream, is_read_pending=True)
 
     def _deliver_finished(self, outcome: StepOutcome) -> None:
         for state in outcome.finished:

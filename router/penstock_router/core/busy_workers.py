@@ -121,7 +121,7 @@ class BusyWorkers:
         return frozenset() if len(found) == len(names) else found
 
     def prefill_limit_exceeded(self, share: float) -> bool:
-        """Return whether an even share of a central queue alone makes every worker busy, tokens."""
+        """Return whether every worker is busy, each with an even share of the tokens that wait in a central queue."""
         limit = self.thresholds.prefill_limit(self.batch_tokens)
         return limit is not None and share > limit
 

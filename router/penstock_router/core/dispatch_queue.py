@@ -302,9 +302,11 @@ class DispatchQueue(Generic[T]):
         return 0 if worker is None else worker.peer_tokens
 
     @property
-    def central_tokens(self) -> int:
-        """Prompt tokens that wait in the central queue; 0 under a policy that assigns on arrival."""
-        return self.prompt_tokens.waiting if self.policy.assigns is AssignTime.WHEN_FREE else 0
+    def backlog_tokens(self) -> int:
+        """Prompt tokens to be computed by all workers together; 0 while no request waits in a central queue."""
+        if self.policy.assigns is AssignTime.ON_ARRIVAL or not self._unassigned:
+            return 0
+        return self.prompt_tokens.waiting + sum(self.prompt_tokens.pending.values())
 
     def pending_tokens(self, name: str) -> int:
         """Return what other routers should count here, tokens >= 0.

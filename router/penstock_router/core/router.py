@@ -153,10 +153,10 @@ class RouterCore(Generic[T]):
         for each in self._needed(role):
             self._follow(each, now_s)
             names, busy = self._names[each], self.busy[each]
-            if names and (
-                busy.none_takes(names)
-                or busy.prefill_limit_exceeded(self.queues[each].central_tokens / len(names))
-            ):
+            if busy.none_takes(names):
+                return each
+            backlog = 0 if each is Role.DECODE else self.queues[each].backlog_tokens
+            if backlog and names and busy.prefill_limit_exceeded(backlog / len(names)):
                 return each
         return None
 
@@ -210,6 +210,12 @@ class RouterCore(Generic[T]):
         self.busy[role].load_read(worker)
         self._load_changed(role, now_s, worker.name)
         return self._dispatch_waiting(role, now_s)
+
+    def set_peer_tokens(self, tokens: Mapping[str, int], now_s: float) -> None:
+        """Set the tokens that other routers have in flight at each worker of the first stage, as last heard."""
+        for name, count in tokens.items():
+            self.entry_queue.set_peer_tokens(name, count)
+            self._load_changed(self.entry, now_s, name)
 
     def active_prefill_tokens(self, worker: Worker) -> int:
         """Return the prompt tokens that a worker has still to compute; a decode worker computes none."""

@@ -138,11 +138,14 @@ async def test_a_worker_at_capacity_is_skipped_for_another(harness, roles):
     """The next one answers; neither the retry budget nor the worker's circuit pays for it."""
     workers = [await harness.worker(role) for role in roles]
     retries = {"retries": {"maxPerRequest": 0, "budgetFraction": 0, "minPerSecond": 0}}
-    router = await harness.router(*workers, config={"policy": "round-robin", **retries})
-    workers[-1].otherwise = harness.answers.status(503, AT_CAPACITY)
+    router = await harness.router(*workers, config=retries)
+    assert (await router.post(max_tokens=1)).status == 200
+    preferred = next(each for each in reversed(workers) if each.seen)
+    preferred.seen.clear()
+    preferred.otherwise = harness.answers.status(503, AT_CAPACITY)
     for _ in range(6):
         assert (await router.post(max_tokens=1)).status == 200
-    assert workers[-1].seen
+    assert preferred.seen
     states = await router.workers()
     assert {each["state"] for each in states.values()} == {"ready"}
     assert not any(each.failures for each in router.server.core.pool)
