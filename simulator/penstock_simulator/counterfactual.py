@@ -17,15 +17,17 @@ from penstock_planner.decide.baselines.rhythm import in_mode
 from penstock_planner.decide.config import Mode
 from penstock_report.counterfactual import Counterfactual, FleetKind, FleetOutcome, outcome, served_outcome
 from penstock_report.findings import RunReport
+from penstock_simulator.baselines import configured
 from penstock_simulator.counterfactual_setting import Setting, setting_of
-from penstock_simulator.oracle import Utilisation, schedule
+from penstock_simulator.oracle import Aim
+from penstock_simulator.oracle_search import with_schedule
 from penstock_simulator.recorded import recorded_traffic
 from penstock_simulator.scenario import Scenario
 from penstock_simulator.world import World
 from penstock_workload.traces import TraceRequest
 
-_UTILISATIONS = tuple(Utilisation(prefill, 0.95) for prefill in (1.0, 0.85, 0.7, 0.5))
-"""Chosen: the oracle's replicas from full to half empty, the cheapest schedule first."""
+_AIMS = tuple(Aim(deadline, 0.95) for deadline in (1.0, 0.75, 0.45))
+"""Chosen: the oracle's queue from just in time to half of it, the cheapest schedule first."""
 
 OnFleet = Callable[[str], None]
 """Told the name of each fleet that is about to be simulated."""
@@ -156,9 +158,10 @@ def _simulate(bench: _Bench, setting: Setting, served: FleetOutcome, tried: _Tri
         config = replace(base, planner=in_mode(planner, Mode.HPA))
         tried.scaled.append(bench.run(Mode.HPA.value, FleetKind.AUTOSCALER, config))
     _search_fixed(bench, setting, served, tried)
-    for at in _UTILISATIONS:
-        resizes = schedule(bench.traffic, base, at)
-        tried.scheduled.append(bench.run("oracle", FleetKind.ORACLE, replace(base, resizes=resizes)))
+    oracle = replace(base, planner=configured(planner, Mode.ORACLE, base.pools))
+    for aim in _AIMS:
+        foreseen = with_schedule(oracle, bench.traffic, aim)
+        tried.scheduled.append(bench.run(Mode.ORACLE.value, FleetKind.ORACLE, foreseen))
         if tried.scheduled[-1].in_time >= served.in_time:
             return
 

@@ -14,7 +14,7 @@ from penstock_report.findings import RunReport
 from penstock_report.ledger_view import PlannerRun
 from penstock_simulator.baselines import baseline_settings
 from penstock_simulator.graph_scenario import graph_pools, graph_router
-from penstock_simulator.oracle import Utilisation, needs
+from penstock_simulator.oracle_needs import Utilisation, needs
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, Scenario
 from penstock_workload.traces import TraceRequest
 
