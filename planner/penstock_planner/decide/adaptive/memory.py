@@ -66,16 +66,16 @@ class KvLoad:
     Attributes:
         load: Of KV usage summed over workers, waiting requests' share included.
         peak: Highest load, decayed.
-        load_s: Of the same over some minutes.
-        demand_tokens: Uncached tokens that arrived, decayed as ``load_s`` is.
+        light_s: Worker-seconds of KV over some minutes, as if every worker had decoded as fast as an idle one.
+        done_tokens: Uncached tokens whose prefill ended, decayed alike.
         seen_s: Seconds, decayed.
         full_s: Seconds in which n workers would have been full, decayed alike; element n - 1.
     """
 
     load: Trend = Trend()
     peak: float = 0.0
-    load_s: float = 0.0
-    demand_tokens: float = 0.0
+    light_s: float = 0.0
+    done_tokens: float = 0.0
     seen_s: float = 0.0
     full_s: tuple[float, ...] = ()
 

@@ -11,7 +11,7 @@ from penstock_planner.decide.adaptive.memory import AdaptiveMemory, read, write
 from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, Step
-from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, kv_role
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, entry_role, kv_role
 from penstock_planner.decide.proposal import Proposal, RoleProposal
 from penstock_planner.decide.stabilise import back_off, remember
 from penstock_planner.decide.state import PlannerState
@@ -40,7 +40,7 @@ def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapt
     roles = {role: supply.followed(memory.of(role), pool, pull.at_s) for role, pool in pull.pools.items()}
     dt_s = 0.0 if memory.pulled_s is None else pull.at_s - memory.pulled_s
     holder = kv_role(pull.pools)
-    entry = Role.PREFILL if Role.PREFILL in pull.pools else Role.AGGREGATED
+    entry = entry_role(pull.pools)
     made, usage, demand = memory.work, memory.kv, pull.demand
     if demand is not None and entry in pull.pools:
         sizes = max(len(made.late), pull.pools[entry].replicas + SIZES_ABOVE)
@@ -49,9 +49,11 @@ def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapt
         )
     load = kv.load_of(pull, holder)
     if load is not None and holder in pull.pools and dt_s > 0:
-        tokens = 0.0 if demand is None else demand.uncached_tokens
+        tokens = 0.0 if demand is None else demand.prefilled_tokens
         sizes = max(len(usage.full_s), pull.pools[holder].replicas + SIZES_ABOVE)
-        usage = kv.followed(usage, load, tokens, dt_s=dt_s, sizes=sizes)
+        usage = kv.followed(
+            usage, load, tokens, ready=pull.pools[holder].ready, dt_s=dt_s, sizes=sizes
+        )
     return AdaptiveMemory(pull.at_s, made, usage, {**memory.roles, **roles})
 
 
@@ -111,18 +113,24 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
 def _case(
     role: Role, demand: Demand, window: Window, memory: AdaptiveMemory, config: DecideConfig
 ) -> rules.Case:
-    at_s = window.pulls[-1].at_s
+    pull = window.pulls[-1]
+    at_s = pull.at_s
     startup_s = supply.startup_s(memory, role, at_s)
     horizon_s = startup_s + config.metric_pulling_interval_s
     made = work.view(memory.work, demand, horizon_s=horizon_s, far_s=2 * horizon_s + REGRET_S)
+    entry = entry_role(pull.pools)
+    due_s = supply.arrivals_s(memory.of(entry), supply.startup_s(memory, entry, at_s), at_s)
+    prefilled_per_s = rules.prefilled_per_s(
+        made, pull.pools[entry], due_s, horizon_s=horizon_s, slo_s=config.ttft_slo_s
+    )
     return rules.Case(
         role=role,
-        pool=window.pulls[-1].pools[role],
+        pool=pull.pools[role],
         slo_s=config.ttft_slo_s,
         horizon_s=horizon_s,
         arrivals_s=supply.arrivals_s(memory.of(role), startup_s, at_s),
         work=None if role is Role.DECODE else made,
-        kv=None if role is Role.PREFILL else kv.view(memory.kv, made.rate, horizon_s),
+        kv=None if role is Role.PREFILL else kv.view(memory.kv, prefilled_per_s, horizon_s),
         oldest_wait_s=demand.oldest_wait_s,
         rejected=sum(p.demand.refused + p.demand.timed_out for p in window.pulls if p.demand is not None),
     )

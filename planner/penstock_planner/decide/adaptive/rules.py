@@ -147,7 +147,7 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
     """Compare what may arrive per second with what the fleet, starting replicas included, can compute."""
     workers = case.pool.replicas
     ahead = work.rate.ahead + AHEAD_SIGMAS * work.rate.error
-    expected = max(ahead, work.level.now - LEVEL_SIGMAS * work.level.error)
+    expected = max(ahead, _jump(work))
     able = workers * (work.tokens_per_s or 0.0)
     inputs = {
         "tokens_per_s": work.rate.now,
@@ -167,6 +167,31 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
     return _finding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("demand", inputs, most, _grows(applies)))
 
 
+def left_tokens(work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], horizon_s: float) -> float:
+    """Return the tokens that ready and starting workers will not have computed at the horizon."""
+    worked_s = pool.ready * horizon_s + sum(max(0.0, horizon_s - at_s) for at_s in arrivals_s)
+    arrived = work.backlog_tokens + work.level.now * horizon_s
+    return max(0.0, arrived - worked_s * (work.tokens_per_s or 0.0))
+
+
+def prefilled_per_s(
+    work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], *, horizon_s: float, slo_s: float
+) -> float:
+    """Return the tokens/s whose prefill is expected to end at the horizon, which decode then has to hold.
+
+    That is what arrives, along the trend or at once if it jumped; while a backlog is cleared, as much more as its
+    workers can do.
+    """
+    arriving = max(work.rate.ahead, _jump(work))
+    left = left_tokens(work, pool, arrivals_s, horizon_s)
+    clearing = work.level.now + left / (CLEAR_SLOS * slo_s) if left else 0.0
+    return max(arriving, min(clearing, pool.replicas * (work.tokens_per_s or 0.0)))
+
+
+def _jump(work: WorkView) -> float:
+    return work.level.now - LEVEL_SIGMAS * work.level.error
+
+
 def _late(case: Case, work: WorkView) -> RoleFinding:
     workers = case.pool.replicas
     late, saved, lately = work.late_with(workers), work.saved(workers), work.saved_lately(workers)
@@ -181,8 +206,7 @@ def _backlog(case: Case, work: WorkView) -> RoleFinding:
     if work.tokens_per_s is None:
         return _first_wait(case)
     horizon_s, speed = case.horizon_s, work.tokens_per_s
-    worked_s = case.pool.ready * horizon_s + sum(max(0.0, horizon_s - at_s) for at_s in case.arrivals_s)
-    left = max(0.0, work.backlog_tokens + work.level.now * horizon_s - worked_s * speed)
+    left = left_tokens(work, case.pool, case.arrivals_s, horizon_s)
     pace = case.pool.replicas * speed - work.level.now
     clears_s = left / pace if pace > 0 else (math.inf if left else 0.0)
     most_s = CLEAR_SLOS * case.slo_s
@@ -216,7 +240,8 @@ def _rejected(case: Case) -> RoleFinding:
 
 def _kv(case: Case, kv: KvView) -> RoleFinding:
     workers = case.pool.replicas
-    expected = max(min(kv.load.ahead, KV_TREND_MOST * kv.load.now), kv.demanded)
+    demanded = kv.demanded(workers)
+    expected = max(min(kv.load.ahead, KV_TREND_MOST * kv.load.now), demanded)
     ahead = expected / workers if workers else math.inf
     share = kv.full_with(workers)
     is_full = share > FULL_TIME_MOST and kv.load.now > FULL * workers
@@ -224,7 +249,7 @@ def _kv(case: Case, kv: KvView) -> RoleFinding:
     inputs = {
         "kv_load": kv.load.now,
         "kv_load_ahead": kv.load.ahead,
-        "kv_load_demanded": kv.demanded,
+        "kv_load_demanded": demanded,
         "workers": workers,
         "full_share": share,
     }
@@ -259,8 +284,8 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
 
 def _kv_after(case: Case, kv: KvView) -> RoleFinding:
     workers = case.pool.replicas - 1
-    load = max(kv.load.now, kv.load.ahead, kv.demanded)
-    usage = load / workers if workers else math.inf
+    load = max(kv.load.now, kv.load.ahead)
+    usage = max(load, kv.demanded(workers)) / workers if workers else math.inf
     peak = kv.peak / workers if workers else math.inf
     applies = usage <= KV_AFTER and peak <= KV_PEAK_AFTER
     inputs = {"workers_after": workers, "kv_load": load, "kv_after": usage, "kv_peak_after": peak}
