@@ -147,7 +147,11 @@ class _Step:
         is_idle = schedule.blocked_s is None and actuation is None
         if is_idle and self.now_s >= history.start_s + 2 * self.config.adjustment_interval_s:
             return False
-        self._schedule(replace(schedule.begun(history.start_s, self._interval_s()), tick=history.tick, pulls=history.pulls))
+        self._schedule(
+            replace(
+                schedule.begun(history.start_s, self._interval_s()), tick=history.tick, pulls=history.pulls
+            )
+        )
         return True
 
     # -- a tick ---------------------------------------------------------------------------------------
@@ -414,7 +418,8 @@ class _Step:
             return False
         if pool.replicas == change.desired or change.desired < change.current:
             return pool.replicas in (change.desired, change.current)
-        needed = existing_gpus(pools, config) + config.engine_gpus(change.role, pool.gpus)
+        added = change.desired - change.current
+        needed = existing_gpus(pools, config) + added * config.engine_gpus(change.role, pool.gpus)
         ceiling = config.max_gpu_budget
         return pool.replicas == change.current and (ceiling is None or needed <= ceiling)
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from penstock_api import Role
 from penstock_planner.decide.baselines.settings import BaselineSettings
 
-ADAPTIVE_INTERVAL_S = 5.0
+ADAPTIVE_INTERVAL_S = 2.0
 """Chosen: Dynamo's load loop has the same; at 30 s a step per decision follows no ramp, at 1 s a ledger grows to
 no use."""
 

@@ -90,6 +90,7 @@ class RoleMemory:
         startup_s: Learnt time from asked for to ready; None before the first.
         grown_s: When replicas were last added; None before that.
         shrunk_s: When replicas were last removed; None before that.
+        spare_s: Since when every decision has found one replica to spare; None: the last one did not.
         hold_down_s: How long after growing the role is not shrunk; raised by each shrinking that was regretted.
     """
 
@@ -98,6 +99,7 @@ class RoleMemory:
     startup_s: float | None = None
     grown_s: float | None = None
     shrunk_s: float | None = None
+    spare_s: float | None = None
     hold_down_s: float = 0.0
 
 

@@ -19,6 +19,9 @@ from penstock_planner.decide.state import PlannerState
 SIZES_ABOVE = 2
 """Chosen: shadow fleets are followed up to two workers more than there are."""
 
+MOST_AT_ONCE = 64
+"""Chosen: more replicas than this are never asked for in one decision, whatever `max_step` allows."""
+
 REGRET_S = 60.0
 """Chosen: a worker is removed only if demand this long after two start-ups from now allows it."""
 
@@ -31,6 +34,11 @@ def adaptive(window: Window, state: PlannerState, config: DecideConfig) -> Propo
     pools = window.pulls[-1].pools
     seen = {role: remember(role, pool, state.of(role), config) for role, pool in pools.items()}
     proposals = [_draft(role, window, memory, config) for role in pools]
+    spared = {
+        each.role: supply.spared(memory.of(each.role), window.end_s, is_spare=_is_spare(each))
+        for each in proposals
+    }
+    memory = replace(memory, roles={**memory.roles, **spared})
     proposals = [back_off(each, seen[each.role]) if each.action is Action.UP else each for each in proposals]
     return Proposal(_within_budget(proposals, pools, config), seen, write(memory))
 
@@ -51,9 +59,7 @@ def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapt
     if load is not None and holder in pull.pools and dt_s > 0:
         tokens = 0.0 if demand is None else demand.prefilled_tokens
         sizes = max(len(usage.full_s), pull.pools[holder].replicas + SIZES_ABOVE)
-        usage = kv.followed(
-            usage, load, tokens, ready=pull.pools[holder].ready, dt_s=dt_s, sizes=sizes
-        )
+        usage = kv.followed(usage, load, tokens, ready=pull.pools[holder].ready, dt_s=dt_s, sizes=sizes)
     return AdaptiveMemory(pull.at_s, made, usage, {**memory.roles, **roles})
 
 
@@ -66,7 +72,10 @@ def _draft(role: Role, window: Window, memory: AdaptiveMemory, config: DecideCon
     if pool.replicas < floor:
         step = Step("floor", {"replicas": pool.replicas, "floor": floor}, floor, Reason.BELOW_FLOOR.value)
         detail = f"{pool.replicas} below the floor of {floor}"
-        return replace(blank.passed(step), action=Action.UP, reason=Reason.BELOW_FLOOR, detail=detail)
+        amount = _at_most(floor - pool.replicas, config)
+        return replace(
+            blank.passed(step), action=Action.UP, reason=Reason.BELOW_FLOOR, detail=detail, amount=amount
+        )
     unknown = _unknown(role, pull)
     if unknown or pull.demand is None:
         step = Step("known", {"demand": "unknown" if pull.demand is None else "known"}, None, "hold")
@@ -76,8 +85,17 @@ def _draft(role: Role, window: Window, memory: AdaptiveMemory, config: DecideCon
     blank = replace(blank, steps=tuple(found.step for found in findings))
     for found in findings:
         if found.applies:
-            return replace(blank, action=Action.UP, reason=found.reason, detail=found.detail)
+            amount = rules.missing(case, _at_most(MOST_AT_ONCE, config))
+            return replace(blank, action=Action.UP, reason=found.reason, detail=found.detail, amount=amount)
     return _spared(blank, case, window, memory)
+
+
+def _at_most(replicas: int, config: DecideConfig) -> int:
+    return replicas if config.max_step is None else min(replicas, config.max_step)
+
+
+def _is_spare(proposal: RoleProposal) -> bool:
+    return proposal.action is Action.DOWN or proposal.reason is Reason.HOLD_DOWN
 
 
 def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: AdaptiveMemory) -> RoleProposal:
@@ -103,7 +121,8 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
         step = Step("all_ready", {"starting": pool.starting}, 0, "hold: supply is not what it will be")
         detail = f"{pool.starting} of {pool.replicas} replicas not ready"
         return proposal.held(Reason.REPLICA_NOT_READY, detail, step)
-    left_s = supply.held_s(memory.of(role), case.horizon_s, window.end_s)
+    spared = supply.spared(memory.of(role), window.end_s, is_spare=True)
+    left_s = supply.held_s(spared, case.horizon_s, window.end_s)
     step = Step("hold_down", {"left_s": left_s}, 0, "hold" if left_s > 0 else "pass")
     if left_s > 0:
         return proposal.held(Reason.HOLD_DOWN, f"{left_s:.0f} s of hold-down are left", step)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock_api import Role
 from penstock_planner.decide.adaptive.kv import FULL, KvView
@@ -52,7 +52,7 @@ CLEAR_SLOS = 2.0
 """Chosen: a backlog that is left when a new replica could be ready may take this many SLOs to clear; a replica for less
 than one SLO of late arrivals costs more than it saves."""
 
-KV_AHEAD_MOST = 0.75
+KV_AHEAD_MOST = 0.85
 """Chosen: mean KV usage, at the horizon, above which a pool grows. Usage of a worker with some twenty requests swings
 by a third about its mean, and what does not fit preempts streams; 0.9 is too late."""
 
@@ -133,6 +133,18 @@ def lacks(case: Case) -> list[RoleFinding]:
     return found
 
 
+def missing(case: Case, most: int) -> int:
+    """Return how many replicas to add, 1 to ``most``: until no rule asks for another, each counted as starting."""
+    count = 1
+    while count < most:
+        pool = replace(case.pool, starting=case.pool.starting + 1)
+        case = replace(case, pool=pool, arrivals_s=(*case.arrivals_s, case.horizon_s))
+        if not any(found.applies for found in lacks(case)):
+            break
+        count += 1
+    return count
+
+
 def spares(case: Case) -> list[RoleFinding]:
     """Return every condition for shrinking by one; all must apply."""
     found = []
@@ -167,6 +179,11 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
     return _finding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("demand", inputs, most, _grows(applies)))
 
 
+def arriving_per_s(work: WorkView) -> float:
+    """Return the uncached tokens/s expected to arrive: along the trend, or at once if they jumped."""
+    return max(work.rate.ahead, _jump(work))
+
+
 def left_tokens(work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], horizon_s: float) -> float:
     """Return the tokens that ready and starting workers will not have computed at the horizon."""
     worked_s = pool.ready * horizon_s + sum(max(0.0, horizon_s - at_s) for at_s in arrivals_s)
@@ -179,12 +196,11 @@ def prefilled_per_s(
 ) -> float:
     """Return the tokens/s whose prefill is expected to end at the horizon, which decode then has to hold.
 
-    That is what arrives, along the trend or at once if it jumped; while a backlog is cleared, as much more as its
-    workers can do.
+    That is what arrives; while a backlog is cleared, as much more as its workers can do.
     """
-    arriving = max(work.rate.ahead, _jump(work))
+    arriving = arriving_per_s(work)
     left = left_tokens(work, pool, arrivals_s, horizon_s)
-    clearing = work.level.now + left / (CLEAR_SLOS * slo_s) if left else 0.0
+    clearing = arriving + left / (CLEAR_SLOS * slo_s) if left else 0.0
     return max(arriving, min(clearing, pool.replicas * (work.tokens_per_s or 0.0)))
 
 
