@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock_api import Role
 from penstock_planner.decide.state import Memory
+
+
+MadeT = TypeVar("MadeT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +139,21 @@ def read(plain: Memory) -> AdaptiveMemory:
     work, kv = data["work"], data["kv"]
     return AdaptiveMemory(
         pulled_s=data["pulled_s"],
-        work=Work(
-            **{**work, "rate": Trend(**work["rate"])}
-            | {key: tuple(work[key]) for key in ("backlogs", "late", "recent")}
-        ),
-        kv=KvLoad(**{**kv, "load": Trend(**kv["load"]), "full_s": tuple(kv["full_s"])}),
-        roles={
-            Role(role): RoleMemory(**{**fields, "begun_s": tuple(fields["begun_s"])})
-            for role, fields in data["roles"].items()
-        },
+        work=_made(Work, work, rate=Trend(**work["rate"])),
+        kv=_made(KvLoad, kv, load=Trend(**kv["load"])),
+        roles={Role(role): _made(RoleMemory, plain) for role, plain in data["roles"].items()},
     )
+
+
+def _made(kind: Callable[..., MadeT], plain: Mapping[str, Any], **built: Any) -> MadeT:
+    """Return a memory from its plain form: lists as tuples, keys of other versions left out or blank."""
+    known = {each.name for each in dataclasses.fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    values = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in plain.items()
+        if key in known
+    }
+    return kind(**{**values, **built})
 
 
 def write(memory: AdaptiveMemory) -> Memory:
