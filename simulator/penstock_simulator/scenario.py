@@ -10,13 +10,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock_api import QueueOrder, Role
+from penstock_api import QueueOrder, Role, Tier
 from penstock_core.errors import ConfigError
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.core.transfer import LinkTerms
 from penstock_engine.serve.preemption_config import PreemptionConfig
 from penstock_planner.decide.config import DecideConfig
 from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds
+from penstock_router.policy.slo_monitor import SheddingSettings
+from penstock_router.policy.tiers import TierSettings
 from penstock_simulator.faults import Faults
 from penstock_workload.traces import BLOCK_TOKENS
 
@@ -178,6 +180,21 @@ class WorkerFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterTiers:
+    """Priority tiers of a router.
+
+    Attributes:
+        settings: Shares and targets.
+        shedding: When lower tiers are refused.
+        default: Tier of a request that asks for none.
+    """
+
+    settings: TierSettings = field(default_factory=TierSettings)
+    shedding: SheddingSettings = field(default_factory=SheddingSettings)
+    default: Tier = Tier.STANDARD
+
+
+@dataclass(frozen=True, slots=True)
 class RouterSpec:
     """The router.
 
@@ -197,6 +214,7 @@ class RouterSpec:
         retry_budget_fraction: Most retries as a fraction of recent requests, 0-1.
         min_retries_per_s: Retries a second allowed whatever the fraction says, >= 0.
         thresholds: Above which a worker is busy; a new request is rejected while all are.
+        tiers: How tiers share, are promised and are shed; None: all requests are alike.
     """
 
     policy: str = "least-loaded"
@@ -213,6 +231,7 @@ class RouterSpec:
     retry_budget_fraction: float = 0.1
     min_retries_per_s: float = 1.0
     thresholds: BusyThresholds = NO_THRESHOLDS
+    tiers: RouterTiers | None = None
 
     def __post_init__(self) -> None:
         """Check the bounds."""

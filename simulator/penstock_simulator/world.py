@@ -7,11 +7,12 @@ aggregated worker. The bodies are the live ones: engine core, routing policies, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from penstock_api import Role
 from penstock_engine.core.request_slots import SlotState
 from penstock_router.core.assignment import Assignment
-from penstock_router.core.router import Dispatch, Effects, RefusalReason
+from penstock_router.core.router import Dispatch, Effects
 from penstock_router.policy.baselines import LeastLoaded
 from penstock_simulator.control import Control
 from penstock_simulator.door import DoorCounters
@@ -20,7 +21,7 @@ from penstock_simulator.faults import Fault
 from penstock_simulator.fleet import SimulatedFleet, SimulatedWorker, State
 from penstock_simulator.gaps import GapHistogram
 from penstock_simulator.handover import Heartbeats
-from penstock_simulator.jobs import Job, JobOutcome, PrefixChains
+from penstock_simulator.jobs import Job, JobOutcome, PrefixChains, make_jobs
 from penstock_simulator.kernel import Kernel, Order
 from penstock_simulator.observer import Recording, RunRecorder
 from penstock_simulator.routing import VirtualRouter
@@ -69,10 +70,8 @@ class World:
             if isinstance(pool.model, ProfiledModel)
         }
         self.fleet = SimulatedFleet(scenario, self._make_server)
-        self.jobs = [
-            Job(index, request, self._chains.chain(request), sub_block_keys=self._chains.sub_block_keys)
-            for index, request in enumerate(requests)
-        ]
+        tiers = scenario.router.tiers
+        self.jobs = make_jobs(requests, self._chains, default_tier=None if tiers is None else tiers.default)
         decode_policy = LeastLoaded()
         self._routers = [
             VirtualRouter(
@@ -193,11 +192,11 @@ class World:
         self.door.queued(job)
         self.apply(effects)
         if job.outcome is None:
-            self._expire_later(router)
+            self._expire_later(router, job)
 
-    def _expire_later(self, router: VirtualRouter) -> None:
-        max_wait_s = self.scenario.router.max_wait_s
-        if max_wait_s is not None:
+    def _expire_later(self, router: VirtualRouter, job: Job) -> None:
+        max_wait_s = router.longest_wait_s(job)
+        if max_wait_s < inf:
             self.kernel.at(self.kernel.now_s + max_wait_s, Order.MESSAGE, self._expire, router)
 
     def _expire(self, router: VirtualRouter) -> None:
@@ -211,10 +210,8 @@ class World:
                 self._dispatched(effect.assignment, reached)
                 continue
             job = effect.item
-            if effect.reason in {RefusalReason.QUEUE_FULL, RefusalReason.ALL_BUSY}:
-                self.door.refused(job)
-            else:
-                self.door.timed_out(job)
+            self.door.not_taken(job, effect.reason)
+            self._routers[job.router].rejected(job, effect.reason)
             self._end(job, JobOutcome.REJECTED)
 
     def _dispatched(self, assignment: Assignment[Job], reached: set[str]) -> None:
@@ -297,15 +294,25 @@ class World:
             job.first_token_s = now_s
             self._routers[job.router].first_token(job, now_s)
             self.door.first_token(job, now_s)
+        elif stage is ServiceStage.DROPPED:
+            worker.pending_tokens -= job.pending_tokens
+            job.pending_tokens = 0
+            self.door.lost(job)
+            self._leave(worker, job, JobOutcome.FAILED)
         else:
-            self.quit(worker, job)
             worker.ended_outputs += job.request.output_tokens
-            router = self._routers[job.router]
-            is_decode = worker.role is Role.DECODE
-            effects = router.left_decode(job, now_s) if is_decode else router.left_entry(job, now_s)
             self.door.completed(job)
-            self._end(job, JobOutcome.OK)
-            self.apply(effects)
+            self._leave(worker, job, JobOutcome.OK)
+
+    def _leave(self, worker: SimulatedWorker, job: Job, outcome: JobOutcome) -> None:
+        """End a job whose last worker is done with it."""
+        now_s = self.kernel.now_s
+        self.quit(worker, job)
+        router = self._routers[job.router]
+        is_decode = worker.role is Role.DECODE
+        effects = router.left_decode(job, now_s) if is_decode else router.left_entry(job, now_s)
+        self._end(job, outcome)
+        self.apply(effects)
 
     def _prefilled(self, worker: SimulatedWorker, job: Job) -> None:
         job.prefilled_s = self.kernel.now_s
@@ -345,7 +352,7 @@ class World:
         router = self._routers[job.router]
         self.apply(router.acquire_decode(job, self._scrapes.decode_loads(), self.kernel.now_s))
         if job.outcome is None and job.decode_assignment is None:
-            self._expire_later(router)
+            self._expire_later(router, job)
 
     # -- ends -----------------------------------------------------------------------------------------
 
@@ -353,6 +360,7 @@ class World:
         assert job.outcome is None  # noqa: S101 - each job ends once
         job.outcome = outcome
         job.ended_s = self.kernel.now_s
+        self._routers[job.router].ended(job, self.kernel.now_s)
         job.keys = None
         self._open -= 1
 
