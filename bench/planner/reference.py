@@ -117,12 +117,13 @@ def _splits(size: int, means: list[float]) -> list[tuple[int, ...]]:
     return [(prefill, size - prefill) for prefill in sorted(prefills)]
 
 
-def _aim(case: Case, name: str) -> dict[str, float]:
+def _aim(case: Case, name: str) -> dict[str, Any]:
     requests = prepare(case.spec, seed=0, qps=case.qps).requests
     found = search(scenario_of(Cell(case, name, 0)), requests)
     return {
         "deadline": found.aim.deadline,
         "kv": found.aim.kv,
+        "fleet": found.aim.fleet,
         "in_time": found.in_time,
         "gpu_hours": round(found.gpu_s / 3600, 6),
     }
