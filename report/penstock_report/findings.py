@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock_api import GraphDeployment, Role
 from penstock_core.errors import ConfigError
+from penstock_engine import profiles
+from penstock_engine.core.latency import PrefillModel
 from penstock_report.analysis import GpuUse, Violations, gpu_use, violations
+from penstock_report.counterfactual import Counterfactual
 from penstock_report.ledger_view import LoadOrigin, PlannerRun, load_planner_run
+from penstock_report.service_time import ServiceTimes, service_times
 from penstock_workload.results import LoadRun, read_run
 
 
@@ -20,26 +25,34 @@ class RunReport:
         planner: None without a ledger.
         use: None without a ledger, or where it saw nothing of the load run.
         violations: Against the targets given.
+        service: What of the TTFT was service time; None without a graph, or where nothing was served.
+        counterfactual: What other fleets would have done; None where they were not simulated.
+        remarks: What else a reader should know.
     """
 
     load: LoadRun
     planner: PlannerRun | None
     use: GpuUse | None
     violations: Violations
+    service: ServiceTimes | None = None
+    counterfactual: Counterfactual | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know of the planner's part; the load's notes are in its summary."""
+        """What a reader should know beside the load's notes, which are in its summary."""
         if self.planner is None:
-            return ()
+            return self.remarks
+        return (*self.planner.notes, *self._coverage(), *self.remarks)
+
+    def _coverage(self) -> tuple[str, ...]:
         if self.use is None:
-            return (*self.planner.notes, "the ledger holds nothing from the time of the load run")
+            return ("the ledger holds nothing from the time of the load run",)
         duration_s = self.load.summary["throughput"]["duration_s"]
         covered_s = self.use.end_s - self.use.start_s
         if covered_s < 0.99 * duration_s:
-            note = f"the ledger covers {covered_s:.0f} s of the load run's {duration_s:.0f} s"
-            return (*self.planner.notes, note)
-        return self.planner.notes
+            return (f"the ledger covers {covered_s:.0f} s of the load run's {duration_s:.0f} s",)
+        return ()
 
 
 def analyse(
@@ -48,14 +61,16 @@ def analyse(
     ledger: Path | None = None,
     ttft_target_s: float | None = None,
     itl_target_s: float | None = None,
+    graph: GraphDeployment | None = None,
 ) -> RunReport:
     """Read a load run and, if given, the planner's ledger.
 
     Args:
         run: Output directory of `penstock load`.
         ledger: A ledger file or the planner's log directory.
-        ttft_target_s: Simulated seconds, > 0; None counts no violations.
+        ttft_target_s: Simulated seconds, > 0; None takes the graph's SLO, and without a graph counts no violations.
         itl_target_s: Simulated seconds, > 0; None counts no violations.
+        graph: That served; None: unknown, so that nothing is said of service times.
 
     Raises:
         ConfigError: the run's files cannot be read, or a target is not above 0.
@@ -75,5 +90,16 @@ def analyse(
         )
         planner = load_planner_run(ledger, origin=origin)
         use = gpu_use(planner, start_s=0.0, end_s=duration_s)
+    service = None
+    if graph is not None:
+        slo_s = graph.spec.router.ttft_slo_seconds
+        ttft_target_s = slo_s if ttft_target_s is None else ttft_target_s
+        service = service_times(load.results, _prefill_model(graph), slo_s=slo_s)
     missed = violations(load.results, ttft_target_s=ttft_target_s, itl_target_s=itl_target_s)
-    return RunReport(load, planner, use, missed)
+    return RunReport(load, planner, use, missed, service)
+
+
+def _prefill_model(graph: GraphDeployment) -> PrefillModel:
+    """Return the latency of the workers that compute prompts."""
+    entry = next(each for each in graph.spec.workers.values() if each.role is not Role.DECODE)
+    return profiles.load(entry.profile or graph.spec.engine.profile).latency().prefill

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penstock_api import GraphDeployment, QueueOrder, Role
+from penstock_api import AdmissionConfig, AdmissionMode, GraphDeployment, QueueOrder, Role
 from penstock_core.errors import ConfigError
 from penstock_manifests import load_graph
 from penstock_planner.decide.codec import to_plain
+from penstock_router.policy.busy import BusyThresholds, busy_thresholds
 from penstock_simulator.faults import Faults
 from penstock_simulator.graph_scenario import graph_pools, graph_router
 from penstock_simulator.observer import Recording
@@ -70,11 +71,15 @@ class SimulateOptions:
     slot_tokens: int | None
     max_waiting: int | None
     max_wait_s: float | None
+    admission: AdmissionMode | None
+    active_decode_blocks_threshold: float | None
+    active_prefill_tokens_threshold: int | None
     limit: int | None
     warmup: int
     max_input_tokens: int | None
     on_long: OnLong
     spread: Spread | None
+    tiers: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,7 @@ def make_plan(options: SimulateOptions) -> RunPlan:
         options.on_long,
         options.limit,
         options.warmup,
+        tiers=options.tiers,
     )
     rates: tuple[float | None, ...] = options.qps or (None,)
     worlds = {
@@ -213,7 +219,25 @@ def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None
         routers=options.routers,
         max_waiting=options.max_waiting or base.max_waiting,
         max_wait_s=options.max_wait_s or base.max_wait_s,
+        thresholds=_thresholds(options, graph),
     )
+
+
+def _thresholds(options: SimulateOptions, graph: GraphDeployment | None) -> BusyThresholds:
+    """Return the manifest's thresholds with those of the options in their place."""
+    given = {
+        "active_decode_blocks_threshold": options.active_decode_blocks_threshold,
+        "active_prefill_tokens_threshold": options.active_prefill_tokens_threshold,
+    }
+    changes: dict[str, object] = {key: value for key, value in given.items() if value is not None}
+    base = AdmissionConfig() if graph is None else graph.spec.router.admission
+    mode = options.admission or base.mode
+    if changes and mode is AdmissionMode.NONE:
+        raise ConfigError(
+            "--active-decode-blocks-threshold, --active-prefill-tokens-threshold: without effect under admission mode "
+            "none; add --admission-control token-capacity"
+        )
+    return busy_thresholds(base.model_copy(update={**changes, "mode": mode}))
 
 
 def _pools(options: SimulateOptions, graph: GraphDeployment | None) -> tuple[PoolSpec, ...]:

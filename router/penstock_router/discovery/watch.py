@@ -113,6 +113,9 @@ class WorkerWatch:
         worker.waiting_requests = page.waiting_requests
         worker.expired_leases = page.expired_leases
         worker.scraped_tokens = worker.inflight_tokens
+        worker.kv_ranks = page.kv_ranks
+        worker.kv_total_blocks, worker.kv_capacity_tokens = page.kv_total_blocks, page.kv_capacity_tokens
+        self._admission.load_read(worker)
 
 
 def _in_short(error: PenstockError) -> str:
