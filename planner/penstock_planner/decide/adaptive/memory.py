@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from penstock_api import Role
 from penstock_planner.decide.state import Memory
 
-
 MadeT = TypeVar("MadeT")
 
 

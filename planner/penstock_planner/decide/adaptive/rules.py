@@ -59,7 +59,7 @@ by a third about its mean, and what does not fit preempts streams; 0.9 is too la
 KV_TREND_MOST = 2.0
 """Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast and then no more."""
 
-KV_AFTER = 0.45
+KV_AFTER = 0.55
 """Chosen: mean KV usage that one worker fewer may have; a larger batch decodes more slowly and holds its KV longer, so
 usage rises by more than N / (N - 1). At 0.55 day lost 1% of its requests to decode workers wanted back."""
 
