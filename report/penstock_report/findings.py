@@ -11,6 +11,7 @@ from penstock_engine import profiles
 from penstock_engine.core.latency import PrefillModel
 from penstock_report.analysis import GpuUse, Violations, gpu_use, violations
 from penstock_report.counterfactual import Counterfactual
+from penstock_report.demand import DemandSummary, demand_summary
 from penstock_report.ledger_view import LoadOrigin, PlannerRun, load_planner_run
 from penstock_report.service_time import ServiceTimes, service_times
 from penstock_workload.results import LoadRun, read_run
@@ -25,6 +26,7 @@ class RunReport:
         planner: None without a ledger.
         use: None without a ledger, or where it saw nothing of the load run.
         violations: Against the targets given.
+        demand: At the routers, by the ledger; None without one, or where it knew none.
         service: What of the TTFT was service time; None without a graph, or where nothing was served.
         counterfactual: What other fleets would have done; None where they were not simulated.
         remarks: What else a reader should know.
@@ -34,6 +36,7 @@ class RunReport:
     planner: PlannerRun | None
     use: GpuUse | None
     violations: Violations
+    demand: DemandSummary | None = None
     service: ServiceTimes | None = None
     counterfactual: Counterfactual | None = None
     remarks: tuple[str, ...] = ()
@@ -82,7 +85,7 @@ def analyse(
     load = read_run(run)
     summary = load.summary
     duration_s = summary["throughput"]["duration_s"]
-    planner = use = None
+    planner = use = demand = None
     if ledger is not None:
         started = summary["started"]
         origin = LoadOrigin(
@@ -90,13 +93,14 @@ def analyse(
         )
         planner = load_planner_run(ledger, origin=origin)
         use = gpu_use(planner, start_s=0.0, end_s=duration_s)
+        demand = demand_summary(planner, start_s=0.0, end_s=duration_s)
     service = None
     if graph is not None:
         slo_s = graph.spec.router.ttft_slo_seconds
         ttft_target_s = slo_s if ttft_target_s is None else ttft_target_s
         service = service_times(load.results, _prefill_model(graph), slo_s=slo_s)
     missed = violations(load.results, ttft_target_s=ttft_target_s, itl_target_s=itl_target_s)
-    return RunReport(load, planner, use, missed, service)
+    return RunReport(load, planner, use, missed, demand, service)
 
 
 def _prefill_model(graph: GraphDeployment) -> PrefillModel:
