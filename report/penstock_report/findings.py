@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock_api import GraphDeployment, Role
@@ -64,16 +64,14 @@ def analyse(
     ledger: Path | None = None,
     ttft_target_s: float | None = None,
     itl_target_s: float | None = None,
-    graph: GraphDeployment | None = None,
 ) -> RunReport:
     """Read a load run and, if given, the planner's ledger.
 
     Args:
         run: Output directory of `penstock load`.
         ledger: A ledger file or the planner's log directory.
-        ttft_target_s: Simulated seconds, > 0; None takes the graph's SLO, and without a graph counts no violations.
+        ttft_target_s: Simulated seconds, > 0; None counts no violations.
         itl_target_s: Simulated seconds, > 0; None counts no violations.
-        graph: That served; None: unknown, so that nothing is said of service times.
 
     Raises:
         ConfigError: the run's files cannot be read, or a target is not above 0.
@@ -94,13 +92,18 @@ def analyse(
         planner = load_planner_run(ledger, origin=origin)
         use = gpu_use(planner, start_s=0.0, end_s=duration_s)
         demand = demand_summary(planner, start_s=0.0, end_s=duration_s)
-    service = None
-    if graph is not None:
-        slo_s = graph.spec.router.ttft_slo_seconds
-        ttft_target_s = slo_s if ttft_target_s is None else ttft_target_s
-        service = service_times(load.results, _prefill_model(graph), slo_s=slo_s)
     missed = violations(load.results, ttft_target_s=ttft_target_s, itl_target_s=itl_target_s)
-    return RunReport(load, planner, use, missed, demand, service)
+    return RunReport(load, planner, use, missed, demand)
+
+
+def with_graph(report: RunReport, graph: GraphDeployment) -> RunReport:
+    """Return a report with what the graph that served tells: service times, and its SLO where no target was given."""
+    slo_s = graph.spec.router.ttft_slo_seconds
+    given = report.violations
+    if given.ttft_target_s is None:
+        given = violations(report.load.results, ttft_target_s=slo_s, itl_target_s=given.itl_target_s)
+    service = service_times(report.load.results, _prefill_model(graph), slo_s=slo_s)
+    return replace(report, violations=given, service=service)
 
 
 def _prefill_model(graph: GraphDeployment) -> PrefillModel:
