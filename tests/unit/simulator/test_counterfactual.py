@@ -236,6 +236,16 @@ def test_the_work_is_bounded_and_says_so(graph):
     assert found.outcomes[0].is_measured
 
 
+def test_without_any_effort_left_what_was_served_is_shown_alone(graph):
+    """A traffic too large for the processor time gives no half of a figure."""
+    found = compare(
+        _report(_load([_result(line) for line in range(1, 31)])), graph, effort=Effort(cpu_s=1e-9)
+    )
+
+    assert [each.source for each in found.outcomes] == ["measured"]
+    assert found.fixed == ()
+
+
 def test_the_traffic_is_what_was_sent_in_its_order():
     """Late sending, answers shorter than asked for, rejected requests and shared prefixes are all kept."""
     shared = tuple(range(24))
