@@ -31,7 +31,7 @@ class PremiumSlo(SpecModel):
 
     ttft_seconds: Seconds | None = Field(default=0.2, description=_TTFT)
     tpot_seconds: Seconds | None = Field(default=0.03, description=_TPOT)
-    e2e_seconds: Seconds | None = Field(default=5, description=_E2E)
+    end_to_end_seconds: Seconds | None = Field(default=5, description=_E2E)
 
 
 class StandardSlo(SpecModel):
@@ -39,7 +39,7 @@ class StandardSlo(SpecModel):
 
     ttft_seconds: Seconds | None = Field(default=0.5, description=_TTFT)
     tpot_seconds: Seconds | None = Field(default=0.08, description=_TPOT)
-    e2e_seconds: Seconds | None = Field(default=15, description=_E2E)
+    end_to_end_seconds: Seconds | None = Field(default=15, description=_E2E)
 
 
 class BackgroundSlo(SpecModel):
@@ -47,7 +47,7 @@ class BackgroundSlo(SpecModel):
 
     ttft_seconds: Seconds | None = Field(default=None, description=_TTFT)
     tpot_seconds: Seconds | None = Field(default=None, description=_TPOT)
-    e2e_seconds: Seconds | None = Field(default=60, description=_E2E)
+    end_to_end_seconds: Seconds | None = Field(default=60, description=_E2E)
 
 
 class TierSlos(SpecModel):

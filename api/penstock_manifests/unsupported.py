@@ -5,7 +5,7 @@ An entry goes when the part that it names acts on the setting.
 
 from __future__ import annotations
 
-from penstock_api.enums import PlannerMode, Runtime
+from penstock_api.enums import PlannerMode
 from penstock_api.graph import GraphDeployment
 from penstock_core.errors import Problem
 
@@ -17,9 +17,5 @@ def unsupported_settings(graph: GraphDeployment) -> tuple[Problem, ...]:
     if spec.planner.enabled and spec.planner.mode is PlannerMode.SLA:
         found.append(
             ("spec.planner.mode", f"{spec.planner.mode}: the planner refuses it; use adaptive or load")
-        )
-    if spec.runtime is not Runtime.DYNAMO and spec.router.tiers.enabled:
-        found.append(
-            ("spec.router.tiers.enabled", "true: workers order by priority, but requests get no tier")
         )
     return tuple(Problem(path=path, message=f"{message} (not in this version)") for path, message in found)

@@ -102,8 +102,10 @@ def with_counterfactual(
         return found
     if graph is None:
         return replace(found, remarks=(*found.remarks, _WITHOUT_GRAPH))
+    if not console.is_terminal:
+        console.print("simulating the same traffic on other fleets")
     try:
-        with console.status("simulating other fleets on the same traffic") as status:
+        with console.status("simulating the same traffic on other fleets") as status:
             compared = compare(
                 found,
                 graph,

@@ -199,6 +199,12 @@ def _names(_context: click.Context, _parameter: click.Parameter, value: str | No
     help="Mean gap between a request's tokens that counts as in time, virtual seconds.  [default: any]",
 )
 @click.option(
+    "--tiers",
+    metavar="TIER=WEIGHT[,...]",
+    help="Let requests ask for priority tiers in these proportions, as premium=20,standard=50,background=30; the manifest "
+    "says what the router makes of them.  [default: they ask for none]",
+)
+@click.option(
     "--propagation-delay-s",
     type=float,
     default=0.0,

@@ -78,6 +78,8 @@ def lag_warnings(lag: dict[str, Any]) -> list[str]:
 def load_summary(summary: dict[str, Any]) -> RenderableType:
     """Return a load run's summary: requests, latencies, tokens, and every mark that it carries."""
     parts: list[RenderableType] = [_requests_line(summary), _latency_table(summary), _tokens_line(summary)]
+    if summary.get("tiers"):
+        parts.insert(2, _tier_table(summary["tiers"]))
     parts.extend(Text(note, style="bold yellow") for note in notes(summary))
     return Group(*parts)
 
@@ -86,6 +88,12 @@ def notes(summary: dict[str, Any]) -> list[str]:
     """Return what qualifies the figures: partial, closed loop, skipped rows, mismatches, lag."""
     found: list[str] = []
     requests, trace, settings = summary["requests"], summary["trace"], summary["settings"]
+    overload = summary.get("overload")
+    if overload is not None:
+        found.append(
+            f"OVERLOAD: {overload['factor']:g} times a capacity of {rate(overload['capacity']['rps'])} req/s, measured with"
+            f" {overload['capacity']['concurrency']} requests in flight"
+        )
     if summary["is_partial"]:
         found.append(
             f"PARTIAL: stopped early; {requests['not_sent']} requests not sent, {requests['unfinished']} cut off"
@@ -137,6 +145,25 @@ def _latency_table(summary: dict[str, Any]) -> Table:
     for key, name in LATENCIES:
         row = summary["latency"][key]
         table.add_row(name, *(seconds(row[rank]) for rank in RANKS), str(row["count"]))
+    return table
+
+
+def _tier_table(tiers: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table(caption="requests by the tier that they asked for")
+    for heading in ("tier", "ok", "rejected", "failed", "TTFT p50", "p99", "TPOT p99", "E2E p99"):
+        table.add_column(heading, justify="left" if heading == "tier" else "right")
+    for name, row in tiers.items():
+        counts = row["requests"]
+        table.add_row(
+            name,
+            str(counts["ok"]),
+            str(counts["rejected"]),
+            str(counts["failed"]),
+            seconds(row["ttft_s"]["p50"]),
+            seconds(row["ttft_s"]["p99"]),
+            seconds(row["tpot_s"]["p99"]),
+            seconds(row["e2e_s"]["p99"]),
+        )
     return table
 
 

@@ -6,13 +6,13 @@ import asyncio
 import gc
 import time
 
-from penstock_api import AdmissionConfig, Role
+from penstock_api import AdmissionConfig, Role, TiersConfig
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError
 from penstock_core.logs import get_logger
 from penstock_router.access_log import AccessLog
 from penstock_router.admission import Admission, LiveCore, log_worker_event
-from penstock_router.admission_watch import AdmissionWatch
+from penstock_router.config_watch import ConfigWatch
 from penstock_router.core.retries import RetryBudget, RetryRules
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.discovery.base import Discovery
@@ -80,8 +80,12 @@ class RouterServer:
         self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None
         self._estimator = TokenEstimator()
         self._handler = self._make_handler()
-        self._admission_watch = (
-            AdmissionWatch(settings.graph_file, settings.config.admission, self._set_admission)
+        self._config_watch = (
+            ConfigWatch(
+                settings.graph_file,
+                settings.config,
+                {"admission": self._set_admission, "tiers": self._set_tiers},
+            )
             if settings.graph_file is not None
             else None
         )
@@ -109,8 +113,8 @@ class RouterServer:
                 self._watch.sync()
             if self._kv_events is not None:
                 self._kv_events.start()
-            if self._admission_watch is not None:
-                self._admission_watch.start()
+            if self._config_watch is not None:
+                self._config_watch.start()
             await self._http.start(self._settings.host, self._settings.port)
         except BaseException:
             await self._stop_background()
@@ -154,8 +158,8 @@ class RouterServer:
             self._ticker.cancel()
             await asyncio.wait([self._ticker])
             self._ticker = None
-        if self._admission_watch is not None:
-            await self._admission_watch.close()
+        if self._config_watch is not None:
+            await self._config_watch.close()
         if self._discovery is not None:
             await self._discovery.close()
         if self._kv_events is not None:
@@ -225,6 +229,12 @@ class RouterServer:
     def _set_admission(self, admission: AdmissionConfig) -> None:
         self.admission.set_thresholds(busy_thresholds(admission))
         self._handler.retry_after_s = admission.retry_after_seconds
+
+    def _set_tiers(self, tiers: TiersConfig) -> None:
+        if tiers.enabled is not (self.tiers is not None):
+            log.warning("tiers are switched at a router's start alone", wanted=tiers.enabled)
+        if self.tiers is not None and tiers.enabled:
+            self.tiers.configure(tiers)
 
     def _make_handler(self) -> CompletionHandler:
         settings, config, clock = self._settings, self._settings.config, self._clock

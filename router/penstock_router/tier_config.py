@@ -21,7 +21,7 @@ def tier_settings(config: TiersConfig) -> TierSettings:
         max_aging=config.max_aging,
         max_tenant_share=config.max_tenant_share,
         targets={
-            tier: SloTarget(each.ttft_seconds, each.tpot_seconds, each.e2e_seconds)
+            tier: SloTarget(each.ttft_seconds, each.tpot_seconds, each.end_to_end_seconds)
             for tier, each in (
                 (Tier.PREMIUM, slo.premium),
                 (Tier.STANDARD, slo.standard),

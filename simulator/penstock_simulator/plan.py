@@ -79,6 +79,7 @@ class SimulateOptions:
     max_input_tokens: int | None
     on_long: OnLong
     spread: Spread | None
+    tiers: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ def make_plan(options: SimulateOptions) -> RunPlan:
         options.on_long,
         options.limit,
         options.warmup,
+        tiers=options.tiers,
     )
     rates: tuple[float | None, ...] = options.qps or (None,)
     worlds = {

@@ -18,6 +18,7 @@ from penstock_simulator.observer import Recording
 from penstock_simulator.oracle_search import foreseen
 from penstock_simulator.scenario import Scenario
 from penstock_simulator.scoreboard import goodput, score
+from penstock_simulator.tier_scores import mean_tiers
 from penstock_simulator.workload import Workload, WorkloadSpec, prepare
 from penstock_simulator.world import World
 
@@ -141,6 +142,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         row["capacity_min"], row["capacity_max"] = min(capacities), max(capacities)
         row["rate_rps"] = _mean(run["rate_rps"] for run in members)
         row["lost"] = sum(run["failed"] + run["rejected"] for run in members)
+        row["tiers"] = mean_tiers(members)
         rows.append(row)
     return rows
 

@@ -34,6 +34,9 @@ _PAGE_ONLY = frozenset(("seeds' range", "busiest", "GPU-h"))
 PLANNER_COLUMNS = ("planner", "in time", "p50", "p99", "GPU-h", "violation", "changes", "reversals", "lost")
 
 
+TIER_COLUMNS = ("policy", "QPS", "tier", "ok", "rej.", "p50", "p99", "e2e p99", "compl.", "attained")
+
+
 def number(value: float | None, decimals: int = 2) -> str:
     """Return a plain number, ``-`` when unknown."""
     return "-" if value is None else f"{value:.{decimals}f}"
@@ -107,9 +110,47 @@ def scoreboard(result: dict[str, Any]) -> RenderableType:
         table.add_row(*(written[place] for place in shown))
     parts: list[RenderableType] = [Text(line) for line in result["notes"]]
     parts.append(table)
+    if any(row["tiers"] for row in result["summary"]):
+        parts.append(_tiers(result["summary"]))
     if len({row["qps"] for row in result["summary"]}) > 1:
         parts.append(_goodputs(result["goodput"]))
     return Group(*parts)
+
+
+def tier_cells(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return a summary row's tiers as `TIER_COLUMNS`."""
+    return [
+        (
+            row["policy"],
+            number(row["qps"] if row["qps"] is not None else row["rate_rps"]),
+            name,
+            str(tier["ok"]),
+            str(tier["rejected"]),
+            seconds(tier["ttft_s"]["p50"]),
+            seconds(tier["ttft_s"]["p99"]),
+            seconds(tier["e2e_s"]["p99"]),
+            percent(tier["compliance"]),
+            percent(tier["attainment"]),
+        )
+        for name, tier in row["tiers"].items()
+    ]
+
+
+def _tiers(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(
+        caption="compliance: of the admitted requests; attained: of all that asked; targets are the tier's own",
+        box=None,
+        padding=(0, 1, 0, 0),
+        caption_justify="left",
+    )
+    for place, name in enumerate(TIER_COLUMNS):
+        table.add_column(
+            name, justify="right" if place not in {0, 2} else "left", no_wrap=place > 0, overflow="fold"
+        )
+    for row in rows:
+        for written in tier_cells(row):
+            table.add_row(*written)
+    return table
 
 
 def _planners(result: dict[str, Any]) -> RenderableType:

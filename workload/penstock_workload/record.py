@@ -6,6 +6,8 @@ from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from penstock_api import Tier
+
 
 class RequestStatus(StrEnum):
     """How a request ended.
@@ -51,6 +53,7 @@ class RequestResult:
         e2e_s: From sending to the last token.
         tpot_s: (e2e - TTFT) / (output tokens - 1); None below two tokens.
         itl_s: Gaps between successive token events.
+        tier: The tier that it asked for; None: it asked for none.
     """
 
     id: str
@@ -73,3 +76,4 @@ class RequestResult:
     e2e_s: float | None = None
     tpot_s: float | None = None
     itl_s: array[float] = field(default_factory=_no_gaps)
+    tier: Tier | None = None

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
+from penstock_api import Tier
 from penstock_core.errors import ConfigError, PenstockError
 from penstock_workload.record import RequestResult, RequestStatus
 
@@ -142,6 +143,8 @@ def to_line(result: RequestResult, *, with_gaps: bool) -> dict[str, Any]:
     for name in ("ttft_s", "e2e_s", "tpot_s"):
         value = getattr(result, name)
         line[name] = None if value is None else round(value, _DECIMALS)
+    if result.tier is not None:
+        line["tier"] = result.tier.value
     if with_gaps:
         line["itl_s"] = [round(gap, _DECIMALS) for gap in result.itl_s]
     return line
@@ -154,11 +157,12 @@ def from_line(line: dict[str, Any]) -> RequestResult:
         KeyError, ValueError, TypeError: not such a line.
     """
     fields = dict(line)
-    ids = fields.pop("block_ids", None)
+    tier, ids = fields.pop("tier", None), fields.pop("block_ids", None)
     return RequestResult(
         status=RequestStatus(fields.pop("status")),
         itl_s=array("f", fields.pop("itl_s", ())),
         block_ids=None if ids is None else tuple(ids),
+        tier=None if tier is None else Tier(tier),
         **fields,
     )
 

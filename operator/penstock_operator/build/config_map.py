@@ -35,11 +35,14 @@ def config_map(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
 def config_digest(graph: GraphDeployment) -> str:
     """Return a digest of what routers read at their start alone: a change of it rolls them, and only them.
 
-    The admission section is left out, with what it refers to: running routers follow it.
+    The admission section is left out, with what it refers to, and so is what tiers share and are promised: running
+    routers follow them.
     """
     kept = _kept(graph)
     spec = {key: value for key, value in kept["spec"].items() if key != "engine"}
-    spec["router"] = {key: value for key, value in spec["router"].items() if key != "admission"}
+    router = {key: value for key, value in spec["router"].items() if key not in {"admission", "tiers"}}
+    tiers = graph.spec.router.tiers
+    spec["router"] = {**router, "tiers": [tiers.enabled, tiers.keys_secret, tiers.keys_file]}
     text = json.dumps(
         {**kept, "spec": spec}, sort_keys=True
     )  # YAML would take most of a build's time once more

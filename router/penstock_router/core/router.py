@@ -384,7 +384,7 @@ class RouterCore(Generic[T]):
         busy, names = self.busy[role], self._names[role]
         if not busy.is_any:
             return frozenset()
-        full = frozenset(name for name in names if busy.is_at_capacity(name))
+        full = busy.at_capacity()
         if self.queues[role].policy.assigns is AssignTime.ON_ARRIVAL:
             return full
         return full | busy.not_taking(names)

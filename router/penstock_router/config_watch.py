@@ -1,4 +1,4 @@
-"""Follows the admission section of the graph's file, so that a change of it reaches a running router.
+"""Follows the sections of the graph's file that a running router takes over: admission and tiers.
 
 On Kubernetes the file is a ConfigMap's, which the operator renews and the kubelet brings here; locally it is the manifest
 itself. All other sections are read at the start alone.
@@ -7,12 +7,12 @@ itself. All other sections are read at the start alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from penstock_api import AdmissionConfig
+from penstock_api import RouterConfig
 from penstock_core.errors import ConfigError
 from penstock_core.logs import get_logger
 from penstock_manifests import load_graph
@@ -25,21 +25,22 @@ POLL_REAL_S: Final = 1.0
 _Seen = tuple[int, int, int]
 
 
-class AdmissionWatch:
-    """Calls back with each new admission section of one file.
+class ConfigWatch:
+    """Calls back with each new section of one file.
 
-    What was set by ``POST /busy_threshold`` meanwhile stays until the section changes; then the file's holds.
+    What was set at run time meanwhile, as by ``POST /busy_threshold``, stays until its section changes; then the file's
+    holds.
     """
 
     def __init__(
-        self, file: Path, current: AdmissionConfig, on_change: Callable[[AdmissionConfig], None]
+        self, file: Path, current: RouterConfig, on_change: Mapping[str, Callable[[Any], None]]
     ) -> None:
         """Prepare; nothing is read before `start`.
 
         Args:
             file: The manifest.
-            current: Its admission section as it was read at the start.
-            on_change: Takes a section that differs from the one before.
+            current: Its router section as it was read at the start.
+            on_change: By a section's name in `RouterConfig`: takes one that differs from the one before.
         """
         self._file = file
         self._current = current
@@ -49,7 +50,7 @@ class AdmissionWatch:
 
     def start(self) -> None:
         """Follow the file from now on."""
-        self._task = asyncio.create_task(self._run(), name="admission settings")
+        self._task = asyncio.create_task(self._run(), name="router settings")
 
     async def close(self) -> None:
         """Stop."""
@@ -61,29 +62,33 @@ class AdmissionWatch:
 
     async def check(self) -> None:
         """Look once; a file that is gone or wrong leaves the settings as they are, and is told once."""
-        section = await asyncio.to_thread(self._read)
-        if section is not None and section != self._current:
-            self._current = section
-            log.info("admission settings changed", **section.to_manifest())
-            self._on_change(section)
+        config = await asyncio.to_thread(self._read)
+        if config is None:
+            return
+        before, self._current = self._current, config
+        for name, take in self._on_change.items():
+            section = getattr(config, name)
+            if section != getattr(before, name):
+                log.info("router settings changed", section=name, settings=section.to_manifest())
+                take(section)
 
     async def _run(self) -> None:
         while True:
             try:
                 await self.check()
             except Exception:  # root of the task: without it no later change would arrive
-                log.exception("admission settings not followed")
+                log.exception("router settings not followed")
             await asyncio.sleep(POLL_REAL_S)
 
-    def _read(self) -> AdmissionConfig | None:
-        """Return the section, or None where the file has not changed or says nothing usable."""
+    def _read(self) -> RouterConfig | None:
+        """Return the router section, or None where the file has not changed or says nothing usable."""
         try:
             found = self._file.stat()
             seen = (found.st_mtime_ns, found.st_ino, found.st_size)
             if seen == self._seen:
                 return None
             self._seen = seen
-            return load_graph(self._file).spec.router.admission
+            return load_graph(self._file).spec.router
         except (OSError, ConfigError) as exc:
-            log.warning("admission settings kept: the graph's file is not usable", problem=str(exc))
+            log.warning("router settings kept: the graph's file is not usable", problem=str(exc))
             return None
