@@ -137,7 +137,7 @@ def test_summaries_are_means_over_seeds():
         rest |= dict.fromkeys(("busiest_share", "pending_tokens_mean", "gpu_hours", "in_time_rps"), 1.0)
         rest |= dict.fromkeys(("violation_s", "changes", "reversals"), 2.0)
         rest["in_time"] = dict.fromkeys(("ttft", "itl", "both"), capacity)
-        return {**named, **rest, "ttft_s": ranks, "e2e_s": ranks, "failed": 0, "rejected": 1}
+        return {**named, **rest, "ttft_s": ranks, "e2e_s": ranks, "failed": 0, "rejected": 1, "tiers": {}}
 
     runs = [run(0, 1.0, 1.0), run(1, 1.0, 0.96), run(0, 2.0, 0.8), run(1, 2.0, 0.84)]
 
