@@ -66,6 +66,8 @@ def main() -> None:
     pulls = [observation(float(i), 100) for i in range(1, 31)]
     window = Window(0.0, 30.0, tuple(summarise(pull) for pull in pulls))
     for mode in POLICIES:
+        if mode.needs_profile:
+            continue
         chosen = in_mode(config, mode)
         _, state = decide(window, PlannerState(), chosen)
         decide_us = median_us(lambda state=state, chosen=chosen: decide(window, state, chosen))

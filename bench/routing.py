@@ -1,4 +1,4 @@
-"""What one routing decision costs, hashing included, for fleets of growing size; a rebalancing; the index's memory.
+"""What one routing decision costs, hashing included, for fleets of growing size; one of admission; a rebalancing; memory.
 
     python bench/routing.py [--json]
 
@@ -15,8 +15,15 @@ import random
 import statistics
 import time
 import tracemalloc
+from collections.abc import Callable
 
-from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
+from penstock_api import AdmissionConfig, AdmissionMode, BreakerConfig, Role, RouterConfig
+from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.queue_settings import QueueSettings
+from penstock_router.core.router import RouterCore
+from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.make_core import make_core
 from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
 from penstock_router.policy.keys import Prefix, prompt_keys
 from penstock_router.policy.load import WorkerLoad
@@ -27,6 +34,8 @@ from penstock_router.policy.routing_policy import Arrival
 FLEETS = (8, 64, 256, 1024)
 REQUESTS = 400
 PROMPT_TOKENS = 12_000
+ADMISSION_WORKERS = 256
+ARRIVAL = Arrival((), PROMPT_TOKENS)
 GOALS = "goals: p50 <= 60 us, p99 <= 300 us; dualmap at 1,024 workers <= 1.3 x 8"
 
 
@@ -76,6 +85,48 @@ def rebalance_ms() -> float:
     return statistics.median(took)
 
 
+def admission_us() -> dict[str, dict[str, float]]:
+    """Return the CPU microseconds of an admission decision before 256 workers, by how many of them are busy.
+
+    ``decision`` is that alone; ``load event`` a worker's load judged anew, as after each dispatch and each release.
+    """
+    took: dict[str, dict[str, float]] = {}
+    for name, busy in (("none", 0), ("half", ADMISSION_WORKERS // 2), ("all", ADMISSION_WORKERS)):
+        pool = WorkerPool(BreakerConfig())
+        admission = AdmissionConfig(mode=AdmissionMode.TOKEN_CAPACITY)
+        core: RouterCore[int] = make_core(RouterConfig(admission=admission), pool, is_disaggregated=False)
+        core.set_workers((_spec(i) for i in range(ADMISSION_WORKERS)), 0.0)
+        for number, worker in enumerate(pool):
+            worker.kv_usage_fraction, worker.metrics_at_s = 0.9 if number < busy else 0.5, 0.0
+            worker.kv_capacity_tokens = 100_000
+            core.load_read(worker, 0.0)
+        last = next(iter(pool))
+        took[name] = {
+            "decision": _microseconds(lambda core=core: core.full_stage(Role.AGGREGATED, 0.0)),  # type: ignore[misc]
+            "load event": _microseconds(lambda core=core, last=last: core.load_read(last, 0.0)),  # type: ignore[misc]
+        }
+        if busy == ADMISSION_WORKERS:
+            took[name]["rejection"] = _microseconds(
+                lambda core=core: core.acquire(0, Role.AGGREGATED, ARRIVAL, 0.0)  # type: ignore[misc]
+            )
+    return took
+
+
+def _spec(number: int) -> WorkerSpec:
+    return WorkerSpec(f"worker-{number}", Role.AGGREGATED, "", supervised=True)
+
+
+def _microseconds(call: Callable[[], object]) -> float:
+    """Return the CPU time of one call: the median of 21 times 500."""
+    took = []
+    for _ in range(21):
+        began = time.process_time()
+        for _ in range(500):
+            call()
+        took.append((time.process_time() - began) / 500 * 1e6)
+    return statistics.median(took)
+
+
 def index_bytes(blocks: int) -> float:
     """Return the bytes of memory per block of a full index, all told, with prompts of ``blocks`` unshared blocks."""
     rng = random.Random(2)
@@ -103,11 +154,18 @@ def main() -> None:
             p50, p99 = statistics.median(took), took[int(0.99 * len(took))]
             rows.append({"policy": policy, "workers": fleet, "p50_us": p50, "p99_us": p99})
     relief = rebalance_ms()
+    admission = admission_us()
     memory = {blocks: index_bytes(blocks) for blocks in (1, 4, 24)}
     if arguments.json:
         print(
             json.dumps(
-                {"hashing_us": hashing, "decisions": rows, "rebalance_1000_ms": relief, "index_bytes": memory}
+                {
+                    "hashing_us": hashing,
+                    "decisions": rows,
+                    "admission_us": admission,
+                    "rebalance_1000_ms": relief,
+                    "index_bytes": memory,
+                }
             )
         )
         return
@@ -120,6 +178,9 @@ def main() -> None:
         print(
             f"{row['policy']:<16}{row['workers']:>10}{row['p50_us']:>10.1f}{row['p99_us']:>10.1f}{ratio:>12.2f}"
         )
+    for busy, parts in admission.items():
+        told = ", ".join(f"{part} {cost:.1f} us" for part, cost in parts.items())
+        print(f"admission before {ADMISSION_WORKERS} workers, {busy} busy: {told} (goal <= 20 us)")
     print(f"rebalancing a queue of 1,000: {relief:.2f} ms (goal <= 2 ms)")
     shown = ", ".join(f"{each:.0f} with {blocks} new blocks a prompt" for blocks, each in memory.items())
     print(f"index, bytes a block: {shown} (goal <= 64)")

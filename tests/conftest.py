@@ -19,8 +19,9 @@ settings.register_profile("penstock", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile("penstock")
 
-# Under nohup SIGHUP is ignored, and every process that a test starts inherits that.
+# Under nohup SIGHUP is ignored, in a shell's background job SIGINT, and every process that a test starts inherits that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROCESSOR_LIMIT_S = 2.0
 """Chosen: what a unit test may take. There are thousands of them."""

@@ -38,8 +38,6 @@ from penstock_api.router import (
     PrefillQueueConfig,
     RetriesConfig,
     RouterConfig,
-    TiersConfig,
-    TierShares,
 )
 from penstock_api.service import (
     EnvFrom,
@@ -58,6 +56,7 @@ from penstock_api.status import (
     ServiceStatus,
     StatusSummary,
 )
+from penstock_api.tiers import SheddingConfig, TiersConfig, TierShares
 
 __all__ = [
     "API_VERSION",
@@ -108,6 +107,7 @@ __all__ = [
     "ScalingConfig",
     "ServiceSpec",
     "ServiceStatus",
+    "SheddingConfig",
     "SlaConfig",
     "SpecModel",
     "StatusSummary",

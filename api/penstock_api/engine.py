@@ -14,6 +14,9 @@ from penstock_api.base import Flag, Integer, Number, ProfileText, SpecModel
 from penstock_api.enums import KvBufferDevice
 from penstock_api.rules import LEASE_RULES, PROFILE_RULE
 
+SIMULATED_BATCH_TOKENS = 8192
+"""Most tokens of one step of a simulated worker where the graph says nothing, as `penstock engine serve` has it."""
+
 DEFAULT_PROFILE = "h200-llama-3.1-8b-tp1"
 
 
@@ -38,13 +41,23 @@ class LeaseConfig(SpecModel):
 
 
 class PreemptionConfig(SpecModel):
-    """Bounds of preemption between tiers."""
+    """Bounds of preemption between tiers; vLLM preempts by priority without any of them."""
 
-    max_per_request: Annotated[Integer, Field(ge=0, le=100)] = Field(
-        default=3, description="Most preemptions of one request; then it may not be a victim."
+    max_per_request: Annotated[Integer, Field(ge=0, le=100)] | None = Field(
+        default=None,
+        description="Most preemptions of one request; then it may not be a victim. null: 3 on simulated workers.",
     )
-    premium_reserved_fraction: Annotated[Number, Field(ge=0, lt=1)] = Field(
-        default=0.3, description="Fraction of KV blocks only tier premium may take, 0 to below 1."
+    premium_reserved_fraction: Annotated[Number, Field(ge=0, lt=1)] | None = Field(
+        default=None,
+        description="Fraction of KV blocks only tier premium may take, 0 to below 1. null: 0.3 on simulated workers.",
+    )
+    swap_gigabytes: Annotated[Number, Field(ge=0, le=1_000_000)] | None = Field(
+        default=None,
+        description="Host memory of one worker for the KV of preempted requests; gigabytes. null: none is swapped.",
+    )
+    drop_above_seconds: Annotated[Number, Field(gt=0, le=86400)] | None = Field(
+        default=None,
+        description="A victim whose return would cost more ends with an error; seconds. null: none does.",
     )
 
 
@@ -54,7 +67,8 @@ class EngineConfig(SpecModel):
     rules = (PROFILE_RULE,)
 
     request_limit: Annotated[Integer, Field(ge=1)] | None = Field(
-        default=None, description="Most requests in one worker's engine; null: no limit. Runtime dynamo only."
+        default=None,
+        description="Most requests in one worker's engine; null: no limit. Runtimes dynamo and simulated.",
     )
     request_queue: Annotated[Integer, Field(ge=2)] = Field(
         default=16, description="Requests that may wait beyond requestLimit; then refused. At least 2."

@@ -59,8 +59,9 @@ class AdmissionMode(StrEnum):
 
 
 class Tier(StrEnum):
-    """Priority class of a request that a client may ask for."""
+    """Priority class of a request, highest first; system is for a cluster's own requests."""
 
+    SYSTEM = "system"
     PREMIUM = "premium"
     STANDARD = "standard"
     BACKGROUND = "background"

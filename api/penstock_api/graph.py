@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, JsonValue
 
 from penstock_api.base import DnsLabel, Integer, ServedName, SpecModel, Text
-from penstock_api.engine import EngineConfig, LeaseConfig
+from penstock_api.engine import SIMULATED_BATCH_TOKENS, EngineConfig, LeaseConfig
 from penstock_api.enums import Role, Runtime
 from penstock_api.graph_rules import GRAPH_RULES, MODEL_RULES, SPEC_RULES
 from penstock_api.planner import PlannerConfig
@@ -101,6 +101,14 @@ class GraphSpec(SpecModel):
     def is_disaggregated(self) -> bool:
         """Whether prefill and decode are separate services."""
         return self.service(Role.PREFILL) is not None
+
+    @property
+    def batch_tokens(self) -> int | None:
+        """Most tokens of one step of a worker; None: the runtime's own default, which depends on its machine."""
+        engine = self.engine
+        if engine.max_batch_tokens is not None or self.runtime is not Runtime.SIMULATED:
+            return engine.max_batch_tokens
+        return max(SIMULATED_BATCH_TOKENS, engine.max_running_requests or 0)
 
     def service(self, role: Role) -> tuple[str, ServiceSpec] | None:
         """Return name and specification of the first service of ``role``, or None."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pydantic.alias_generators import to_snake
+
 from penstock_api.base import DNS_LABEL_PATTERN, KeyPath
 from penstock_api.budget_rules import BUDGET_RULES, exists
 from penstock_api.enums import WORKER_ROLES, Role, RouterPolicy, Runtime
@@ -181,6 +183,44 @@ _NAME_RULES: tuple[Rule[GraphSpec], ...] = (
 )
 
 
+def _is_given(spec: GraphSpec, key: str) -> bool:
+    return getattr(spec.engine.preemption, to_snake(key)) is not None
+
+
+def _preemption_rules(key: str, lacks: str) -> tuple[Rule[GraphSpec], ...]:
+    """Return what a key of ``engine.preemption`` needs to have an effect; ``lacks`` says what vLLM does not do."""
+    path = f"engine.preemption.{key}"
+    # A section without defaults is itself absent where nothing in it is given.
+    absent = f"!has(self.engine.preemption) || !has(self.{path})"
+    return (
+        Rule(
+            path=path,
+            must=f"{path} needs router.tiers.enabled",
+            cel=f"{absent} || self.router.tiers.enabled",
+            find=unless(lambda spec: not _is_given(spec, key) or spec.router.tiers.enabled),
+            text="%s, but router.tiers is not enabled, so that no request has a tier",
+            values=(f"self.{path}",),
+            remedy="enable router.tiers or remove it",
+        ),
+        Rule(
+            path=path,
+            must=f"{path} needs runtime simulated",
+            cel=f"{absent} || self.runtime == 'simulated'",
+            find=unless(lambda spec: not _is_given(spec, key) or spec.runtime is Runtime.SIMULATED),
+            text=f"%s, but workers of runtime %s {lacks}",
+            values=(f"self.{path}", "self.runtime"),
+            remedy="remove it; --scheduling-policy priority alone orders their requests by tier",
+        ),
+    )
+
+
+_PREEMPTION_RULES: tuple[Rule[GraphSpec], ...] = (
+    *_preemption_rules("maxPerRequest", "count no preemptions of a request"),
+    *_preemption_rules("premiumReservedFraction", "reserve no KV blocks"),
+    *_preemption_rules("swapGigabytes", "recompute and do not swap"),
+    *_preemption_rules("dropAboveSeconds", "drop no request"),
+)
+
 _KNOWN_POLICIES = ", ".join(DYNAMO_POLICIES)
 
 _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
@@ -195,12 +235,29 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
     ),
     Rule(
         path="engine.requestLimit",
-        must="engine.requestLimit needs runtime dynamo",
-        cel="!has(self.engine.requestLimit) || self.runtime == 'dynamo'",
-        find=unless(lambda spec: spec.engine.request_limit is None or spec.runtime is Runtime.DYNAMO),
+        must="engine.requestLimit needs runtime dynamo or simulated",
+        cel="!has(self.engine.requestLimit) || self.runtime != 'vllm'",
+        find=unless(lambda spec: spec.engine.request_limit is None or spec.runtime is not Runtime.VLLM),
         text="%d, but workers of runtime %s refuse nothing by number",
         values=("self.engine.requestLimit", "self.runtime"),
-        remedy="remove it and bound the load with router.prefillQueue and engine.maxRunningRequests",
+        remedy="remove it and bound the load with router.admission and engine.maxRunningRequests",
+    ),
+    Rule(
+        path="router.admission.activePrefillTokensThresholdFrac",
+        must="router.admission.activePrefillTokensThresholdFrac under runtime vllm needs engine.maxBatchTokens",
+        cel=(
+            "!has(self.router.admission.activePrefillTokensThresholdFrac) || self.runtime != 'vllm' || "
+            "has(self.engine.maxBatchTokens)"
+        ),
+        find=unless(
+            lambda spec: (
+                spec.router.admission.active_prefill_tokens_threshold_frac is None
+                or spec.runtime is not Runtime.VLLM
+                or spec.engine.max_batch_tokens is not None
+            )
+        ),
+        text="a multiple of the batch token limit, which the router does not know of vLLM's own default",
+        remedy="set engine.maxBatchTokens, or activePrefillTokensThreshold",
     ),
     Rule(
         path="router.policy",
@@ -246,6 +303,7 @@ SPEC_RULES: tuple[Rule[GraphSpec], ...] = (
     *_NAME_RULES,
     *BUDGET_RULES,
     *_RUNTIME_RULES,
+    *_PREEMPTION_RULES,
     immutable("runtime", "runtime"),
 )
 """Rules of ``spec``; `GRAPH_RULES` are those of the whole object."""

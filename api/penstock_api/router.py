@@ -11,8 +11,8 @@ from typing import Annotated
 from pydantic import Field
 
 from penstock_api.base import Flag, Fraction, Integer, Number, SpecModel, Text
-from penstock_api.enums import AdmissionMode, QueueOrder, RouterPolicy, Tier
-from penstock_api.rules import TIERS_RULES
+from penstock_api.enums import AdmissionMode, QueueOrder, RouterPolicy
+from penstock_api.tiers import TiersConfig
 
 Seconds = Annotated[Number, Field(gt=0, le=86400)]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]+)$", max_length=253)]
@@ -33,7 +33,7 @@ class DualmapConfig(SpecModel):
 
 
 class AdmissionConfig(SpecModel):
-    """When a worker counts as busy; a request is refused only if all workers are."""
+    """When a worker counts as busy; a request is rejected only if all workers are. Running routers follow changes."""
 
     mode: AdmissionMode = Field(
         default=AdmissionMode.NONE, description="token-capacity applies the thresholds; none ignores them."
@@ -42,38 +42,16 @@ class AdmissionConfig(SpecModel):
         default=0.85, description="Busy above this fraction of KV blocks in use, 0 to 1; null: no threshold."
     )
     active_prefill_tokens_threshold: Annotated[Integer, Field(ge=0)] | None = Field(
-        default=100_000, description="Busy above this many tokens being prefilled; null: no threshold."
+        default=100_000, description="Busy above this many prompt tokens to compute; null: no threshold."
     )
     active_prefill_tokens_threshold_frac: Annotated[Number, Field(ge=0)] | None = Field(
         default=None,
         description="Busy above this multiple of the worker's batch token limit; null: no threshold.",
     )
     retry_after_seconds: Annotated[Integer, Field(ge=0, le=3600)] = Field(
-        default=1, description="Retry-After header of a refusal; seconds."
+        default=1,
+        description="Least Retry-After of a refusal; a measured drain rate may ask for up to 60; real seconds.",
     )
-
-
-class TierShares(SpecModel):
-    """Fair share of capacity for each tier while all tiers want it."""
-
-    premium: Fraction = Field(default=0.5, description="Share of tier premium, 0 to 1.")
-    standard: Fraction = Field(default=0.35, description="Share of tier standard, 0 to 1.")
-    background: Fraction = Field(default=0.15, description="Share of tier background, 0 to 1.")
-
-
-class TiersConfig(SpecModel):
-    """Priority tiers of requests."""
-
-    rules = TIERS_RULES
-
-    enabled: Flag = Field(
-        default=False, description="Order requests by tier; vLLM then schedules by priority."
-    )
-    header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+$")] = Field(
-        default="x-penstock-tier", description="Request header that names the tier."
-    )
-    default: Tier = Field(default=Tier.STANDARD, description="Tier of a request without the header.")
-    shares: TierShares = Field(default=TierShares(), description="Fair shares; their sum is at most 1.")
 
 
 class AuthConfig(SpecModel):

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock_api.enums import MetricsSource
+from penstock_api.enums import MetricsSource, Tier
 from penstock_api.profiles import PROFILE_SUFFIX, PROFILES
 from penstock_api.rule import Breach, Rule, unless
 from penstock_objects.pod_template import unknown_fields
@@ -14,8 +14,8 @@ from penstock_objects.pod_template import unknown_fields
 if TYPE_CHECKING:
     from penstock_api.engine import EngineConfig, LeaseConfig
     from penstock_api.planner import PlannerConfig, PlannerMetricsConfig, SlaConfig
-    from penstock_api.router import TiersConfig
     from penstock_api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
+    from penstock_api.tiers import TiersConfig
 
 SHORTEST_SAFE_LEASE_S = 6
 """Below it vLLM's heartbeat interval, duration // 6, is 0: a heartbeat in every step."""
@@ -208,9 +208,9 @@ LEASE_RULES: tuple[Rule[LeaseConfig], ...] = (
 )
 
 
-def _shares_above_whole(tiers: TiersConfig) -> Iterator[Breach]:
+def _shares_not_whole(tiers: TiersConfig) -> Iterator[Breach]:
     total = tiers.shares.premium + tiers.shares.standard + tiers.shares.background
-    if total > 1 + _ROUNDING:
+    if abs(total - 1) > _ROUNDING:
         yield Breach(values=(total,))
 
 
@@ -219,11 +219,20 @@ _SHARES = "self.shares.premium + self.shares.standard + self.shares.background"
 TIERS_RULES: tuple[Rule[TiersConfig], ...] = (
     Rule(
         path="shares",
-        must="the tiers' shares add up to at most 1",
-        cel=f"{_SHARES} <= {1 + _ROUNDING}",
-        find=_shares_above_whole,
-        text="sum %s exceeds 1",
+        must="the tiers' shares add up to 1",
+        cel=f"{_SHARES} <= {1 + _ROUNDING} && {_SHARES} >= {1 - _ROUNDING}",
+        find=_shares_not_whole,
+        text="sum %s is not 1",
         values=(_SHARES,),
-        remedy="lower one of the shares",
+        remedy="change one of the shares",
+    ),
+    Rule(
+        path="default",
+        must="the default tier is not system",
+        cel=f"self.default != '{Tier.SYSTEM}'",
+        find=unless(lambda tiers: tiers.default is not Tier.SYSTEM),
+        text="%s goes before all others and is for keys alone",
+        values=("self.default",),
+        remedy="choose premium, standard or background",
     ),
 )

@@ -5,7 +5,7 @@ An entry goes when the part that it names acts on the setting.
 
 from __future__ import annotations
 
-from penstock_api.enums import AdmissionMode, PlannerMode, Runtime
+from penstock_api.enums import PlannerMode
 from penstock_api.graph import GraphDeployment
 from penstock_core.errors import Problem
 
@@ -18,13 +18,4 @@ def unsupported_settings(graph: GraphDeployment) -> tuple[Problem, ...]:
         found.append(
             ("spec.planner.mode", f"{spec.planner.mode}: the planner refuses it; use adaptive or load")
         )
-    if spec.runtime is not Runtime.DYNAMO:
-        if spec.router.admission.mode is not AdmissionMode.NONE:
-            found.append(
-                ("spec.router.admission.mode", f"{spec.router.admission.mode}: no request is refused by it")
-            )
-        if spec.router.tiers.enabled:
-            found.append(
-                ("spec.router.tiers.enabled", "true: workers order by priority, but requests get no tier")
-            )
     return tuple(Problem(path=path, message=f"{message} (not in this version)") for path, message in found)

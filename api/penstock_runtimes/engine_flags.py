@@ -34,6 +34,13 @@ def stream_flags(spec: GraphSpec) -> list[str]:
     return flags
 
 
+def preemption_config(spec: GraphSpec) -> dict[str, object] | None:
+    """Return the configuration of preemption by tier that simulated workers take; None without tiers."""
+    if not spec.router.tiers.enabled:
+        return None
+    return spec.engine.preemption.model_dump(by_alias=True, exclude_none=True)
+
+
 def parallel_flags(service: ServiceSpec) -> list[str]:
     """Return tensor parallelism within a node and pipeline parallelism over nodes.
 

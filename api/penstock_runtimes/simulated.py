@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from penstock_api.enums import Environment, Role
 from penstock_api.graph import GraphSpec
 from penstock_api.service import ServiceSpec
@@ -9,6 +11,7 @@ from penstock_runtimes.engine_flags import (
     batch_flags,
     kv_event_flags,
     kv_transfer_flags,
+    preemption_config,
     stream_flags,
 )
 from penstock_runtimes.process import KV_EVENTS_PORT, PORT, RuntimeContext, WorkerCommand
@@ -22,8 +25,13 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
     argv += ["--role", service.role.value, "--profile", service.profile or spec.engine.profile]
     argv += ["--speed", f"{context.speed:g}"]
     argv += batch_flags(spec) + stream_flags(spec) + kv_transfer_flags(spec, service.role)
+    if (preemption := preemption_config(spec)) is not None:
+        argv += ["--preemption-config", json.dumps(preemption, separators=(",", ":"))]
     events = _kv_events(spec, service, context)
     argv += events
+    if spec.engine.request_limit is not None:
+        argv += ["--engine-request-limit", str(spec.engine.request_limit)]
+        argv += ["--engine-request-queue", str(spec.engine.request_queue)]
     if service.startup_seconds > 0:
         argv += ["--startup-seconds", f"{service.startup_seconds:g}"]
     reached_elsewhere = context.peer_host != context.host and service.role is not Role.AGGREGATED

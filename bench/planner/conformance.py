@@ -10,9 +10,11 @@ import sys
 from collections.abc import Sequence
 
 from penstock_planner.decide.config import Mode
-from penstock_planner.decide.registry import POLICIES
 from penstock_simulator.conformance.run import play
 from penstock_simulator.conformance.scenarios import SCENARIOS, ConformanceScenario
+
+CONFORMABLE = tuple(mode.value for mode in Mode if not mode.needs_profile)
+"""Policies that metrics are enough for; a fluid load has neither a latency profile nor a future to know."""
 
 Verdicts = dict[str, dict[str, bool]]
 """Whether a policy, by name, held a scenario, by name."""
@@ -45,7 +47,7 @@ def table(
 def main(arguments: Sequence[str]) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--policies", default=",".join(mode.value for mode in Mode if mode in POLICIES))
+    parser.add_argument("--policies", default=",".join(CONFORMABLE))
     parser.add_argument("--only", help="scenarios with commas between them")
     options = parser.parse_args(arguments)
     names = options.only.split(",") if options.only else [scenario.name for scenario in SCENARIOS]

@@ -29,7 +29,7 @@ from penstock_report.build import require_plots
 @click.option(
     "--manifest",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Graph to run instead of the demo's own.  [default: eight simulated A100s]",
+    help="Graph to run instead of the demo's own.  [default: eight simulated H200s]",
 )
 @option.policy("How the router chooses a worker.  [default: the manifest's]")
 @click.option(
@@ -39,11 +39,11 @@ from penstock_report.build import require_plots
     "--rate",
     "rate_rps",
     type=click.FloatRange(min=0, min_open=True),
-    default=0.7,
+    default=1.05,
     show_default=True,
     help="Mean arrivals per simulated second; the trace is stretched to it.",
 )
-@option.speed(8.0)
+@option.speed(7.0)
 @option.port(0, "The router's TCP port on 127.0.0.1; 0 takes a free one.")
 def demo(
     *,

@@ -91,6 +91,13 @@ def engine() -> None:
     help="Order of waiting requests; priority: lower values first, ties by arrival.",
 )
 @click.option(
+    "--preemption-config",
+    default=None,
+    help="JSON: maxPerRequest, premiumReservedFraction, swapGigabytes, dropAboveSeconds, swapLinkGigabytesPerSecond "
+    "(of one GPU), swapLinkLatencyMs. Waiting requests of lower priority values then preempt running ones of higher; "
+    "needs --scheduling-policy priority.  [default: as vLLM]",
+)
+@click.option(
     "--kv-transfer-config",
     default=None,
     help="vLLM's JSON: kv_role, kv_load_failure_policy, kv_connector_extra_config.kv_lease_duration (seconds).",
@@ -127,6 +134,20 @@ def engine() -> None:
     default=0.0,
     show_default=True,
     help="Simulated seconds until the worker is ready; /health answers 503 until then.",
+)
+@click.option(
+    "--engine-request-limit",
+    type=int,
+    default=None,
+    help="Most requests in the engine at a time; beyond it and the queue requests are rejected with 503.  "
+    "[default: no limit]",
+)
+@click.option(
+    "--engine-request-queue",
+    type=int,
+    default=16,
+    show_default=True,
+    help="Most requests that wait for the engine once --engine-request-limit run; at least 2.",
 )
 @click.option("--seed", default=0, show_default=True, help="Chooses output lengths and words.")
 def serve(role: str, **flags: Any) -> None:

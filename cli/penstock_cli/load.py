@@ -17,10 +17,12 @@ from penstock_core.errors import PenstockError
 from penstock_report.text import load_summary
 from penstock_wire.loop import run
 from penstock_workload.arrivals import Spread
-from penstock_workload.exchange import TargetEndpoint
+from penstock_workload.exchange import TIER_HEADER, TargetEndpoint
+from penstock_workload.overload import parse_overload
 from penstock_workload.replay import Replayer
 from penstock_workload.selection import OnLong, Selection
 from penstock_workload.session import LoadConfig, LoadPlan, describe_plan, plan_load, run_load
+from penstock_workload.tier_mix import parse_mix
 from penstock_workload.traces import OnBadRow
 
 
@@ -85,6 +87,28 @@ from penstock_workload.traces import OnBadRow
 )
 @click.option("--rate-scale", type=float, help="Factor on the arrival rate, instead of --rate.  [default: 1]")
 @click.option(
+    "--overload",
+    metavar="FACTOR",
+    help="Offer this multiple of the server's capacity, as 3x: first a closed loop of the same requests measures how "
+    "many it answers per second, then the trace is replayed at the factor times that rate.  [default: the trace's rate]",
+)
+@click.option(
+    "--capacity-concurrency",
+    type=click.IntRange(1, 10_000),
+    default=128,
+    show_default=True,
+    help="Requests in flight while --overload measures the capacity; four times as many are sent.",
+)
+@click.option(
+    "--tiers",
+    metavar="TIER=WEIGHT[,...]",
+    help="Let requests ask for priority tiers in these proportions, as premium=20,standard=50,background=30.  "
+    "[default: they ask for none]",
+)
+@click.option(
+    "--tier-header", default=TIER_HEADER, show_default=True, help="Header in which they ask; the router's."
+)
+@click.option(
     "--concurrency", type=int, help="Most requests in flight; closes the loop.  [default: open loop]"
 )
 @click.option(
@@ -140,7 +164,10 @@ def _config(options: dict[str, Any]) -> LoadConfig:
         on_long=None if on_long is None else OnLong(on_long),
         limit=options.pop("limit"),
     )
+    overload, tiers = options.pop("overload"), options.pop("tiers")
     return LoadConfig(
+        overload=None if overload is None else parse_overload(overload),
+        tiers=None if tiers is None else parse_mix(tiers),
         selection=selection,
         spread=None if spread is None else Spread(spread),
         endpoint=TargetEndpoint(options.pop("endpoint")),

@@ -7,12 +7,21 @@ from pathlib import Path
 
 import click
 
-from penstock_api import GraphDeployment, GraphSpec, LeaseConfig, Role, RouterConfig, RouterPolicy
+from penstock_api import (
+    GraphDeployment,
+    GraphSpec,
+    LeaseConfig,
+    Role,
+    RouterConfig,
+    RouterPolicy,
+    TiersConfig,
+)
 from penstock_cli import option
 from penstock_core.errors import ConfigError
 from penstock_manifests import load_graph
 from penstock_router.discovery.static import parse_static_workers
 from penstock_router.proxy.auth import ADMIN_KEYS, API_KEYS, KeySource, read_keys
+from penstock_router.proxy.tier_keys import TIER_KEYS, TierKeys, read_tier_keys
 from penstock_router.server import RouterServer
 from penstock_router.settings import GraphPlace, RouterSettings
 from penstock_wire import loop
@@ -67,9 +76,17 @@ def router() -> None:
     type=click.Path(path_type=Path),
     envvar="PENSTOCK_ADMIN_KEYS_FILE",
     show_envvar=True,
-    help="File or folder of the keys that open drains and the workers' addresses in /workers; "
+    help="File or folder of the keys that open drains, the workers' addresses in /workers and /busy_threshold; "
     f"{ADMIN_KEYS.variable} may hold more. Without any, only programs of this machine may, while --host is loopback "
     "and no API key is set.",
+)
+@click.option(
+    "--tier-keys-file",
+    type=click.Path(path_type=Path),
+    envvar="PENSTOCK_TIER_KEYS_FILE",
+    show_envvar=True,
+    help=f"File or folder of lines KEY TIER [TENANT]: API keys that carry a tier; default: the graph's. "
+    f"{TIER_KEYS.variable} may hold more, comma-separated. Needs spec.router.tiers.enabled.",
 )
 @click.option(
     "--access-log",
@@ -102,13 +119,14 @@ def serve(
     speed: float,
     api_keys_file: Path | None,
     admin_keys_file: Path | None,
+    tier_keys_file: Path | None,
     access_log: str | None,
     kv_lease: float | None,
     shutdown_grace: float,
 ) -> None:
     """Serve /v1/completions, /v1/chat/completions, /v1/responses and /v1/models in front of workers.
 
-    Also /workers (with drain and undrain), /ready, /health and /metrics. SIGTERM finishes the requests
+    Also /workers (with drain and undrain), /busy_threshold, /ready, /health and /metrics. SIGTERM finishes the requests
     under way and exits 0.
     """
     manifest = load_graph(graph) if graph is not None else None
@@ -127,6 +145,8 @@ def serve(
         lease_s=_lease_s(kv_lease, spec),
         context_tokens=spec.model.context_tokens if spec is not None else None,
         kv_block_tokens=spec.engine.block_tokens if spec is not None else None,
+        batch_tokens=spec.batch_tokens if spec is not None else None,
+        graph_file=graph,
         host=host,
         port=port,
         speed=speed,
@@ -135,6 +155,7 @@ def serve(
         workers=static,
         api_keys=_keys(API_KEYS, keys_file),
         admin_keys=_keys(ADMIN_KEYS, admin_keys_file),
+        tier_keys=_tier_keys(config.tiers, tier_keys_file),
         access_log=access_log,
         shutdown_grace_s=shutdown_grace,
     )
@@ -147,6 +168,12 @@ def _keys(source: KeySource, file: Path | None) -> frozenset[bytes]:
     if os.environ.get(variable, "unset").strip() == "":
         raise ConfigError(f"{variable}: set, but empty; write a file's path, or unset it")
     return read_keys(source, file, os.environ.get(source.variable))
+
+
+def _tier_keys(config: TiersConfig, flag: Path | None) -> TierKeys:
+    own = Path(config.keys_file) if config.enabled and config.keys_file else None
+    file, environment = flag or own, os.environ.get(TIER_KEYS.variable)
+    return TierKeys({}) if file is None and environment is None else read_tier_keys(file, environment)
 
 
 def _place(manifest: GraphDeployment | None, namespace: str | None) -> GraphPlace:

@@ -9,14 +9,15 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from penstock_api import QueueOrder, Role
+from penstock_api import AdmissionMode, QueueOrder, Role
 from penstock_cli import option
 from penstock_cli.terminal import printer
 from penstock_core.errors import ConfigError
 from penstock_planner.decide.registry import POLICIES
 from penstock_simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
 from penstock_simulator.output import open_directory, to_json, write
-from penstock_simulator.plan import DEFAULT_PLANNER, RunPlan, SimulateOptions, make_plan, record, run_plan
+from penstock_simulator.plan import RunPlan, SimulateOptions, make_plan, record, run_plan
+from penstock_simulator.planner_choice import DEFAULT_PLANNER
 from penstock_simulator.scenario import Resize, WorkerFailure
 from penstock_simulator.text import scoreboard
 from penstock_workload.arrivals import Spread
@@ -198,6 +199,12 @@ def _names(_context: click.Context, _parameter: click.Parameter, value: str | No
     help="Mean gap between a request's tokens that counts as in time, virtual seconds.  [default: any]",
 )
 @click.option(
+    "--tiers",
+    metavar="TIER=WEIGHT[,...]",
+    help="Let requests ask for priority tiers in these proportions, as premium=20,standard=50,background=30; the manifest "
+    "says what the router makes of them.  [default: they ask for none]",
+)
+@click.option(
     "--propagation-delay-s",
     type=float,
     default=0.0,
@@ -231,6 +238,22 @@ def _names(_context: click.Context, _parameter: click.Parameter, value: str | No
     "--max-wait-s", type=float, help="Longest wait in the router, virtual seconds.  [default: no bound]"
 )
 @click.option(
+    "--admission-control",
+    "admission",
+    type=option.choice(AdmissionMode),
+    help="token-capacity rejects a request while every worker is busy.  [default: the manifest's, or none]",
+)
+@click.option(
+    "--active-decode-blocks-threshold",
+    type=click.FloatRange(0, 1),
+    help="A worker is busy above this fraction of KV blocks in use.  [default: the manifest's, or 0.85]",
+)
+@click.option(
+    "--active-prefill-tokens-threshold",
+    type=click.IntRange(0),
+    help="A worker is busy above this many prompt tokens to compute.  [default: the manifest's, or 100000]",
+)
+@click.option(
     "--warmup",
     type=click.IntRange(0),
     default=0,
@@ -262,6 +285,7 @@ def simulate(**options: Any) -> None:
         options.pop("node_gpus"),
     )
     options["queue_order"] = None if options["queue_order"] is None else QueueOrder(options["queue_order"])
+    options["admission"] = None if options["admission"] is None else AdmissionMode(options["admission"])
     options["on_long"] = OnLong(options["on_long"])
     options["spread"] = None if options["spread"] is None else Spread(options["spread"])
     plan = make_plan(SimulateOptions(**options))

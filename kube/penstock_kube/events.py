@@ -1,4 +1,4 @@
-"""Event objects as operator and planner send them: what a user sees in `kubectl describe`."""
+"""Event objects as operator and planner write them: what a user sees in `kubectl describe`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ MAX_NOTE: Final = 1024
 """Bytes of a note that the API server takes."""
 
 MAX_INSTANCE: Final = 128
-"""Characters of a sender's instance that the API server takes."""
+"""Characters of a reporter's instance that the API server takes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """One thing worth telling.
+class EventMessage:
+    """One thing to report about an object.
 
     Attributes:
         reason: One word in UpperCamelCase.
         text: One sentence; cut to `MAX_NOTE` bytes.
-        action: What was done, one word; empty: what its sender always does.
+        action: What was done, one word; empty: what its reporter always does.
         is_warning: Whether somebody should look.
     """
 
@@ -34,8 +34,8 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
-    """Who tells.
+class EventReporter:
+    """Who reports.
 
     Attributes:
         controller: Program's name.
@@ -47,13 +47,15 @@ class Sender:
     instance: str
     action: str
 
-    def event(self, regarding: Mapping[str, Any], note: Note, *, suffix: str, at_s: float) -> dict[str, Any]:
+    def event(
+        self, regarding: Mapping[str, Any], message: EventMessage, *, suffix: str, at_s: float
+    ) -> dict[str, Any]:
         """Return an Event of events.k8s.io.
 
         Args:
             regarding: Object with apiVersion, kind and metadata.
-            note: What to tell.
-            suffix: Tells the Event's name from those of the object's others.
+            message: What happened.
+            suffix: Distinguishes the Event's name from those of the object's others.
             at_s: When, seconds since the epoch.
         """
         metadata = regarding["metadata"]
@@ -73,14 +75,14 @@ class Sender:
             "eventTime": micro_stamp(at_s),
             "reportingController": self.controller,
             "reportingInstance": self.instance[:MAX_INSTANCE],
-            "action": note.action or self.action,
-            "reason": note.reason,
-            "type": "Warning" if note.is_warning else "Normal",
-            "note": cut(note.text),
+            "action": message.action or self.action,
+            "reason": message.reason,
+            "type": "Warning" if message.is_warning else "Normal",
+            "note": truncated(message.text),
             "regarding": about,
         }
 
 
-def cut(text: str, max_bytes: int = MAX_NOTE) -> str:
+def truncated(text: str, max_bytes: int = MAX_NOTE) -> str:
     """Return as much of ``text`` as fits, no character torn."""
     return text.encode()[:max_bytes].decode(errors="ignore")

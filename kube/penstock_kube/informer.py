@@ -218,21 +218,21 @@ class Informer:
         else:
             what = "MODIFIED" if key in self._store else "ADDED"
             self._store[key] = obj
-        self._tell(what, obj)
+        self._notify(what, obj)
 
     def _replace(self, fresh: dict[ObjectKey, dict[str, Any]]) -> None:
         gone = [(key, obj) for key, obj in self._store.items() if key not in fresh]
         for key, obj in gone:
             del self._store[key]
-            self._tell("DELETED", obj)
+            self._notify("DELETED", obj)
         for key, obj in fresh.items():
             old = self._store.get(key)
             if old is not None and old == obj:
                 continue
             self._store[key] = obj
-            self._tell("ADDED" if old is None else "MODIFIED", obj)
+            self._notify("ADDED" if old is None else "MODIFIED", obj)
 
-    def _tell(self, what: str, obj: dict[str, Any]) -> None:
+    def _notify(self, what: str, obj: dict[str, Any]) -> None:
         if self._on_change is None:
             return
         try:

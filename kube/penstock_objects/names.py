@@ -84,6 +84,9 @@ GRAPH_FILE: Final = "/etc/penstock/graph.yaml"
 API_KEYS_FOLDER: Final = "/etc/penstock-api-keys"
 """Where router pods find the Secret of accepted API keys, one file per key of the Secret."""
 
+TIER_KEYS_FOLDER: Final = "/etc/penstock-tier-keys"
+"""Where router pods find the Secret of keys that carry tiers, likewise."""
+
 
 def lease_name(component: str, *, cluster_wide: bool, graph: str | None = None) -> str:
     """Return the name of the Lease by which replicas of an installation agree who works.

@@ -144,7 +144,7 @@ def _plan(pool: DrainingPool, loads: Mapping[str, Load | None], now_s: float) ->
     )
 
 
-def in_words(service: str, plan: ScalePlan, wish: int) -> str | None:
+def scale_message(service: str, plan: ScalePlan, wish: int) -> str | None:
     """Return what begins now, for an Event; None if nothing does."""
     if plan.begin:
         return f"{service}: {_names(plan.begin)} finish their requests before {service} shrinks to {wish}"

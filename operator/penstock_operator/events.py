@@ -1,6 +1,6 @@
 """Events that a user sees in `kubectl describe`: one per change, repeats as a series.
 
-Equal events (same object, reason and note) within `SERIES_S` are one Event object; a repeat raises its
+Equal events (same object, reason and text) within `SERIES_S` are one Event object; a repeat raises its
 series' count, and no more often than every `SERIES_STEP_S`. An Event that cannot be recorded is counted and
 dropped: it is a courtesy, never a condition of acting.
 """
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from penstock_core.errors import ClusterError, NotFoundError
 from penstock_core.logs import get_logger
 from penstock_core.stamps import micro_stamp
-from penstock_kube.events import Note, Sender
+from penstock_kube.events import EventMessage, EventReporter
 from penstock_kube.kinds import EVENT, Kind
 from penstock_objects.names import OPERATOR
 
@@ -75,32 +75,36 @@ class EventRecorder:
             now_s: Seconds since the epoch.
         """
         self._client = client
-        self._sender = Sender(OPERATOR, instance, "Reconcile")
+        self._reporter = EventReporter(OPERATOR, instance, "Reconcile")
         self._on_dropped = on_dropped
         self._now_s = now_s
         self._series: OrderedDict[tuple[str, str, str], _Series] = OrderedDict()
 
-    async def tell(self, regarding: Mapping[str, Any], note: Note) -> None:
-        """Record ``note`` about an object; never raises for a cluster's refusal.
+    async def emit(self, regarding: Mapping[str, Any], message: EventMessage) -> None:
+        """Record ``message`` about an object; never raises for a cluster's refusal.
 
         Args:
             regarding: Object with apiVersion, kind and metadata.
-            note: What to tell.
+            message: What happened.
         """
         now_s = self._now_s()
-        key = (str(regarding["metadata"].get("uid", regarding["metadata"]["name"])), note.reason, note.text)
+        key = (
+            str(regarding["metadata"].get("uid", regarding["metadata"]["name"])),
+            message.reason,
+            message.text,
+        )
         known = self._series.get(key)
         try:
             if known is not None and now_s - known.first_s <= SERIES_S:
                 known.count += 1
                 if now_s - known.written_s < SERIES_STEP_S or await self._repeat(regarding, known, now_s):
                     return
-            event = self._event(regarding, note, key, now_s)
+            event = self._event(regarding, message, key, now_s)
             self._remember(key, _Series(event["metadata"]["name"], now_s, now_s))
             await self._client.create(event, field_manager=OPERATOR)
         except ClusterError as exc:
             self._on_dropped()
-            log.debug("event dropped", reason=note.reason, error=str(exc))
+            log.debug("event dropped", reason=message.reason, error=str(exc))
 
     async def _repeat(self, regarding: Mapping[str, Any], series: _Series, now_s: float) -> bool:
         """Raise the count of an Event; return False if the Event is gone."""
@@ -120,7 +124,7 @@ class EventRecorder:
             self._series.popitem(last=False)
 
     def _event(
-        self, regarding: Mapping[str, Any], note: Note, key: tuple[str, str, str], now_s: float
+        self, regarding: Mapping[str, Any], message: EventMessage, key: tuple[str, str, str], now_s: float
     ) -> dict[str, Any]:
         digest = hashlib.sha256("\0".join((*key, repr(now_s))).encode()).hexdigest()[:16]
-        return self._sender.event(regarding, note, suffix=digest, at_s=now_s)
+        return self._reporter.event(regarding, message, suffix=digest, at_s=now_s)

@@ -1,4 +1,4 @@
-"""The operator beside other installations: which graphs are its own, and telling users which are not."""
+"""The operator beside other installations: which graphs are its own, and Events about those that are not."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final
 
 from penstock_core.logs import get_logger
 from penstock_kube.client import KubeClient
-from penstock_kube.events import Note
+from penstock_kube.events import EventMessage
 from penstock_kube.lease import Election
-from penstock_kube.peers import Claim, Keys
-from penstock_kube.territory import Post, Territory
+from penstock_kube.lease_scopes import Keys, LeaseScope
+from penstock_kube.ownership import ElectionScope, GraphOwnership
 from penstock_objects.names import COMPONENT_LABEL, GRAPH_LABEL, SCOPE_LABEL
 from penstock_operator.events import EventRecorder
 from penstock_operator.metrics import OperatorMetrics
@@ -26,11 +26,11 @@ log = get_logger(__name__)
 
 
 class Peers:
-    """One leader's place among the installations.
+    """One leader among the installations.
 
     Attributes:
-        territory: Which namespaces are its own.
-        words: What it leaves to others; empty if nothing.
+        ownership: Which namespaces are its own.
+        message: What it leaves to others; empty if nothing.
         on_change: Called when that has changed.
     """
 
@@ -38,63 +38,65 @@ class Peers:
         self,
         client: KubeClient,
         election: Election,
-        post: Post,
+        election_scope: ElectionScope,
         *,
         recorder: EventRecorder,
         metrics: OperatorMetrics,
     ) -> None:
-        self.territory = Territory(client, election, post, on_change=self._changed)
-        self.words = ""
+        self.ownership = GraphOwnership(client, election, election_scope, on_change=self._changed)
+        self.message = ""
         self.on_change: Callable[[], None] = lambda: None
         self._recorder = recorder
         self._metrics = metrics
-        self._news = asyncio.Event()
+        self._change = asyncio.Event()
 
     async def run(self) -> None:
-        """Watch and tell until cancelled."""
+        """Watch and emit Events until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.territory.run())
+                group.create_task(self.ownership.run())
                 while True:
-                    await self._news.wait()
-                    self._news.clear()
-                    await self._tell()
+                    await self._change.wait()
+                    self._change.clear()
+                    await self._emit()
         finally:
             self._metrics.peers(standby=False, namespaces_ceded=0)
 
     def owns(self, key: Key) -> bool:
         """Return whether a graph is this operator's."""
-        return self.territory.has(*key)
+        return self.ownership.owns(*key)
 
     def _changed(self) -> None:
-        rivals = self.territory.rivals
-        words = in_words(rivals)
-        if words != self.words:
-            self.words = words
-            self._news.set()
-        left = {each.namespace for each in rivals if each.namespace is not None}
-        self._metrics.peers(standby=self.territory.is_idle, namespaces_ceded=len(left))
+        preceding = self.ownership.preceding
+        message = ceded_message(preceding)
+        if message != self.message:
+            self.message = message
+            self._change.set()
+        left = {each.namespace for each in preceding if each.namespace is not None}
+        self._metrics.peers(standby=self.ownership.is_idle, namespaces_ceded=len(left))
         self.on_change()
 
-    async def _tell(self) -> None:
-        words = self.words or "works on every graph that it sees"
-        log.info("other installations changed", standing=words)
-        lease = self.territory.lease
+    async def _emit(self) -> None:
+        message = self.message or "works on every graph that it sees"
+        log.info("other installations changed", scope=message)
+        lease = self.ownership.lease
         if lease is not None:
-            await self._recorder.tell(lease, Note("Standby" if self.words else "LeaderActive", words, "Peer"))
+            await self._recorder.emit(
+                lease, EventMessage("Standby" if self.message else "LeaderActive", message, "Peer")
+            )
 
 
-def in_words(rivals: tuple[Claim, ...]) -> str:
+def ceded_message(preceding: tuple[LeaseScope, ...]) -> str:
     """Return what is left to other installations, in one sentence; empty if nothing.
 
     Args:
-        rivals: Claims that come first.
+        preceding: Scopes that take precedence.
     """
-    wide = [each for each in rivals if each.namespace is None]
+    wide = [each for each in preceding if each.namespace is None]
     if wide:
         namespace, name = wide[0].lease
         return f"standby: the installation of Lease {namespace}/{name} works on all graphs, and is older"
-    left = sorted({each.namespace for each in rivals if each.namespace is not None})
+    left = sorted({each.namespace for each in preceding if each.namespace is not None})
     if not left:
         return ""
     shown = ", ".join(left[:SHOWN]) + (f" and {len(left) - SHOWN} more" if len(left) > SHOWN else "")

@@ -16,7 +16,7 @@ from typing import Final
 from penstock_api import GraphDeployment
 from penstock_core.errors import ClusterError, InvalidSpecError, Problem, UnavailableError
 from penstock_core.logs import get_logger
-from penstock_kube.events import Note
+from penstock_kube.events import EventMessage
 from penstock_kube.kinds import LEADER_WORKER_SET, SCALING_ADAPTER
 from penstock_objects.names import DRAIN_FINALIZER, child_name
 from penstock_operator.apply import Applied, Applier, Owner
@@ -24,7 +24,7 @@ from penstock_operator.build.children import BuildContext, adapter, children
 from penstock_operator.build.pod import gpu_ceiling, stated_gpu_ceiling
 from penstock_operator.cluster import Cluster, GraphSnapshot
 from penstock_operator.deleting import Deletion
-from penstock_operator.draining import DrainingPool, Drains, in_words
+from penstock_operator.draining import DrainingPool, Drains, scale_message
 from penstock_operator.events import EventRecorder
 from penstock_operator.facts import Seen, graph_facts
 from penstock_operator.gates import Gates
@@ -141,7 +141,7 @@ class Reconciler:
         self._models = Models()
         self._statuses = Statuses(parts.applier)
         self._settled: dict[Key, tuple[object, ...]] = {}
-        self._told: dict[Key, frozenset[Note]] = {}
+        self._emitted: dict[Key, frozenset[EventMessage]] = {}
         self._built: LruCache[Key, tuple[tuple[object, ...], list[Object]]] = LruCache(BUILT)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -164,7 +164,7 @@ class Reconciler:
         """Drop what is remembered of a graph that is gone."""
         self._models.forget(key)
         self._settled.pop(key, None)
-        self._told.pop(key, None)
+        self._emitted.pop(key, None)
         self._built.forget(key)
         self._parts.gates.forget(key)
 
@@ -217,7 +217,7 @@ class Reconciler:
         if DRAIN_FINALIZER not in graph.raw["metadata"].get("finalizers", ()):
             self._wanted(graph, seen)  # a podTemplate that cannot be laid over stops before the first write
             await self._add_finalizer(graph.raw)
-        told = await self._scale(graph, seen)
+        emitted = await self._scale(graph, seen)
         wanted = self._wanted(graph, seen)
         applied = await self._apply(graph, seen, wanted, first_replicas)
         gone = await self._prune(graph, wanted)
@@ -225,27 +225,29 @@ class Reconciler:
         seen.failure = _failure(applied, graph)
         snapshot = self._parts.cluster.snapshot(graph.key)
         await self._report(graph, snapshot, seen)
-        for note in [*told, *self._news(graph.key, applied, seen)]:
-            await self._parts.recorder.tell(graph.raw, note)
-        result = self._end(graph, seen, applied, wrote=bool(told or gone or ungated))
+        for message in [*emitted, *self._event_messages(graph.key, applied, seen)]:
+            await self._parts.recorder.emit(graph.raw, message)
+        result = self._end(graph, seen, applied, wrote=bool(emitted or gone or ungated))
         is_at_rest = result == ReconcileResult("unchanged") and seen.failure is None
         if is_at_rest and self._parts.cluster.snapshot(graph.key).fingerprint() == seen_as:
             # What changed meanwhile was not part of it.
             self._settled[graph.key] = seen_as
         return result
 
-    def _news(self, key: Key, applied: Applied, seen: Seen) -> list[Note]:
-        """Return what to tell: every repair, and troubles that were not there at the last look."""
-        told = self._told.get(key, frozenset())
-        troubles = [Note("NameConflict", each, "Apply", is_warning=True) for each in applied.conflicts]
-        troubles += [Note("ApplyFailed", each, "Apply", is_warning=True) for each in applied.refused]
+    def _event_messages(self, key: Key, applied: Applied, seen: Seen) -> list[EventMessage]:
+        """Return what to emit: every repair, and troubles that the last reconcile did not find."""
+        emitted = self._emitted.get(key, frozenset())
+        troubles = [
+            EventMessage("NameConflict", each, "Apply", is_warning=True) for each in applied.conflicts
+        ]
+        troubles += [EventMessage("ApplyFailed", each, "Apply", is_warning=True) for each in applied.refused]
         reasons = sorted({f"{each.service}: {each.reason}" for each in seen.waiting})
-        troubles += [Note("WaitingForBudget", each, "Ungate") for each in reasons]
+        troubles += [EventMessage("WaitingForBudget", each, "Ungate") for each in reasons]
         refused = sorted(map(str, seen.refused.values()))
-        troubles += [Note(Category.REFUSED.value, each, "Scale", is_warning=True) for each in refused]
-        self._told[key] = frozenset(troubles)
-        repairs = [Note("Repaired", each, "Apply") for each in applied.repaired]
-        return [*repairs, *(each for each in troubles if each not in told)]
+        troubles += [EventMessage(Category.REFUSED.value, each, "Scale", is_warning=True) for each in refused]
+        self._emitted[key] = frozenset(troubles)
+        repairs = [EventMessage("Repaired", each, "Apply") for each in applied.repaired]
+        return [*repairs, *(each for each in troubles if each not in emitted)]
 
     def _end(self, graph: _Graph, seen: Seen, applied: Applied, *, wrote: bool) -> ReconcileResult:
         if applied.refused:
@@ -285,8 +287,8 @@ class Reconciler:
                     seen.refused[name] = refused
         return first
 
-    async def _scale(self, graph: _Graph, seen: Seen) -> list[Note]:
-        notes = []
+    async def _scale(self, graph: _Graph, seen: Seen) -> list[EventMessage]:
+        messages = []
         pods = graph.workers
         views = [each["view"] for each in pods]
         allowed = self._parts.gates.plan(
@@ -313,10 +315,10 @@ class Reconciler:
             )
             plan = await self._parts.drains.step(pool, now_s=graph.now_s)
             seen.plans[name] = plan
-            words = in_words(name, plan, pool.wish)
-            if words is not None:
-                notes.append(Note("Draining" if plan.begin else "Restored", words, action="Drain"))
-        return notes
+            text = scale_message(name, plan, pool.wish)
+            if text is not None:
+                messages.append(EventMessage("Draining" if plan.begin else "Restored", text, action="Drain"))
+        return messages
 
     def _wanted(self, graph: _Graph, seen: Seen) -> list[Object]:
         model, services = graph.model, graph.model.spec.services
@@ -437,7 +439,9 @@ class Reconciler:
             failure=Failure("InvalidSpec", message),
         )
         if await self._statuses.graph(raw, facts, now_s=self._now_s()):
-            await self._parts.recorder.tell(raw, Note("InvalidSpec", message, "Validate", is_warning=True))
+            await self._parts.recorder.emit(
+                raw, EventMessage("InvalidSpec", message, "Validate", is_warning=True)
+            )
         return ReconcileResult("invalid")
 
     async def _delete(self, key: Key, raw: Object, snapshot: GraphSnapshot) -> ReconcileResult:

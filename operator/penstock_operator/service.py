@@ -17,7 +17,7 @@ from penstock_api import GraphPhase
 from penstock_core.logs import get_logger
 from penstock_kube.client import KubeClient
 from penstock_kube.lease import Election, own_pod
-from penstock_kube.territory import Post
+from penstock_kube.ownership import ElectionScope
 from penstock_objects.names import OPERATOR, lease_name
 from penstock_operator.apply import Applier
 from penstock_operator.build.context import BuildContext
@@ -186,30 +186,30 @@ class OperatorService:
         if not self._settings.leader_election:
             await self._lead(client)
             return
-        post = post_of(self._settings, client)
-        namespace, name = post.lease
+        scope = election_scope(self._settings, client)
+        namespace, name = scope.lease
         election = Election(
             client,
             name=name,
             namespace=namespace,
             identity=f"{instance()}-{random.SystemRandom().randrange(16**8):08x}",
-            labels=post.labels,
+            labels=scope.labels,
             owner=own_pod(os.environ, namespace),
         )
         self._election = election
-        await election.lead(lambda: self._reign(client, election, post))
+        await election.lead(lambda: self._lead_while_elected(client, election, scope))
 
-    async def _reign(self, client: KubeClient, election: Election, post: Post) -> None:
+    async def _lead_while_elected(self, client: KubeClient, election: Election, scope: ElectionScope) -> None:
         """Act, until cancelled, on what no other installation works on."""
         fenced = client.fenced(lambda: election.is_leading)
         recorder = EventRecorder(fenced, instance=instance(), on_dropped=self._metrics.event_dropped)
-        peers = Peers(client, election, post, recorder=recorder, metrics=self._metrics)
+        peers = Peers(client, election, scope, recorder=recorder, metrics=self._metrics)
         self._peers = peers
         try:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(peers.run(), name="peers")
-                await peers.territory.settled()
-                await self._lead(fenced.within(peers.territory.may_write_in), peers)
+                await peers.ownership.settled()
+                await self._lead(fenced.within(peers.ownership.may_write_in), peers)
                 watching.cancel()
         finally:
             self._peers = None
@@ -251,7 +251,7 @@ class OperatorService:
 
     def _unready(self) -> str | None:
         """Return why this process neither acts nor stands by; None if it does."""
-        if self._peers is not None and (problem := self._peers.territory.problem()) is not None:
+        if self._peers is not None and (problem := self._peers.ownership.problem()) is not None:
             return problem
         if self._operator is not None:
             return self._operator.cluster.problem()
@@ -266,7 +266,7 @@ class OperatorService:
     def _standing(self) -> str:
         """Return what this process leaves to others; empty if nothing."""
         if self._peers is not None:
-            return self._peers.words
+            return self._peers.message
         if self._operator is None and self._election is not None and self._election.holder:
             return f"standby for {self._election.holder}"
         return ""
@@ -297,12 +297,12 @@ def watched_namespace(settings: OperatorSettings, client: KubeClient) -> str | N
     return None if settings.all_namespaces else settings.namespace or client.namespace
 
 
-def post_of(settings: OperatorSettings, client: KubeClient) -> Post:
+def election_scope(settings: OperatorSettings, client: KubeClient) -> ElectionScope:
     """Return what this process stands for election for."""
     namespace = watched_namespace(settings, client)
     is_wide = namespace is None
     lease = (namespace or _own_namespace(client), lease_name(OPERATOR, cluster_wide=is_wide))
-    return Post("operator", LEASE_KEYS, lease, cluster_wide=is_wide)
+    return ElectionScope("operator", LEASE_KEYS, lease, cluster_wide=is_wide)
 
 
 def instance() -> str:

@@ -23,6 +23,7 @@ from penstock_core.logs import get_logger
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Demand
+from penstock_planner.forecast import forecast_of
 from penstock_planner.histogram import gained, quantile
 from penstock_planner.observers import View
 from penstock_planner.sources.base import Buckets
@@ -115,7 +116,7 @@ class Dashboard:
                 if value is not None:
                     points[f"{key}/p{q * 100:.0f}_seconds"] = value
         self._before = dict(self._latency)
-        self._draw(points, view)
+        self._draw({**points, **forecast_points(decision)}, view)
 
     def close(self) -> None:
         """Write what waits, for at most `CLOSE_TIMEOUT_S`."""
@@ -249,6 +250,18 @@ def demand_points(demands: Sequence[Demand]) -> dict[str, float]:
     }
 
 
+def forecast_points(decision: Decision) -> dict[str, float]:
+    """Return what a decision expected to arrive, and what its workers could compute; empty in a mode without forecast."""
+    points: dict[str, float] = {}
+    for role in decision.roles:
+        forecast = forecast_of((step.name, step.inputs) for step in role.steps)
+        if forecast is not None:
+            points["prefill/forecast_tokens_per_second"] = forecast.tokens_per_s
+            if forecast.supply_tokens_per_s is not None:
+                points["prefill/supply_tokens_per_second"] = forecast.supply_tokens_per_s
+    return points
+
+
 def layout_of(roles: set[Role]) -> dict[str, dict[str, list[Any]]]:
     """Return the custom-scalars layout: categories of charts, each a list of exact tags."""
     kinds = [role.value for role in (Role.PREFILL, Role.DECODE, Role.AGGREGATED) if role in roles]
@@ -270,7 +283,10 @@ def layout_of(roles: set[Role]) -> dict[str, dict[str, list[Any]]]:
                 "demand/arrivals_per_second", "demand/completed_per_second", "demand/rejected_per_second"
             ),
             "Prefill tokens per second": _lines(
-                "prefill/uncached_tokens_per_second", "prefill/computed_tokens_per_second"
+                "prefill/uncached_tokens_per_second",
+                "prefill/computed_tokens_per_second",
+                "prefill/forecast_tokens_per_second",
+                "prefill/supply_tokens_per_second",
             ),
             "Oldest wait and SLO": _lines("wait/oldest_seconds", "wait/slo_seconds"),
             "Waiting requests": _lines("wait/requests"),

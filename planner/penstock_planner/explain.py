@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock_core.errors import ConfigError
 from penstock_planner.core.records import Record
+from penstock_planner.forecast import forecast_of
 from penstock_planner.ledger import LedgerFile
 
 
@@ -50,6 +51,9 @@ def in_words(record: Record) -> str:
         lines.append("  nothing could be observed")
     for role in decision["roles"]:
         lines.append(f"  {role['sentence']}  [{role['reason']}]")
+        forecast = forecast_of((step["name"], step["inputs"]) for step in role["steps"])
+        if forecast is not None:
+            lines.append(f"    forecast {forecast}")
         lines += [_step(step) for step in role["steps"]]
     for actuation in record.get("actuations", ()):
         error = f": {actuation['error']}" if actuation["error"] else ""

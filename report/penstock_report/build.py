@@ -38,6 +38,7 @@ def write_report(report: RunReport, output: Path) -> list[Path]:
         itl_target_s=report.violations.itl_target_s,
         is_distorted=lag["is_distorted"],
         is_itl_distorted=lag["is_itl_distorted"] or lag["is_itl_unresolved"],
+        counterfactual=report.counterfactual,
     )
     page = output / PAGE_FILE
     try:
@@ -68,7 +69,10 @@ def as_json(report: RunReport, files: list[Path]) -> dict[str, Any]:
         "gpu_use": None
         if report.use is None
         else {**asdict(report.use), "saved_fraction": report.use.saved_fraction},
+        "demand": None if report.demand is None else asdict(report.demand),
         "violations": asdict(report.violations),
+        "service": None if report.service is None else asdict(report.service),
+        "counterfactual": None if report.counterfactual is None else asdict(report.counterfactual),
         "decisions": [] if planner is None else [asdict(mark) for mark in planner.decisions],
         "notes": list(report.notes),
         "files": [str(path) for path in files],

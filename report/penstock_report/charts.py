@@ -16,6 +16,8 @@ from penstock_api import Role
 from penstock_planner.decide.config import Mode
 from penstock_report import series
 from penstock_report.analysis import floor_gpus, gpu_steps
+from penstock_report.counterfactual import Counterfactual
+from penstock_report.demand_chart import draw_demand
 from penstock_report.drawing import (
     BLACK,
     DPI,
@@ -29,6 +31,7 @@ from penstock_report.drawing import (
     legend_beside,
     seconds_axis,
 )
+from penstock_report.fleet_chart import draw_fleets
 from penstock_report.ledger_view import PlannerRun
 from penstock_workload.record import RequestResult, RequestStatus
 
@@ -51,6 +54,7 @@ class Scene:
         itl_target_s: Drawn as a line; None draws none.
         is_distorted: Adds a mark to every title.
         is_itl_distorted: Adds a mark to the title of the ITL picture.
+        counterfactual: None where no other fleet was simulated.
     """
 
     results: tuple[RequestResult, ...]
@@ -60,6 +64,7 @@ class Scene:
     itl_target_s: float | None
     is_distorted: bool
     is_itl_distorted: bool
+    counterfactual: Counterfactual | None = None
 
 
 def draw_all(scene: Scene, directory: Path) -> list[Path]:
@@ -69,6 +74,8 @@ def draw_all(scene: Scene, directory: Path) -> list[Path]:
         pictures += [("replicas.png", replicas), ("signals.png", signals)]
         if any(sample.demand is not None for sample in scene.planner.samples):
             pictures.append(("demand.png", demand))
+    if scene.counterfactual is not None:
+        pictures.append(("counterfactual.png", counterfactual))
     pictures += [("ttft.png", ttft), ("itl.png", itl), ("requests.png", requests)]
     paths = []
     for name, draw in pictures:
@@ -193,30 +200,13 @@ def signals(scene: Scene) -> Figure:
 
 
 def demand(scene: Scene) -> Figure:
-    """What came to the routers' doors, what was computed of it, and how long it waited."""
+    """What came to the routers' doors, what was expected and computed of it, and how long it waited."""
     run = _planner(scene)
     span = series.shown_span(run, duration_s=scene.duration_s)
-    known = [(sample.at_s, sample.demand) for sample in run.samples if sample.demand is not None]
-    times = [at_s for at_s, _ in known]
     figure = _figure(scene, "Demand at the routers and what became of it")
-    rates, tokens, waits = figure.subplots(3, 1, sharex=True)
-    rates.plot(times, [d.arrivals / d.period_s for _, d in known], color=SKY, linewidth=1.2, label="arrivals")
-    rejected = [(d.refused + d.timed_out) / d.period_s for _, d in known]
-    rates.fill_between(times, rejected, step="post", color=PURPLE, alpha=0.6, linewidth=0, label="rejected")
-    rates.set_ylabel("requests / s")
-    colour = ROLE_COLOURS[Role.PREFILL]
-    uncached = [d.uncached_tokens / d.period_s for _, d in known]
-    tokens.plot(times, uncached, color=SKY, linewidth=1.2, label="arrive, uncached")
-    computed = [d.prefilled_tokens / d.period_s for _, d in known]
-    tokens.plot(times, computed, color=colour, linewidth=1.2, label="computed")
-    tokens.set_ylabel("prompt tokens / s")
-    oldest = [d.oldest_wait_s or 0.0 for _, d in known]
-    waits.fill_between(times, oldest, step="post", color=colour, alpha=0.35, linewidth=0, label="oldest wait")
-    slo_s = run.config.ttft_slo_s
-    waits.axhline(slo_s, color=BLACK, linestyle="--", linewidth=1.0, label=f"TTFT SLO {slo_s:g} s")
-    waits.set_ylabel("wait (s)")
-    waits.set_xlabel("time (simulated s)")
-    for axes in (rates, tokens, waits):
+    panels = figure.subplots(3, 1, sharex=True)
+    draw_demand(run, *panels)
+    for axes in panels:
         _shade(axes, run, span)
         axes.set_ylim(bottom=0)
         axes.set_xlim(span[0], span[1] + _MARGIN * (span[1] - span[0]))
@@ -300,6 +290,15 @@ def _changes(
         for part in mark.roles
         if part.role is role and part.action == action
     ]
+
+
+def counterfactual(scene: Scene) -> Figure:
+    """GPU-hours against the share in time: what was measured, and what other fleets would have done."""
+    if scene.counterfactual is None:
+        raise AssertionError  # draw_all draws it only where there is one
+    figure = _figure(scene, "The same traffic on other fleets")
+    draw_fleets(figure.subplots(), scene.counterfactual)
+    return figure
 
 
 def ttft(scene: Scene) -> Figure:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from penstock_api import GraphDeployment, Role
 from penstock_core.errors import ConfigError
+from penstock_engine import profiles
+from penstock_engine.core.latency import PrefillModel
 from penstock_report.analysis import GpuUse, Violations, gpu_use, violations
+from penstock_report.counterfactual import Counterfactual
+from penstock_report.demand import DemandSummary, demand_summary
 from penstock_report.ledger_view import LoadOrigin, PlannerRun, load_planner_run
+from penstock_report.service_time import ServiceTimes, service_times
 from penstock_workload.results import LoadRun, read_run
 
 
@@ -20,26 +26,36 @@ class RunReport:
         planner: None without a ledger.
         use: None without a ledger, or where it saw nothing of the load run.
         violations: Against the targets given.
+        demand: At the routers, by the ledger; None without one, or where it knew none.
+        service: What of the TTFT was service time; None without a graph, or where nothing was served.
+        counterfactual: What other fleets would have done; None where they were not simulated.
+        remarks: What else a reader should know.
     """
 
     load: LoadRun
     planner: PlannerRun | None
     use: GpuUse | None
     violations: Violations
+    demand: DemandSummary | None = None
+    service: ServiceTimes | None = None
+    counterfactual: Counterfactual | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know of the planner's part; the load's notes are in its summary."""
+        """What a reader should know beside the load's notes, which are in its summary."""
         if self.planner is None:
-            return ()
+            return self.remarks
+        return (*self.planner.notes, *self._coverage(), *self.remarks)
+
+    def _coverage(self) -> tuple[str, ...]:
         if self.use is None:
-            return (*self.planner.notes, "the ledger holds nothing from the time of the load run")
+            return ("the ledger holds nothing from the time of the load run",)
         duration_s = self.load.summary["throughput"]["duration_s"]
         covered_s = self.use.end_s - self.use.start_s
         if covered_s < 0.99 * duration_s:
-            note = f"the ledger covers {covered_s:.0f} s of the load run's {duration_s:.0f} s"
-            return (*self.planner.notes, note)
-        return self.planner.notes
+            return (f"the ledger covers {covered_s:.0f} s of the load run's {duration_s:.0f} s",)
+        return ()
 
 
 def analyse(
@@ -67,7 +83,7 @@ def analyse(
     load = read_run(run)
     summary = load.summary
     duration_s = summary["throughput"]["duration_s"]
-    planner = use = None
+    planner = use = demand = None
     if ledger is not None:
         started = summary["started"]
         origin = LoadOrigin(
@@ -75,5 +91,22 @@ def analyse(
         )
         planner = load_planner_run(ledger, origin=origin)
         use = gpu_use(planner, start_s=0.0, end_s=duration_s)
+        demand = demand_summary(planner, start_s=0.0, end_s=duration_s)
     missed = violations(load.results, ttft_target_s=ttft_target_s, itl_target_s=itl_target_s)
-    return RunReport(load, planner, use, missed)
+    return RunReport(load, planner, use, missed, demand)
+
+
+def with_graph(report: RunReport, graph: GraphDeployment) -> RunReport:
+    """Return a report with what the graph that served tells: service times, and its SLO where no target was given."""
+    slo_s = graph.spec.router.ttft_slo_seconds
+    given = report.violations
+    if given.ttft_target_s is None:
+        given = violations(report.load.results, ttft_target_s=slo_s, itl_target_s=given.itl_target_s)
+    service = service_times(report.load.results, _prefill_model(graph), slo_s=slo_s)
+    return replace(report, violations=given, service=service)
+
+
+def _prefill_model(graph: GraphDeployment) -> PrefillModel:
+    """Return the latency of the workers that compute prompts."""
+    entry = next(each for each in graph.spec.workers.values() if each.role is not Role.DECODE)
+    return profiles.load(entry.profile or graph.spec.engine.profile).latency().prefill

@@ -7,7 +7,7 @@ or from the ledger's first record when there is no load run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.codec import config_from, pull_from
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull
+from penstock_planner.forecast import Forecast, forecast_of
 from penstock_planner.ledger import read_ledger
 
 _SAME_CLOCK_S = 2.0
@@ -74,6 +75,7 @@ class RoleChange:
         reason: The rule that settled it.
         sentence: For people.
         mean: The interval's mean that was compared with the thresholds; None when it was unknown or not asked.
+        forecast: Of what would arrive; None where the mode makes none.
         outcome: applied, failed, abandoned; ``not asked`` for a hold or in no-operation mode; ``unknown``
             when the ledger ends before it.
     """
@@ -86,6 +88,7 @@ class RoleChange:
     sentence: str
     mean: float | None
     outcome: str
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,8 @@ class PlannerRun:
         adjusting: Spans (begin, end) in which replicas started or drained as the planner had asked.
         end_s: Time of the newest record.
         notes: What a reader should know: torn lines, another clock.
+        start_ups_s: How long each replica that became ready had taken, seconds, in order of time.
+        graph_file: Where the planner had its graph from; None where the ledger does not say.
     """
 
     config: DecideConfig
@@ -133,6 +138,8 @@ class PlannerRun:
     adjusting: tuple[tuple[float, float], ...]
     end_s: float
     notes: tuple[str, ...]
+    start_ups_s: tuple[float, ...] = ()
+    graph_file: Path | None = None
 
 
 def load_planner_run(path: Path, *, origin: LoadOrigin | None) -> PlannerRun:
@@ -148,9 +155,7 @@ def load_planner_run(path: Path, *, origin: LoadOrigin | None) -> PlannerRun:
         raise LedgerError(f"{path}: a record lacks what its type promises: {exc!r}") from exc
     if run is None:
         raise LedgerError(f"{path}: holds no planner run; give the --log-dir of a planner that has started")
-    return PlannerRun(
-        run.config, run.samples, run.decisions, run.adjusting, run.end_s, (*found.notes, *run.notes)
-    )
+    return replace(run, notes=(*found.notes, *run.notes))
 
 
 def view_of(records: Sequence[Record], *, origin: LoadOrigin | None) -> PlannerRun | None:
@@ -177,6 +182,8 @@ def view_of(records: Sequence[Record], *, origin: LoadOrigin | None) -> PlannerR
         adjusting=_adjusting(current, zero_s) if is_blocking else _changing(samples),
         end_s=current[-1]["at_s"] - zero_s,
         notes=notes,
+        start_ups_s=tuple(record["took_s"] for record in current if record["type"] == "started"),
+        graph_file=None if header.get("graph_file") is None else Path(header["graph_file"]),
     )
 
 
@@ -231,6 +238,7 @@ def _decision(record: Record, zero_s: float, outcomes: Mapping[tuple[str, str], 
             sentence=role["sentence"],
             mean=next((step["inputs"]["mean"] for step in role["steps"] if step["name"] == "signal"), None),
             outcome=_outcome(plain, role, outcomes),
+            forecast=forecast_of((step["name"], step["inputs"]) for step in role["steps"]),
         )
         for role in plain["roles"]
     )

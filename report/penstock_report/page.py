@@ -7,12 +7,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from penstock_report.counterfactual import Counterfactual, sentences
+from penstock_report.demand import demand_line
 from penstock_report.findings import RunReport
-from penstock_report.html_parts import figure, page, pairs, text
+from penstock_report.html_parts import figure, page, pairs, table, text
 from penstock_report.ledger_view import DecisionMark
+from penstock_report.service_time import service_lines
 from penstock_report.text import (
+    COUNTERFACTUAL_COLUMNS,
     LATENCIES,
     RANKS,
+    counterfactual_rows,
     gpu_line,
     notes,
     percent,
@@ -27,7 +32,8 @@ _CAPTIONS = {
     " draining replica still holds its GPUs.",
     "signals.png": "What the planner measured, the thresholds it compares with, and its changes, each at the interval's mean that it was decided on. The lines"
     " rest while an adjustment is under way (shaded): metrics are not pulled then.",
-    "demand.png": "What came to the routers, what they rejected, the uncached prompt tokens that came and those that were computed, and the oldest wait against the TTFT that is aimed for.",
+    "demand.png": "What came to the routers, what they rejected, the uncached prompt tokens that came and those that were computed, beside the planner's forecast (at the time that it was made for) and what its workers could compute, and the oldest wait against the TTFT that is aimed for.",
+    "counterfactual.png": "The same traffic on other fleets: GPU-hours against the share of requests in time. The star was measured, everything else simulated; grey are the other fixed fleets that were tried.",
     "ttft.png": "Time to first token by arrival, with running percentiles, and its distribution.",
     "itl.png": "Gaps between successive tokens over time, and their distribution beside each request's TPOT.",
     "requests.png": "Arrivals as sent, and requests in flight.",
@@ -45,6 +51,7 @@ def render_page(report: RunReport, pictures: Sequence[Path]) -> str:
         _counts(report),
         _latencies(summary["latency"]),
         *(figure(path, _CAPTIONS) for path in pictures),
+        *_counterfactual(report.counterfactual),
         *_decisions(report),
         "<h2>Lag of each process</h2>",
         _lags(summary["lag"]),
@@ -84,6 +91,10 @@ def _counts(report: RunReport) -> str:
         ("prefix-cache hit rate", percent(tokens["prefix_cache_hit_rate"])),
     ]
     rows += [("target", line) for line in violation_lines(report.violations)]
+    if report.service is not None:
+        rows += [("service time", line) for line in service_lines(report.service)]
+    if report.demand is not None:
+        rows.append(("demand", demand_line(report.demand).removeprefix("demand: ")))
     if report.use is not None:
         rows.append(("GPU-hours", gpu_line(report.use).removeprefix("GPU-hours: ")))
     return pairs(rows)
@@ -99,6 +110,18 @@ def _latencies(latency: Mapping[str, Any]) -> str:
         f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
         f"<p>Simulated time; percentiles by {text(latency['percentile_method'])}.</p>"
     )
+
+
+def _counterfactual(found: Counterfactual | None) -> list[str]:
+    if found is None:
+        return []
+    lines = (*sentences(found), *found.notes)
+    return [
+        "<h2>The same traffic on other fleets</h2>",
+        f"<p>In time: TTFT below {found.slo_s:g} s. Lost requests are late.</p>",
+        table(COUNTERFACTUAL_COLUMNS, counterfactual_rows(found)),
+        f"<ul>{''.join(f'<li>{text(line)}</li>' for line in lines)}</ul>",
+    ]
 
 
 def _decisions(report: RunReport) -> list[str]:

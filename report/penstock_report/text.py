@@ -10,8 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock_report.analysis import GpuUse, Violations
+from penstock_report.counterfactual import Counterfactual, sentences
+from penstock_report.demand import demand_line
 from penstock_report.findings import RunReport
 from penstock_report.ledger_view import PlannerRun
+from penstock_report.service_time import service_lines
 
 LATENCIES: Final = (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("tpot_s", "TPOT"), ("e2e_s", "E2E"))
 """The summary's latencies by their key, in the order shown."""
@@ -76,6 +79,8 @@ def lag_warnings(lag: dict[str, Any]) -> list[str]:
 def load_summary(summary: dict[str, Any]) -> RenderableType:
     """Return a load run's summary: requests, latencies, tokens, and every mark that it carries."""
     parts: list[RenderableType] = [_requests_line(summary), _latency_table(summary), _tokens_line(summary)]
+    if summary.get("tiers"):
+        parts.insert(2, _tier_table(summary["tiers"]))
     parts.extend(Text(note, style="bold yellow") for note in notes(summary))
     return Group(*parts)
 
@@ -84,6 +89,12 @@ def notes(summary: dict[str, Any]) -> list[str]:
     """Return what qualifies the figures: partial, closed loop, skipped rows, mismatches, lag."""
     found: list[str] = []
     requests, trace, settings = summary["requests"], summary["trace"], summary["settings"]
+    overload = summary.get("overload")
+    if overload is not None:
+        found.append(
+            f"OVERLOAD: {overload['factor']:g} times a capacity of {rate(overload['capacity']['rps'])} req/s, measured with"
+            f" {overload['capacity']['concurrency']} requests in flight"
+        )
     if summary["is_partial"]:
         found.append(
             f"PARTIAL: stopped early; {requests['not_sent']} requests not sent, {requests['unfinished']} cut off"
@@ -138,6 +149,25 @@ def _latency_table(summary: dict[str, Any]) -> Table:
     return table
 
 
+def _tier_table(tiers: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table(caption="requests by the tier that they asked for")
+    for heading in ("tier", "ok", "rejected", "failed", "TTFT p50", "p99", "TPOT p99", "E2E p99"):
+        table.add_column(heading, justify="left" if heading == "tier" else "right", no_wrap=heading == "tier")
+    for name, row in tiers.items():
+        counts = row["requests"]
+        table.add_row(
+            name,
+            str(counts["ok"]),
+            str(counts["rejected"]),
+            str(counts["failed"]),
+            seconds(row["ttft_s"]["p50"]),
+            seconds(row["ttft_s"]["p99"]),
+            seconds(row["tpot_s"]["p99"]),
+            seconds(row["e2e_s"]["p99"]),
+        )
+    return table
+
+
 def _tokens_line(summary: dict[str, Any]) -> Text:
     tokens, rates = summary["tokens"], summary["throughput"]
     return Text(
@@ -151,8 +181,14 @@ def report_text(report: RunReport) -> RenderableType:
     """Return the whole report for a terminal: load, targets, GPU-hours, each change with its reason."""
     parts = [load_summary(report.load.summary)]
     parts.extend(Text(line) for line in violation_lines(report.violations))
+    if report.service is not None:
+        parts.extend(Text(line) for line in service_lines(report.service))
+    if report.demand is not None:
+        parts.append(Text(demand_line(report.demand)))
     if report.planner is not None:
         parts.append(planner_summary(report.planner, report.use))
+    if report.counterfactual is not None:
+        parts.append(counterfactual_summary(report.counterfactual))
     parts.extend(Text(note, style="bold yellow") for note in report.notes)
     return Group(*parts)
 
@@ -176,6 +212,39 @@ def planner_summary(run: PlannerRun, use: GpuUse | None) -> RenderableType:
                     table.add_row(f"{mark.at_s:.0f} s", Text(role.sentence), role.outcome)
         parts.append(table)
     return Group(*parts)
+
+
+COUNTERFACTUAL_COLUMNS: Final = ("fleet", "", "in time", "TTFT p50", "p90", "p99", "lost", "GPU-h")
+"""Headings of `counterfactual_rows`."""
+
+
+def counterfactual_rows(found: Counterfactual) -> list[tuple[str, ...]]:
+    """Return a row per fleet, the measured one first; see `COUNTERFACTUAL_COLUMNS`."""
+    return [
+        (
+            each.name,
+            each.source,
+            percent(each.in_time),
+            *(_tenths(value) for value in (each.ttft_p50_s, each.ttft_p90_s, each.ttft_p99_s)),
+            str(each.lost),
+            "-" if each.gpu_hours is None else f"{each.gpu_hours:.3f}",
+        )
+        for each in found.outcomes
+    ]
+
+
+def _tenths(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s"
+
+
+def counterfactual_summary(found: Counterfactual) -> RenderableType:
+    """Return what other fleets would have cost and kept in time: a table, and a sentence for each."""
+    table = Table(title=f"The same traffic on other fleets (in time: TTFT below {found.slo_s:g} s)")
+    for place, heading in enumerate(COUNTERFACTUAL_COLUMNS):
+        table.add_column(heading, justify="left" if place < 2 else "right")
+    for row in counterfactual_rows(found):
+        table.add_row(*row)
+    return Group(table, *(Text(line) for line in (*sentences(found), *found.notes)))
 
 
 def gpu_line(use: GpuUse) -> str:

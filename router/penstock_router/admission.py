@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias
 
@@ -15,10 +15,12 @@ from penstock_api import Role
 from penstock_core.errors import NoEndpointsError, PenstockError, SaturatedError
 from penstock_core.logs import get_logger
 from penstock_router.core.assignment import Assignment
-from penstock_router.core.router import Dispatch, Effects, RefusalReason, RouterCore
-from penstock_router.core.worker import WorkerChange, WorkerEvent
+from penstock_router.core.busy_workers import ALL_BUSY
+from penstock_router.core.router import Dispatch, Effects, RefusalReason, Refuse, RouterCore
+from penstock_router.core.worker import Worker, WorkerChange, WorkerEvent
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.policy.arrival import Arrival
+from penstock_router.policy.busy import BusyThresholds
 
 log = get_logger(__name__)
 
@@ -30,6 +32,26 @@ LiveCore: TypeAlias = RouterCore[Waiter]
 
 class QueueTimeout(NoEndpointsError):  # noqa: N818 - named like the fact it reports
     """A request waited for a worker as long as it may."""
+
+
+class RetryLater(NoEndpointsError):  # noqa: N818 - named like what the client is told
+    """A refusal that may say when to come back.
+
+    Attributes:
+        retry_after_s: When there is expected to be room, simulated seconds; None: unknown.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class AllBusy(RetryLater):
+    """Every worker that could take the request is busy."""
+
+
+class Shed(RetryLater):
+    """A request's tier is shed so that higher tiers keep their SLO."""
 
 
 _REFUSALS: Final[dict[RefusalReason, type[PenstockError]]] = {
@@ -73,6 +95,8 @@ class Admission:
         Raises:
             SaturatedError: the queue is full.
             QueueTimeout: it waited as long as it may.
+            Shed: its tier is shed.
+            AllBusy: every worker is busy.
             NoEndpointsError: no worker serves, and none will by itself.
         """
         assignment = await self.wait(role, arrival, again=again)
@@ -88,7 +112,7 @@ class Admission:
             self._apply(self.core.acquire(waiter, role, arrival, self._now_s(), again=again))
             return waiter.result() if waiter.done() else await waiter
         except BaseException:
-            self.core.withdraw(waiter, role)
+            self.core.withdraw(waiter, role, self._now_s())
             # The worker may have been assigned in the very round in which the client left.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(waiter.result())
@@ -138,6 +162,38 @@ class Admission:
         self._apply(self.core.expire(now_s))
         self._apply(self.core.tick(now_s))
 
+    def load_read(self, worker: Worker) -> None:
+        """Take note that a worker's metrics were read anew."""
+        self._apply(self.core.load_read(worker, self._now_s()))
+
+    def set_peer_tokens(self, tokens: Mapping[str, int]) -> None:
+        """Set the tokens that other routers have in flight at each worker; one that is left out has none."""
+        core = self.core
+        workers = [each.name for each in core.pool if each.spec.role is core.entry]
+        core.set_peer_tokens({name: tokens.get(name, 0) for name in workers}, self._now_s())
+
+    def refused_at_capacity(self, worker: Worker) -> None:
+        """Take note that a worker has no room for another request."""
+        self.core.refused_at_capacity(worker, self._now_s())
+
+    def set_thresholds(self, thresholds: BusyThresholds) -> None:
+        """Take new thresholds above which workers are busy; they hold for the next request."""
+        self.core.set_thresholds(thresholds, self._now_s())
+
+    def check_capacity(self, role: Role) -> None:
+        """Let a new request pass that asks for no worker of the first stage.
+
+        Raises:
+            AllBusy: no worker of the role takes new requests.
+        """
+        full = self.core.full_stage(role, self._now_s())
+        if full is not None:
+            raise self.all_busy(full)
+
+    def all_busy(self, role: Role) -> AllBusy:
+        """Return the refusal of a request that no worker of a role has room for."""
+        return AllBusy(ALL_BUSY, self.core.busy[role].free_in_s())
+
     def problems(self) -> list[str]:
         """Return why a request would not be served now; empty when it would."""
         return self.core.problems(self._now_s())
@@ -158,4 +214,12 @@ class Admission:
                 else:
                     assignment.item.set_result(assignment)
             elif not effect.item.done():
-                effect.item.set_exception(_REFUSALS[effect.reason](effect.message))
+                effect.item.set_exception(_refusal(effect))
+
+
+def _refusal(effect: Refuse[Waiter]) -> PenstockError:
+    if effect.reason is RefusalReason.ALL_BUSY:
+        return AllBusy(effect.message, effect.retry_after_s)
+    if effect.reason is RefusalReason.SHED:
+        return Shed(effect.message, effect.retry_after_s)
+    return _REFUSALS[effect.reason](effect.message)

@@ -5,33 +5,49 @@ from __future__ import annotations
 from typing import TypeVar
 
 from penstock_api import Role, RouterConfig, RouterPolicy
-from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
+from penstock_router.core.busy_workers import BusyWorkers
+from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.queue_settings import QueueSettings
 from penstock_router.core.router import RouterCore
+from penstock_router.core.tier_control import TierControl
 from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.policy.busy import busy_thresholds
 from penstock_router.policy.dualmap import DualMapSettings
 from penstock_router.policy.registry import decode_policy, make_policy
 from penstock_router.policy.routing_policy import AssignTime, RoutingPolicy
 from penstock_router.policy.sticky import StickySessions
+from penstock_router.tier_config import shedding_settings, tier_settings
 
 T = TypeVar("T")
 
 
-def make_core(config: RouterConfig, pool: WorkerPool, *, is_disaggregated: bool) -> RouterCore[T]:
+def make_core(
+    config: RouterConfig, pool: WorkerPool, *, is_disaggregated: bool, batch_tokens: int | None = None
+) -> RouterCore[T]:
     """Return the core that a graph's router section asks for.
 
     Args:
         config: The section.
         pool: The workers.
         is_disaggregated: Prefill and decode are apart.
+        batch_tokens: Most tokens of one step of a worker; None: unknown.
     """
+    thresholds = busy_thresholds(config.admission)
+    roles = (Role.PREFILL, Role.DECODE) if is_disaggregated else (Role.AGGREGATED,)
+    busy = {role: BusyWorkers(thresholds, batch_tokens=batch_tokens) for role in roles}
     policy, settings = _entry_policy(config), queue_settings(config, is_disaggregated=is_disaggregated)
     entry: DispatchQueue[T] = DispatchQueue(policy, settings)
-    if not is_disaggregated:
-        return RouterCore(pool, {Role.AGGREGATED: entry})
-    # Requests wait for decode only while no circuit lets them pass.
-    bounds = QueueSettings(max_requests=settings.max_requests, max_wait_s=settings.max_wait_s)
-    decode: DispatchQueue[T] = DispatchQueue(decode_policy(config.policy.value), bounds)
-    return RouterCore(pool, {Role.PREFILL: entry, Role.DECODE: decode})
+    queues = {roles[0]: entry}
+    if is_disaggregated:
+        # Requests wait for decode only while no circuit lets them pass.
+        bounds = QueueSettings(
+            max_requests=settings.max_requests, max_wait_s=settings.max_wait_s, tiers=settings.tiers
+        )
+        queues[Role.DECODE] = DispatchQueue(decode_policy(config.policy.value), bounds)
+    core = RouterCore(pool, queues, busy)
+    if settings.tiers is not None:
+        core.tiers = TierControl(settings.tiers, shedding_settings(config.tiers))
+    return core
 
 
 def _entry_policy(config: RouterConfig) -> RoutingPolicy:
@@ -68,4 +84,5 @@ def queue_settings(config: RouterConfig, *, is_disaggregated: bool) -> QueueSett
         slo_s=config.ttft_slo_seconds,
         bottleneck_s=config.dualmap.decode_bottleneck_seconds,
         rebalances=name is RouterPolicy.DUALMAP and config.dualmap.rebalance,
+        tiers=tier_settings(config.tiers) if config.tiers.enabled else None,
     )

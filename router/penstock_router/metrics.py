@@ -24,8 +24,9 @@ from penstock_core.histogram import (
     BucketCounts,
 )
 from penstock_core.lag import LagTracker
-from penstock_router.core.worker import WorkerState
+from penstock_router.core.worker import Worker, WorkerState
 from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.load_metrics import rejection_family, worker_load_families
 from penstock_router.policy.prompt_tokens import PromptTokenCounts
 
 
@@ -42,6 +43,7 @@ class RouterMetrics:
         requests: Answers by (endpoint, status code); 499 when the client left first.
         errors: Failures by reason (see ``proxy.failures``).
         retries: Retries by reason.
+        rejections: Requests turned away to protect others, by (endpoint, reason); they are among the refused.
         prompt_tokens: Prompt tokens of answered requests.
         generation_tokens: Tokens sent to clients.
         cached_tokens: Prompt tokens that prefill found in its cache.
@@ -62,6 +64,7 @@ class RouterMetrics:
         self.requests: Counter[tuple[str, int]] = Counter()
         self.errors: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
+        self.rejections: Counter[tuple[str, str]] = Counter()
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.cached_tokens = 0
@@ -109,22 +112,26 @@ class RouterCollector:
         pool: WorkerPool,
         queue: Callable[[], QueueGauges],
         *,
+        active_prefill_tokens: Callable[[Worker], int],
         decode_waiting: Callable[[], int | None],
         discovery_problem: Callable[[], str | None],
         model: str,
         roles: Sequence[Role],
         now_s: Callable[[], float],
         kv_events: KvEventCounts | None = None,
+        tiers: Callable[[], Iterator[Metric]] | None = None,
     ) -> None:
         self._metrics = metrics
         self._pool = pool
         self._queue = queue
+        self._active_prefill_tokens = active_prefill_tokens
         self._decode_waiting = decode_waiting
         self._discovery_problem = discovery_problem
         self._model = model
         self._roles = roles
         self._now_s = now_s
         self._kv_events = kv_events
+        self._tiers = tiers
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
@@ -135,6 +142,8 @@ class RouterCollector:
         yield from self._request_families()
         if self._kv_events is not None:
             yield from _kv_event_families(self._kv_events)
+        if self._tiers is not None:
+            yield from self._tiers()
         discovery = GaugeMetricFamily(
             names.ROUTER_DISCOVERY_CURRENT,
             "1 if the view of the workers is up to date, 0 if it is the last good one.",
@@ -250,6 +259,7 @@ class RouterCollector:
             if age_s is not None:
                 age.add_metric(key, age_s)
         yield from (ready, requests, tokens, usage, waiting, pending, age)
+        yield from worker_load_families(self._pool, self._active_prefill_tokens)
         yield self._ready_workers(now_s)
         yield from self._failure_families()
 
@@ -302,6 +312,7 @@ class RouterCollector:
             ["reason"],
             (((reason,), count) for reason, count in metrics.retries.items()),
         )
+        yield rejection_family(metrics.rejections, model=model)
         for name, text, total in (
             (names.ROUTER_PROMPT_TOKENS, "Prompt tokens of answered requests.", metrics.prompt_tokens),
             (names.ROUTER_GENERATION_TOKENS, "Tokens sent to clients.", metrics.generation_tokens),

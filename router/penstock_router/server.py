@@ -6,12 +6,13 @@ import asyncio
 import gc
 import time
 
-from penstock_api import Role
+from penstock_api import AdmissionConfig, Role, TiersConfig
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError
 from penstock_core.logs import get_logger
 from penstock_router.access_log import AccessLog
 from penstock_router.admission import Admission, LiveCore, log_worker_event
+from penstock_router.config_watch import ConfigWatch
 from penstock_router.core.retries import RetryBudget, RetryRules
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.discovery.base import Discovery
@@ -20,15 +21,20 @@ from penstock_router.discovery.watch import WorkerWatch
 from penstock_router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
 from penstock_router.make_core import make_core
 from penstock_router.metrics import MetricsPage, RouterCollector, RouterMetrics
+from penstock_router.peers import Peers
+from penstock_router.policy.busy import busy_thresholds
 from penstock_router.policy.routing_policy import AssignTime
 from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.admin import Admin
 from penstock_router.proxy.app import RouterApp
 from penstock_router.proxy.auth import AdminCheck, KeyCheck
+from penstock_router.proxy.busy_threshold import BusyThresholdApi
 from penstock_router.proxy.cors import Cors
 from penstock_router.proxy.handler import CompletionHandler
 from penstock_router.proxy.lease_guard import LeaseGuard
 from penstock_router.proxy.prefix import ExactKeys, PromptReader
+from penstock_router.proxy.tier_door import TierDoor
+from penstock_router.proxy.tiers import LiveTiers
 from penstock_router.proxy.upstream import UpstreamClient
 from penstock_router.settings import RouterSettings
 from penstock_router.tokenizer import load_tokenizer
@@ -65,13 +71,26 @@ class RouterServer:
         self.core = self._make_core()
         self.admission = Admission(self.core, self._clock.now_s)
         self._watch = WorkerWatch(self.admission, self._probe_pool, settings.config.health, self._clock)
+        self._peers = self._make_peers()
         self._admin = Admin(
             self.admission, self.metrics, clock=self._clock, discovery_problem=self._discovery_problem
         )
         reads_prompts = self.core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
         self._reader = PromptReader(self._make_exact()) if reads_prompts else None
         self._kv_events = self._make_listener()
+        self.tiers = self._make_tiers()
         self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None
+        self._estimator = TokenEstimator()
+        self._handler = self._make_handler()
+        self._config_watch = (
+            ConfigWatch(
+                settings.graph_file,
+                settings.config,
+                {"admission": self._set_admission, "tiers": self._set_tiers},
+            )
+            if settings.graph_file is not None
+            else None
+        )
         self._http = HttpServer(self._make_app().handle, limits=settings.server_limits(), is_vital=_is_vital)
         self._ticker: asyncio.Task[None] | None = None
 
@@ -96,6 +115,10 @@ class RouterServer:
                 self._watch.sync()
             if self._kv_events is not None:
                 self._kv_events.start()
+            if self._config_watch is not None:
+                self._config_watch.start()
+            if self._discovery is not None:
+                self._peers.start()
             await self._http.start(self._settings.host, self._settings.port)
         except BaseException:
             await self._stop_background()
@@ -139,6 +162,9 @@ class RouterServer:
             self._ticker.cancel()
             await asyncio.wait([self._ticker])
             self._ticker = None
+        if self._config_watch is not None:
+            await self._config_watch.close()
+        await self._peers.close()
         if self._discovery is not None:
             await self._discovery.close()
         if self._kv_events is not None:
@@ -173,7 +199,30 @@ class RouterServer:
         pool = WorkerPool(
             settings.config.breaker, is_supervised=settings.kubernetes is not None, record=log_worker_event
         )
-        return make_core(settings.config, pool, is_disaggregated=settings.disaggregated)
+        return make_core(
+            settings.config,
+            pool,
+            is_disaggregated=settings.disaggregated,
+            batch_tokens=settings.batch_tokens,
+        )
+
+    def _make_tiers(self) -> LiveTiers | None:
+        settings, control = self._settings, self.core.tiers
+        if control is None:
+            return None
+        door = TierDoor(settings.config.tiers, settings.tier_keys, model=settings.model)
+        return LiveTiers(door, control, self.core, self._clock.now_s)
+
+    def _make_peers(self) -> Peers:
+        health, discovery = self._settings.config.health, self._discovery
+        return Peers(
+            self.admission,
+            self._probe_pool,
+            discovery.routers if discovery is not None else tuple,
+            self._clock,
+            interval_s=health.interval_seconds,
+            timeout_real_s=health.timeout_real_seconds,
+        )
 
     def _make_exact(self) -> ExactKeys | None:
         settings, config = self._settings, self._settings.config
@@ -193,9 +242,18 @@ class RouterServer:
             engine_block_tokens=settings.kv_block_tokens or ENGINE_BLOCK_TOKENS,
         )
 
-    def _make_app(self) -> RouterApp:
+    def _set_admission(self, admission: AdmissionConfig) -> None:
+        self.admission.set_thresholds(busy_thresholds(admission))
+        self._handler.retry_after_s = admission.retry_after_seconds
+
+    def _set_tiers(self, tiers: TiersConfig) -> None:
+        if tiers.enabled is not (self.tiers is not None):
+            log.warning("tiers are switched at a router's start alone", wanted=tiers.enabled)
+        if self.tiers is not None and tiers.enabled:
+            self.tiers.configure(tiers)
+
+    def _make_handler(self) -> CompletionHandler:
         settings, config, clock = self._settings, self._settings.config, self._clock
-        estimator = TokenEstimator()
         leases = LeaseGuard(
             self._probe_pool,
             clock,
@@ -207,42 +265,53 @@ class RouterServer:
             min_per_s=config.retries.min_per_second,
             now_s=clock.now_s(),
         )
-        handler = CompletionHandler(
+        return CompletionHandler(
             upstream=UpstreamClient(self._pool, settings, clock),
             admission=self.admission,
             leases=leases,
             metrics=self.metrics,
             retries=RetryRules(self.core.pool, budget, max_per_request=config.retries.max_per_request),
-            estimator=estimator,
+            estimator=self._estimator,
             clock=clock,
             retry_after_s=config.admission.retry_after_seconds,
         )
+
+    def _make_app(self) -> RouterApp:
+        settings, config, clock = self._settings, self._settings.config, self._clock
         collector = RouterCollector(
             self.metrics,
             self.core.pool,
             self._admin.queue_gauges,
+            active_prefill_tokens=self.core.active_prefill_tokens,
             decode_waiting=lambda: len(self.core.queues[Role.DECODE]) if settings.disaggregated else None,
             discovery_problem=self._discovery_problem,
             model=settings.model,
             roles=(Role.PREFILL, Role.DECODE) if settings.disaggregated else (Role.AGGREGATED,),
             now_s=clock.now_s,
             kv_events=self._kv_events,
+            tiers=None if self.tiers is None else self.tiers.families,
         )
         return RouterApp(
             model=settings.model,
             context_tokens=settings.context_tokens,
-            handler=handler,
+            handler=self._handler,
             admin=self._admin,
-            keys=KeyCheck(settings.api_keys),
+            peers=self._peers,
+            busy_threshold=BusyThresholdApi(
+                self.admission, model=settings.model, batch_tokens=settings.batch_tokens
+            ),
+            # A key that carries a tier opens the door too; where it stands open, it stays open.
+            keys=KeyCheck(settings.api_keys and settings.api_keys | settings.tier_keys.keys),
             admin_check=AdminCheck(settings.admin_keys, is_local=settings.is_local),
             cors=Cors(config.cors_allowed_origins),
             metrics=self.metrics,
             page=MetricsPage(collector),
-            estimator=estimator,
+            estimator=self._estimator,
             reader=self._reader,
             speed=settings.speed,
             access_log=self._access_log,
             session_header=config.session_header,
+            tiers=self.tiers,
         )
 
     def _discovery_problem(self) -> str | None:

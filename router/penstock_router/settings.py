@@ -11,6 +11,7 @@ from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.proxy.auth import ADMIN_KEYS, is_loopback
+from penstock_router.proxy.tier_keys import TIER_KEYS, TierKeys
 from penstock_wire.client import Timeouts
 from penstock_wire.server import ServerLimits
 
@@ -42,6 +43,8 @@ class RouterSettings:
         lease_s: First KV lease of the prefill workers, simulated seconds.
         context_tokens: Longest prompt plus output, shown by ``/v1/models``; None: not known.
         kv_block_tokens: Tokens of a worker's KV block, for its events; None: vLLM's default.
+        batch_tokens: Most tokens of one step of a worker; None: not known.
+        graph_file: Manifest whose admission section is followed while the router runs; None: none.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
         speed: Simulated seconds per real one.
@@ -50,6 +53,7 @@ class RouterSettings:
         workers: The fixed fleet; empty with one of the two above.
         api_keys: Accepted keys; empty: none asked for.
         admin_keys: Keys that open drains and the workers' addresses; empty: see `AdminCheck`.
+        tier_keys: Keys that carry a tier; where API keys are asked for, they are accepted as such.
         access_log: File for one JSON line per request, ``-`` for stdout, None for none.
         shutdown_grace_s: Longest wait for requests under way at SIGTERM, simulated seconds.
     """
@@ -60,6 +64,8 @@ class RouterSettings:
     lease_s: float = 30.0
     context_tokens: int | None = None
     kv_block_tokens: int | None = None
+    batch_tokens: int | None = None
+    graph_file: Path | None = None
     host: str = "127.0.0.1"
     port: int = 0
     speed: float = 1.0
@@ -68,6 +74,7 @@ class RouterSettings:
     workers: tuple[WorkerSpec, ...] = ()
     api_keys: frozenset[bytes] = frozenset()
     admin_keys: frozenset[bytes] = frozenset()
+    tier_keys: TierKeys = field(default_factory=lambda: TierKeys({}))
     access_log: str | None = None
     shutdown_grace_s: float = 900.0
 
@@ -77,7 +84,12 @@ class RouterSettings:
         Raises:
             ConfigError: no source of workers, two of them, roles that do not fit, or a key of both kinds.
         """
-        if self.api_keys & self.admin_keys:
+        if self.tier_keys.keys and not self.config.tiers.enabled:
+            raise ConfigError(
+                f"{TIER_KEYS.variable}: keys carry tiers, but spec.router.tiers.enabled is false; set it to true, or give "
+                "no such keys"
+            )
+        if (self.api_keys | self.tier_keys.keys) & self.admin_keys:
             raise ConfigError(
                 f"{ADMIN_KEYS.variable}: a client's API key is an admin key as well; make another one for admins"
             )
@@ -106,6 +118,7 @@ class RouterSettings:
             "discovery": self._source(),
             "api_keys": len(self.api_keys),
             "admin_keys": len(self.admin_keys),
+            "tier_keys": len(self.tier_keys.keys),
             "access_log": self.access_log,
             "lease_s": self.lease_s,
             "config": self.config.to_manifest(),

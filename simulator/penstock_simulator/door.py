@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from penstock_api import Role
 from penstock_planner.decide.observation import Demand
+from penstock_router.core.router import RefusalReason
 from penstock_simulator.gaps import GapHistogram
 from penstock_simulator.jobs import Job
+
+_AT_THE_DOOR = {RefusalReason.QUEUE_FULL, RefusalReason.ALL_BUSY, RefusalReason.SHED}
 
 
 class DoorCounters:
@@ -63,6 +66,13 @@ class DoorCounters:
     def queued(self, job: Job) -> None:
         """Note that a job waits, at first or after it was lost."""
         self._waiting[job.index] = job.request.arrival_s
+
+    def not_taken(self, job: Job, reason: RefusalReason) -> None:
+        """Count a job that got no worker: refused at the door, or having waited for one in vain."""
+        if reason in _AT_THE_DOOR:
+            self.refused(job)
+        else:
+            self.timed_out(job)
 
     def refused(self, job: Job) -> None:
         """Count a job that the router did not take."""

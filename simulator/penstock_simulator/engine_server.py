@@ -10,6 +10,7 @@ from penstock_engine import profiles
 from penstock_engine.core.batching import BatchLimits
 from penstock_engine.core.engine import Engine, EngineSettings, EngineStep, StepOutcome
 from penstock_engine.core.latency import LatencyModel
+from penstock_engine.core.preemption import PreemptionTerms
 from penstock_engine.core.requests import EngineRequest, EngineRole
 from penstock_engine.profiles.schema import Profile
 from penstock_simulator.gaps import GapHistogram
@@ -37,15 +38,33 @@ class EngineModel:
         self.num_blocks = max(1, capacity // spec.block_size)
 
     def longest_tokens(self) -> int:
-        """Return the longest prompt and output together that the cache can ever hold."""
-        return self.num_blocks * self._spec.block_size
+        """Return the longest prompt and output together that the cache can ever hold, of the lowest tier."""
+        terms = self._preemption
+        reserved = 0 if terms is None else terms.reserved_blocks(self.num_blocks)
+        return (self.num_blocks - reserved) * self._spec.block_size
+
+    @property
+    def _preemption(self) -> PreemptionTerms | None:
+        config = self._spec.preemption
+        return None if config is None else config.terms(self._profile, self._spec.block_size)
 
     def make(self, keys_of: Callable[[Job, int], Sequence[int]], gaps: GapHistogram) -> SimulatedEngine:
         """Return a server with an empty cache."""
         spec = self._spec
-        limits = BatchLimits(spec.max_num_batched_tokens, spec.max_num_seqs, spec.block_size)
+        limits = BatchLimits(
+            spec.max_num_batched_tokens,
+            spec.max_num_seqs,
+            spec.block_size,
+            by_priority=spec.preemption is not None,
+        )
         settings = EngineSettings(
-            self._role, self.num_blocks, self._profile.kv.bytes_per_token, limits, spec.lease, spec.link
+            self._role,
+            self.num_blocks,
+            self._profile.kv.bytes_per_token,
+            limits,
+            spec.lease,
+            spec.link,
+            preemption=self._preemption,
         )
         return SimulatedEngine(Engine(settings, self._latency), spec.block_size, keys_of, gaps)
 
@@ -102,6 +121,7 @@ class SimulatedEngine:
                 1 if is_prefill else job.request.output_tokens,
                 job.request.arrival_s,
                 self._keys_of(job, self._block_size),
+                job.priority,
                 load_remote=self._role is EngineRole.DECODE,
                 pin_blocks=is_prefill,
             )
@@ -210,10 +230,15 @@ class SimulatedEngine:
                 reports.append(StageReport(job, ServiceStage.ENDED, at_s))
 
     def _take_events(self, now_s: float, reports: list[StageReport]) -> None:
-        for transfer in self.engine.take_events().transfers:
+        events = self.engine.take_events()
+        for transfer in events.transfers:
             job = self._jobs.get(transfer.state.request.request_id)
             if job is not None:
                 reports.append(StageReport(job, ServiceStage.LOADED, now_s))
+        for state in events.dropped:
+            job = self._jobs.pop(state.request.request_id, None)
+            if job is not None:
+                reports.append(StageReport(job, ServiceStage.DROPPED, now_s))
 
     # -- gauges ---------------------------------------------------------------------------------------
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from penstock_api import GraphDeployment, RouterPolicy
+from penstock_api import GraphDeployment, RouterPolicy, TiersConfig
 from penstock_engine.core.lease import LeaseTerms
-from penstock_router.core.dispatch_queue import CACHE_BLOCKS
+from penstock_engine.serve.preemption_config import PreemptionConfig
+from penstock_router.core.queue_settings import CACHE_BLOCKS
+from penstock_router.policy.busy import busy_thresholds
 from penstock_router.policy.registry import make_policy
 from penstock_router.policy.routing_policy import AssignTime
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec
+from penstock_router.tier_config import shedding_settings, tier_settings
+from penstock_runtimes.engine_flags import preemption_config
+from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers
 
 _BLOCK_TOKENS, _RUNNING_REQUESTS, _BATCH_TOKENS = 16, 256, 8192
 """The simulated runtime's own defaults where the manifest says nothing; see `penstock engine serve`."""
@@ -17,6 +21,7 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
     """Return the pools of a graph's workers, with the engine that the live ones run."""
     engine = graph.spec.engine
     block_tokens = engine.block_tokens or _BLOCK_TOKENS
+    preemption = preemption_config(graph.spec)
     running = engine.max_running_requests or _RUNNING_REQUESTS
     return tuple(
         PoolSpec(
@@ -29,6 +34,9 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
                 max_num_batched_tokens=engine.max_batch_tokens or max(_BATCH_TOKENS, running),
                 max_num_seqs=running,
                 lease=LeaseTerms(graph.spec.lease.duration_seconds),
+                request_limit=engine.request_limit,
+                request_queue=engine.request_queue,
+                preemption=None if preemption is None else PreemptionConfig.model_validate(preemption),
             ),
             service.gpus,
         )
@@ -60,4 +68,12 @@ def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpe
         max_retries=config.retries.max_per_request,
         retry_budget_fraction=config.retries.budget_fraction,
         min_retries_per_s=config.retries.min_per_second,
+        thresholds=busy_thresholds(config.admission),
+        tiers=_tiers(config.tiers),
     )
+
+
+def _tiers(config: TiersConfig) -> RouterTiers | None:
+    if not config.enabled:
+        return None
+    return RouterTiers(tier_settings(config), shedding_settings(config), config.default)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import xxhash
 
+from penstock_api import Tier
 from penstock_router.core.assignment import Assignment
 from penstock_router.core.retries import RequestTries
+from penstock_router.policy.tiers import PRIORITIES
 from penstock_workload.traces import BLOCK_TOKENS, TraceRequest
 
 _UNIQUE_ID = 1 << 62
@@ -32,6 +35,8 @@ class Job:
         sub_block_keys: Keys that stand for the first block together.
         attempt: Raised when it starts over; names the engines' requests.
         router: Which router has it.
+        tier: Its own, or the router's default; standard without tiers.
+        priority: That its tier has in engines; 0 without tiers.
         tries: What the router has learnt from its tries.
         assignment: Its share of the first stage's worker; None before the first.
         decode_assignment: Its share of a decode worker; None before the first.
@@ -63,9 +68,11 @@ class Job:
         "outcome",
         "pending_tokens",
         "prefilled_s",
+        "priority",
         "request",
         "router",
         "sub_block_keys",
+        "tier",
         "tries",
         "worker",
     )
@@ -80,6 +87,8 @@ class Job:
         self.keys: list[int] | None = None
         self.attempt = 0
         self.router = 0
+        self.tier = Tier.STANDARD
+        self.priority = 0
         self.tries = RequestTries()
         self.assignment: Assignment[Job] | None = None
         self.decode_assignment: Assignment[Job] | None = None
@@ -94,6 +103,11 @@ class Job:
         self.first_token_s: float | None = None
         self.ended_s: float | None = None
         self.outcome: JobOutcome | None = None
+
+    def set_tier(self, tier: Tier) -> None:
+        """Give it a tier, and with it the tier's priority in engines."""
+        self.tier = tier
+        self.priority = PRIORITIES[tier]
 
     @property
     def name(self) -> str:
@@ -146,3 +160,16 @@ class PrefixChains:
             del keys[job.request.input_tokens // block_size :]
             job.keys = keys
         return job.keys
+
+
+def make_jobs(
+    requests: Sequence[TraceRequest], chains: PrefixChains, *, default_tier: Tier | None
+) -> list[Job]:
+    """Return a job for each request; ``default_tier`` is of those that ask for none, None where there are no tiers."""
+    jobs = []
+    for index, request in enumerate(requests):
+        job = Job(index, request, chains.chain(request), sub_block_keys=chains.sub_block_keys)
+        if default_tier is not None:
+            job.set_tier(request.tier or default_tier)
+        jobs.append(job)
+    return jobs

@@ -12,7 +12,15 @@ from penstock_core.errors import ConfigError, PenstockError
 from penstock_report.build import require_plots
 from penstock_report.html_parts import figure, page, pairs, table, text
 from penstock_simulator.observer import Recording
-from penstock_simulator.text import COLUMNS, PLANNER_COLUMNS, cells, goodput_text, planner_cells
+from penstock_simulator.text import (
+    COLUMNS,
+    PLANNER_COLUMNS,
+    TIER_COLUMNS,
+    cells,
+    goodput_text,
+    planner_cells,
+    tier_cells,
+)
 
 SCHEMA: Final = "penstock-simulate/1"
 RESULT_FILE: Final = "simulate.json"
@@ -65,6 +73,7 @@ def _page(result: Mapping[str, Any], pictures: list[Path], captions: Mapping[str
         "<h2>Scoreboard</h2>",
         table(COLUMNS, [cells(row) for row in rows]),
         *_planners(result, rows),
+        *_tiers(rows),
         "<h2>Goodput at 90%</h2>",
         table(("policy", "requests/s"), [(row["policy"], goodput_text(row)) for row in result["goodput"]]),
         *(figure(path, captions) for path in pictures),
@@ -83,6 +92,11 @@ def _planners(result: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> list[
     if not result["compares_planners"]:
         return []
     return ["<h2>Planners</h2>", table(PLANNER_COLUMNS, [planner_cells(row) for row in rows])]
+
+
+def _tiers(rows: list[Mapping[str, Any]]) -> list[str]:
+    found = [written for row in rows for written in tier_cells(row)]
+    return ["<h2>Tiers</h2>", table(TIER_COLUMNS, found)] if found else []
 
 
 def _changes(result: Mapping[str, Any]) -> str:

@@ -7,19 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penstock_api import GraphDeployment, QueueOrder, Role
+from penstock_api import AdmissionConfig, AdmissionMode, GraphDeployment, QueueOrder, Role
 from penstock_core.errors import ConfigError
 from penstock_manifests import load_graph
-from penstock_planner.decide.baselines.rhythm import in_mode
 from penstock_planner.decide.codec import to_plain
-from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.registry import POLICIES
-from penstock_planner.options import join
-from penstock_simulator.baselines import baseline_settings
+from penstock_router.policy.busy import BusyThresholds, busy_thresholds
 from penstock_simulator.faults import Faults
 from penstock_simulator.graph_scenario import graph_pools, graph_router
 from penstock_simulator.observer import Recording
 from penstock_simulator.output import SCHEMA
+from penstock_simulator.planner_choice import ALL, chosen_planners, planner_config
 from penstock_simulator.routing import policy_names
 from penstock_simulator.scenario import (
     DUALMAP_7B,
@@ -32,7 +29,7 @@ from penstock_simulator.scenario import (
     Scenario,
     WorkerFailure,
 )
-from penstock_simulator.sweep import RunSpec, goodputs, run_all, simulate, summarise
+from penstock_simulator.sweep import RunSpec, add_regrets, goodputs, run_all, simulate, summarise
 from penstock_simulator.workload import WorkloadSpec, prepare
 from penstock_workload.arrivals import Spread
 from penstock_workload.selection import OnLong
@@ -41,8 +38,6 @@ DEFAULT_PROFILE = "a100-llama-8b-bf16-tp1"
 DEFAULT_REPLICAS = 4
 DEFAULT_SLO_S = 5.0
 DEFAULT_POLICY = "least-loaded"
-DEFAULT_PLANNER = "default"
-ALL = "all"
 _SIMPLE = {model.name: model for model in (DUALMAP_7B, DUALMAP_14B)}
 
 
@@ -76,11 +71,15 @@ class SimulateOptions:
     slot_tokens: int | None
     max_waiting: int | None
     max_wait_s: float | None
+    admission: AdmissionMode | None
+    active_decode_blocks_threshold: float | None
+    active_prefill_tokens_threshold: int | None
     limit: int | None
     warmup: int
     max_input_tokens: int | None
     on_long: OnLong
     spread: Spread | None
+    tiers: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,9 @@ def make_plan(options: SimulateOptions) -> RunPlan:
     """
     graph = load_graph(options.manifest) if options.manifest is not None else None
     pools = _pools(options, graph)
-    planners = _planners(options, graph, pools)
+    slo_s = _slo_s(options, graph)
+    config = planner_config(graph, pools, max_gpus=options.max_gpus, slo_s=slo_s)
+    planners = chosen_planners(options.planners, config, pools, itl_slo_s=options.itl_slo_s)
     names = _policy_names(options, graph)
     workload = WorkloadSpec(
         options.trace,
@@ -118,6 +119,7 @@ def make_plan(options: SimulateOptions) -> RunPlan:
         options.on_long,
         options.limit,
         options.warmup,
+        tiers=options.tiers,
     )
     rates: tuple[float | None, ...] = options.qps or (None,)
     worlds = {
@@ -130,7 +132,7 @@ def make_plan(options: SimulateOptions) -> RunPlan:
             faults=options.faults,
             cold_start_s=options.cold_start_s,
             max_gpus=config.max_gpu_budget if config is not None else options.max_gpus,
-            slo_s=_slo_s(options, graph),
+            slo_s=slo_s,
             itl_slo_s=options.itl_slo_s,
         )
         for name in names
@@ -156,6 +158,9 @@ def run_plan(
     scenario = replace(first.scenario, router=replace(first.scenario.router, policy="(each)"))
     if plan.compares_planners:
         scenario = replace(first.scenario, planner=None, max_gpus=None)
+    summary = summarise(runs)
+    if plan.compares_planners:
+        add_regrets(summary)
     return {
         "schema": SCHEMA,
         "notes": list(plan.notes),
@@ -171,7 +176,7 @@ def run_plan(
             "spread": workload.spread.value,
         },
         "settings": to_plain(scenario),
-        "summary": summarise(runs),
+        "summary": summary,
         "goodput": goodputs(runs),
         "runs": runs,
     }
@@ -217,7 +222,25 @@ def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None
         routers=options.routers,
         max_waiting=options.max_waiting or base.max_waiting,
         max_wait_s=options.max_wait_s or base.max_wait_s,
+        thresholds=_thresholds(options, graph),
     )
+
+
+def _thresholds(options: SimulateOptions, graph: GraphDeployment | None) -> BusyThresholds:
+    """Return the manifest's thresholds with those of the options in their place."""
+    given = {
+        "active_decode_blocks_threshold": options.active_decode_blocks_threshold,
+        "active_prefill_tokens_threshold": options.active_prefill_tokens_threshold,
+    }
+    changes: dict[str, object] = {key: value for key, value in given.items() if value is not None}
+    base = AdmissionConfig() if graph is None else graph.spec.router.admission
+    mode = options.admission or base.mode
+    if changes and mode is AdmissionMode.NONE:
+        raise ConfigError(
+            "--active-decode-blocks-threshold, --active-prefill-tokens-threshold: without effect under admission mode "
+            "none; add --admission-control token-capacity"
+        )
+    return busy_thresholds(base.model_copy(update={**changes, "mode": mode}))
 
 
 def _pools(options: SimulateOptions, graph: GraphDeployment | None) -> tuple[PoolSpec, ...]:
@@ -270,31 +293,3 @@ def _label(policy: str, planner: str, policies: Sequence[str], planners: Mapping
     if len(planners) < 2:
         return policy
     return planner if len(policies) < 2 else f"{policy} + {planner}"
-
-
-def _planners(
-    options: SimulateOptions, graph: GraphDeployment | None, pools: tuple[PoolSpec, ...]
-) -> dict[str, DecideConfig | None]:
-    """Return each planner's configuration by name; None where nothing plans."""
-    if not options.planners:
-        return {"": None}
-    config = _planner(options, graph, pools)
-    known = {mode.value: mode for mode in POLICIES}
-    names = options.planners if ALL not in options.planners else tuple(known)
-    unknown = [name for name in names if name not in {*known, DEFAULT_PLANNER}]
-    if unknown:
-        raise ConfigError(f"--planner {','.join(unknown)}: choose from {', '.join(known)}, or all")
-    return {name: in_mode(config, known.get(name, config.mode)) for name in names}
-
-
-def _planner(
-    options: SimulateOptions, graph: GraphDeployment | None, pools: tuple[PoolSpec, ...]
-) -> DecideConfig:
-    given: dict[str, Any] = {} if options.max_gpus is None else {"max-gpu-budget": options.max_gpus}
-    if graph is None:
-        for pool in pools:
-            given["prefill-engine-num-gpu" if pool.role is Role.PREFILL else "decode-engine-num-gpu"] = (
-                pool.gpus
-            )
-    config = join(given=given, graph=graph).decide_config(graph)
-    return replace(config, ttft_slo_s=_slo_s(options, graph), baseline=baseline_settings(pools))

@@ -9,20 +9,27 @@ from math import inf
 from penstock_api import BreakerConfig, Role, RouterPolicy
 from penstock_core.errors import ConfigError
 from penstock_router.core.assignment import Assignment
-from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
+from penstock_router.core.busy_workers import BusyWorkers
+from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.queue_settings import QueueSettings
 from penstock_router.core.retries import FailedTry, RetryBudget, RetryRules, RetryScope
-from penstock_router.core.router import Effects, RouterCore
+from penstock_router.core.router import Effects, RefusalReason, RouterCore
+from penstock_router.core.tier_control import TierControl
 from penstock_router.core.transfers import KvTransfer
+from penstock_router.core.worker import Worker
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.policy.baselines import LeastLoaded
 from penstock_router.policy.dualmap import DualMapSettings, PairChoice
 from penstock_router.policy.registry import POLICIES, make_policy
 from penstock_router.policy.routing_policy import Arrival, AssignTime, RoutingPolicy
+from penstock_router.policy.slo_monitor import EndedRequest
+from penstock_router.policy.tiers import TierSettings
 from penstock_simulator.faults import Fault, Faults
 from penstock_simulator.fleet import SimulatedWorker
-from penstock_simulator.jobs import Job
+from penstock_simulator.jobs import Job, JobOutcome
 from penstock_simulator.scenario import RouterSpec
+from penstock_simulator.worker_size import WorkerSize
 from penstock_workload.traces import BLOCK_TOKENS
 
 
@@ -62,6 +69,7 @@ class VirtualRouter:
         cache_tokens: int,
         decode_policy: RoutingPolicy,
         faults: Faults,
+        sizes: Mapping[Role, WorkerSize],
     ) -> None:
         """Build one router.
 
@@ -72,6 +80,7 @@ class VirtualRouter:
             cache_tokens: What one of those workers caches.
             decode_policy: Of the second stage; routers side by side share it, as they compare the same loads.
             faults: Tell when the router's process is away.
+            sizes: Of the workers of each role.
 
         Raises:
             ConfigError: there is no such policy, or it has no such setting.
@@ -81,16 +90,22 @@ class VirtualRouter:
         self._reads_prompts = policy.assigns is AssignTime.ON_ARRIVAL
         # As live, a request of an aggregated worker without slots weighs until its answer ends.
         self._holds_answers = self._reads_prompts or (role is Role.AGGREGATED and not has_slots)
-        self.reads_usage = isinstance(policy, LeastLoaded)
+        self.reads_usage = isinstance(policy, LeastLoaded) or spec.thresholds.is_set
+        self._sizes = sizes
         self._faults = faults
         queues: dict[Role, DispatchQueue[Job]] = {
             role: DispatchQueue(policy, _settings(spec, slo_s, cache_tokens))
         }
         if role is Role.PREFILL:
-            bounds = QueueSettings(max_requests=spec.max_waiting, max_wait_s=spec.max_wait_s)
+            bounds = QueueSettings(
+                max_requests=spec.max_waiting, max_wait_s=spec.max_wait_s, tiers=_tier_settings(spec)
+            )
             queues[Role.DECODE] = DispatchQueue(decode_policy, bounds)
         pool = WorkerPool(BreakerConfig(), is_supervised=True)
-        self.core = RouterCore(pool, queues)
+        busy = {each: BusyWorkers(spec.thresholds, batch_tokens=sizes[each].batch_tokens) for each in queues}
+        self.core = RouterCore(pool, queues, busy)
+        if spec.tiers is not None:
+            self.core.tiers = TierControl(spec.tiers.settings, spec.tiers.shedding)
         budget = RetryBudget(fraction=spec.retry_budget_fraction, min_per_s=spec.min_retries_per_s, now_s=0.0)
         self._retries = RetryRules(pool, budget, max_per_request=spec.max_retries)
 
@@ -101,19 +116,23 @@ class VirtualRouter:
         if not again:
             self._retries.arrived()
         chain, parts = (job.chain, job.sub_block_keys) if self._reads_prompts else ((), 1)
-        arrival = Arrival(chain, job.request.input_tokens, job.tries.avoid, sub_block_keys=parts)
+        arrival = Arrival(
+            chain, job.request.input_tokens, job.tries.avoid, sub_block_keys=parts, tier=job.tier
+        )
         return self._at(now_s).acquire(job, self.core.entry, arrival, now_s, again=again)
 
     def acquire_decode(self, job: Job, loads: Iterable[DecodeLoad], now_s: float) -> Effects[Job]:
         """Ask for a decode worker, given what runs at each now: tokens are generated from moment to moment."""
-        for load in loads:
-            worker = self.core.pool.get(load.name)
-            if worker is not None:
-                worker.inflight_requests, worker.inflight_tokens = load.requests, load.tokens
-                worker.kv_usage_fraction, worker.scraped_tokens = load.kv_usage_fraction, load.scraped_tokens
-                worker.metrics_at_s = now_s
-        arrival = Arrival((), job.request.input_tokens, job.tries.avoid)
+        self._set_decode_loads(loads, now_s)
+        arrival = Arrival((), job.request.input_tokens, job.tries.avoid, tier=job.tier)
         return self._at(now_s).acquire(job, Role.DECODE, arrival, now_s)
+
+    def read_decode_loads(self, loads: Iterable[DecodeLoad], now_s: float) -> Effects[Job]:
+        """Take note of what runs at each decode worker, as its metrics were read."""
+        effects: Effects[Job] = []
+        for worker in self._set_decode_loads(loads, now_s):
+            effects += self._at(now_s).load_read(worker, now_s)
+        return effects
 
     def prefilled(self, job: Job, now_s: float) -> Effects[Job]:
         """Note that a worker has computed a prompt."""
@@ -131,6 +150,30 @@ class VirtualRouter:
             transfer.arrived(job.tries.lost_transfers, now_s)
         assignment.proved()
         self._retries.served(job.tries, assignment.worker, now_s)
+        if self.core.tiers is not None:
+            self.core.tiers.first_token(job.tier, now_s - job.request.arrival_s, now_s)
+
+    def ended(self, job: Job, now_s: float) -> None:
+        """Note how a job has ended, for its tier's compliance."""
+        tiers = self.core.tiers
+        if tiers is None or job.outcome is JobOutcome.REJECTED:
+            return
+        e2e_s = now_s - job.request.arrival_s
+        ttft_s = None if job.first_token_s is None else job.first_token_s - job.request.arrival_s
+        tpot_s = None
+        if ttft_s is not None and job.request.output_tokens > 1:
+            tpot_s = (e2e_s - ttft_s) / (job.request.output_tokens - 1)
+        is_failed = job.outcome is JobOutcome.FAILED
+        tiers.ended(job.tier, EndedRequest(ttft_s, tpot_s, e2e_s, is_failed=is_failed), now_s)
+
+    def rejected(self, job: Job, reason: RefusalReason) -> None:
+        """Note that a job was not taken; the core has counted those that it shed or that waited too long."""
+        if self.core.tiers is not None and reason not in {RefusalReason.SHED, RefusalReason.QUEUE_TIMEOUT}:
+            self.core.tiers.rejected(job.tier)
+
+    def longest_wait_s(self, job: Job) -> float:
+        """Return how long a job may wait; infinity: for ever."""
+        return self.core.entry_queue.settings.longest_wait_s(job.tier)
 
     def left_entry(self, job: Job, now_s: float) -> Effects[Job]:
         """Note that a computed job has left the first stage's worker."""
@@ -139,6 +182,15 @@ class VirtualRouter:
     def left_decode(self, job: Job, now_s: float) -> Effects[Job]:
         """Note that a job's answer has ended at its decode worker."""
         return self._succeeded(_assigned(job.decode_assignment), now_s)
+
+    def turned_away(self, assignment: Assignment[Job], now_s: float) -> bool:
+        """Note that a worker has no room for a job; returns whether another may be asked."""
+        job, worker = assignment.item, assignment.worker
+        self._release(assignment, now_s)
+        self.core.refused_at_capacity(worker, now_s)
+        is_first = worker.name not in job.tries.avoid
+        job.tries.avoid |= {worker.name}
+        return is_first
 
     def lost(self, assignment: Assignment[Job], now_s: float) -> None:
         """Note that a job's worker has died; nothing is dispatched before `set_workers` has said so."""
@@ -169,7 +221,10 @@ class VirtualRouter:
             WorkerSpec(each.name, each.role, "", supervised=True, incarnation=str(each.incarnation))
             for each in workers
         ]
-        return self._at(now_s).set_workers(specs, now_s)
+        effects = self._at(now_s).set_workers(specs, now_s)
+        for worker in self.core.pool:
+            worker.kv_capacity_tokens = self._sizes[worker.spec.role].kv_tokens
+        return effects
 
     def expire(self, now_s: float) -> Effects[Job]:
         """Refuse the jobs that have waited too long."""
@@ -179,18 +234,20 @@ class VirtualRouter:
         """Do what time alone asks for; called each second."""
         return self._at(now_s).tick(now_s)
 
-    def set_peer_tokens(self, tokens: Mapping[str, int]) -> None:
+    def set_peer_tokens(self, tokens: Mapping[str, int], now_s: float) -> None:
         """Set the prompt tokens that other routers have in flight at each entry worker, as the state propagates."""
-        for name, count in tokens.items():
-            self.core.entry_queue.set_peer_tokens(name, count)
+        self.core.set_peer_tokens(tokens, now_s)
 
-    def set_usage(self, usage: Mapping[str, float], tokens: Mapping[str, int], now_s: float) -> None:
+    def set_usage(self, usage: Mapping[str, float], tokens: Mapping[str, int], now_s: float) -> Effects[Job]:
         """Set the entry workers' KV usage, and what was in flight there when it was read."""
-        for worker in self.core.pool:
+        effects: Effects[Job] = []
+        for worker in list(self.core.pool):
             if worker.spec.role is self.core.entry:
                 worker.kv_usage_fraction = usage.get(worker.name)
                 worker.scraped_tokens = tokens.get(worker.name, 0)
                 worker.metrics_at_s = now_s
+                effects += self._at(now_s).load_read(worker, now_s)
+        return effects
 
     # ------------------------------------------------------------------ gauges
 
@@ -223,6 +280,17 @@ class VirtualRouter:
         is_down = self._faults.is_on(Fault.ROUTER_DOWN, now_s)
         self.core.paused = (self.core.entry,) if is_down else ()
         return self.core
+
+    def _set_decode_loads(self, loads: Iterable[DecodeLoad], now_s: float) -> list[Worker]:
+        found = []
+        for load in loads:
+            worker = self.core.pool.get(load.name)
+            if worker is not None:
+                worker.inflight_requests, worker.inflight_tokens = load.requests, load.tokens
+                worker.kv_usage_fraction, worker.scraped_tokens = load.kv_usage_fraction, load.scraped_tokens
+                worker.metrics_at_s = now_s
+                found.append(worker)
+        return found
 
     def _release(self, assignment: Assignment[Job], now_s: float) -> None:
         """Give a share back without dispatching: what waits goes on with the next event."""
@@ -257,7 +325,12 @@ def _settings(spec: RouterSpec, slo_s: float, cache_tokens: int) -> QueueSetting
         cache_blocks=spec.cache_blocks or max(2, cache_tokens // BLOCK_TOKENS),
         slo_s=slo_s,
         rebalances=spec.policy == RouterPolicy.DUALMAP and bool(spec.settings.get("rebalance", True)),
+        tiers=_tier_settings(spec),
     )
+
+
+def _tier_settings(spec: RouterSpec) -> TierSettings | None:
+    return None if spec.tiers is None else spec.tiers.settings
 
 
 def _make_policy(spec: RouterSpec, slo_s: float) -> RoutingPolicy:

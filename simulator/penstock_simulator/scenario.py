@@ -10,11 +10,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock_api import QueueOrder, Role
+from penstock_api import QueueOrder, Role, Tier
 from penstock_core.errors import ConfigError
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.core.transfer import LinkTerms
+from penstock_engine.serve.preemption_config import PreemptionConfig
 from penstock_planner.decide.config import DecideConfig
+from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds
+from penstock_router.policy.slo_monitor import SheddingSettings
+from penstock_router.policy.tiers import TierSettings
 from penstock_simulator.faults import Faults
 from penstock_workload.traces import BLOCK_TOKENS
 
@@ -73,6 +77,9 @@ class ProfiledModel:
         max_num_seqs: Requests in a batch.
         link: Incoming KV link.
         lease: Terms that a prefill worker grants.
+        preemption: How tiers preempt; None: requests have none.
+        request_limit: Most requests in the engine; further ones wait, or are turned away. None: no bound.
+        request_queue: Most requests that wait beyond the limit, >= 1.
     """
 
     profile: str
@@ -82,6 +89,9 @@ class ProfiledModel:
     max_num_seqs: int = 256
     link: LinkTerms = field(default_factory=LinkTerms)
     lease: LeaseTerms = field(default_factory=LeaseTerms)
+    preemption: PreemptionConfig | None = None
+    request_limit: int | None = None
+    request_queue: int = 16
 
     def __post_init__(self) -> None:
         """Check the bounds."""
@@ -94,6 +104,9 @@ class ProfiledModel:
             is_fine=self.max_num_batched_tokens >= self.max_num_seqs,
             bound=f"at least max_num_seqs ({self.max_num_seqs})",
         )
+        limit, queue = self.request_limit, self.request_queue
+        _require("request_limit", limit, is_fine=limit is None or limit >= 1, bound="at least 1, or none")
+        _require("request_queue", queue, is_fine=queue >= 1, bound="at least 1")
         if self.kv_tokens is not None:
             _require("kv_tokens", self.kv_tokens, is_fine=self.kv_tokens >= 1, bound="at least 1")
 
@@ -167,6 +180,21 @@ class WorkerFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterTiers:
+    """Priority tiers of a router.
+
+    Attributes:
+        settings: Shares and targets.
+        shedding: When lower tiers are refused.
+        default: Tier of a request that asks for none.
+    """
+
+    settings: TierSettings = field(default_factory=TierSettings)
+    shedding: SheddingSettings = field(default_factory=SheddingSettings)
+    default: Tier = Tier.STANDARD
+
+
+@dataclass(frozen=True, slots=True)
 class RouterSpec:
     """The router.
 
@@ -185,6 +213,8 @@ class RouterSpec:
         max_retries: Of a request whose worker died before its first token.
         retry_budget_fraction: Most retries as a fraction of recent requests, 0-1.
         min_retries_per_s: Retries a second allowed whatever the fraction says, >= 0.
+        thresholds: Above which a worker is busy; a new request is rejected while all are.
+        tiers: How tiers share, are promised and are shed; None: all requests are alike.
     """
 
     policy: str = "least-loaded"
@@ -200,6 +230,8 @@ class RouterSpec:
     max_retries: int = 2
     retry_budget_fraction: float = 0.1
     min_retries_per_s: float = 1.0
+    thresholds: BusyThresholds = NO_THRESHOLDS
+    tiers: RouterTiers | None = None
 
     def __post_init__(self) -> None:
         """Check the bounds."""

@@ -10,6 +10,7 @@ import numpy as np
 from penstock_simulator.measures import measures
 from penstock_simulator.observer import Floats, Recording
 from penstock_simulator.scenario import Scenario
+from penstock_simulator.tier_scores import tier_scores
 from penstock_simulator.workload import Workload
 from penstock_workload.statistics import describe
 
@@ -43,6 +44,7 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
         "wait_s": describe(_known(requests.wait_s[judged])),
         "tpot_s": describe(_tpot(recording, judged)),
         "itl_s": {name: _rounded(value) for name, value in recording.itl_s.items()},
+        "tiers": tier_scores(recording, workload, scenario),
         **hits,
         **_balance(recording, workload),
         **measures(recording, scenario, warmup=workload.warmup),

@@ -14,9 +14,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from penstock_planner.decide.config import Mode
 from penstock_simulator.observer import Recording
+from penstock_simulator.oracle_search import foreseen
 from penstock_simulator.scenario import Scenario
 from penstock_simulator.scoreboard import goodput, score
+from penstock_simulator.tier_scores import mean_tiers
 from penstock_simulator.workload import Workload, WorkloadSpec, prepare
 from penstock_simulator.world import World
 
@@ -50,7 +53,7 @@ def simulate(
 ) -> tuple[Recording, Workload, dict[str, Any]]:
     """Return a run's recording, its workload, and its figures with label, rate and seed in front."""
     workload = prepare(spec.workload, seed=spec.seed, qps=spec.qps)
-    scenario = replace(spec.scenario, seed=spec.seed)
+    scenario = foreseen(replace(spec.scenario, seed=spec.seed), workload.requests)
     recording = World(scenario, workload.requests).run(on_progress)
     figures = score(recording, workload, scenario)
     named = {"policy": spec.label, "qps": spec.qps, "seed": spec.seed}
@@ -140,8 +143,25 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         row["capacity_min"], row["capacity_max"] = min(capacities), max(capacities)
         row["rate_rps"] = _mean(run["rate_rps"] for run in members)
         row["lost"] = sum(run["failed"] + run["rejected"] for run in members)
+        row["tiers"] = mean_tiers(members)
         rows.append(row)
     return rows
+
+
+def add_regrets(rows: Sequence[dict[str, Any]]) -> None:
+    """Add to each planner's row its GPU-hours as a multiple of each oracle's, beside the same router at the same rate.
+
+    ``regret`` is by the oracle's mode; empty where none was run.
+    """
+    known = {(row["policy"], row["qps"]): row for row in rows}
+    for row in rows:
+        router, plus, _ = row["policy"].rpartition(" + ")
+        oracles = {
+            mode.value: best["gpu_hours"]
+            for mode in Mode
+            if mode.is_oracle and (best := known.get((f"{router}{plus}{mode.value}", row["qps"]))) is not None
+        }
+        row["regret"] = {name: round(row["gpu_hours"] / hours, 6) for name, hours in oracles.items() if hours}
 
 
 def goodputs(runs: Sequence[dict[str, Any]], *, share: float = GOODPUT_SHARE) -> list[dict[str, Any]]:

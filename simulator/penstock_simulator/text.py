@@ -31,7 +31,12 @@ _PAGE_ONLY = frozenset(("seeds' range", "busiest", "GPU-h"))
 """Columns that a terminal of 80 letters has no room for."""
 
 
+_REGRETS = {"oracle": "/ oracle", "oracle-one-step": "/ 1-step"}
+"""Columns of GPU-hours as a multiple of an oracle's, by its name."""
 PLANNER_COLUMNS = ("planner", "in time", "p50", "p99", "GPU-h", "violation", "changes", "reversals", "lost")
+
+
+TIER_COLUMNS = ("policy", "QPS", "tier", "ok", "rej.", "p50", "p99", "e2e p99", "compl.", "attained")
 
 
 def number(value: float | None, decimals: int = 2) -> str:
@@ -107,9 +112,47 @@ def scoreboard(result: dict[str, Any]) -> RenderableType:
         table.add_row(*(written[place] for place in shown))
     parts: list[RenderableType] = [Text(line) for line in result["notes"]]
     parts.append(table)
+    if any(row["tiers"] for row in result["summary"]):
+        parts.append(_tiers(result["summary"]))
     if len({row["qps"] for row in result["summary"]}) > 1:
         parts.append(_goodputs(result["goodput"]))
     return Group(*parts)
+
+
+def tier_cells(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return a summary row's tiers as `TIER_COLUMNS`."""
+    return [
+        (
+            row["policy"],
+            number(row["qps"] if row["qps"] is not None else row["rate_rps"]),
+            name,
+            str(tier["ok"]),
+            str(tier["rejected"]),
+            seconds(tier["ttft_s"]["p50"]),
+            seconds(tier["ttft_s"]["p99"]),
+            seconds(tier["e2e_s"]["p99"]),
+            percent(tier["compliance"]),
+            percent(tier["attainment"]),
+        )
+        for name, tier in row["tiers"].items()
+    ]
+
+
+def _tiers(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(
+        caption="compliance: of the admitted requests; attained: of all that asked; targets are the tier's own",
+        box=None,
+        padding=(0, 1, 0, 0),
+        caption_justify="left",
+    )
+    for place, name in enumerate(TIER_COLUMNS):
+        table.add_column(
+            name, justify="right" if place not in {0, 2} else "left", no_wrap=place > 0, overflow="fold"
+        )
+    for row in rows:
+        for written in tier_cells(row):
+            table.add_row(*written)
+    return table
 
 
 def _planners(result: dict[str, Any]) -> RenderableType:
@@ -120,10 +163,11 @@ def _planners(result: dict[str, Any]) -> RenderableType:
         padding=(0, 1, 0, 0),
         caption_justify="left",
     )
-    for place, name in enumerate(PLANNER_COLUMNS):
+    oracles = [name for name in _REGRETS if any(name in row["regret"] for row in result["summary"])]
+    for place, name in enumerate([*PLANNER_COLUMNS, *(_REGRETS[name] for name in oracles)]):
         table.add_column(name, justify="right" if place else "left", no_wrap=True)
     for row in sorted(result["summary"], key=lambda row: (row["qps"] or 0.0, -row["in_time"]["both"])):
-        table.add_row(*planner_cells(row))
+        table.add_row(*planner_cells(row), *(number(row["regret"].get(name)) for name in oracles))
     return Group(*(Text(note) for note in result["notes"]), table)
 
 

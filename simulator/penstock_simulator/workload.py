@@ -15,6 +15,7 @@ from penstock_core.errors import ConfigError
 from penstock_workload.arrivals import Spread, mean_rate, rescale, spread
 from penstock_workload.selection import OnLong, Selection, select
 from penstock_workload.synthetic import parse_synthetic, synthesise
+from penstock_workload.tier_mix import parse_mix, with_tiers
 from penstock_workload.traces import BLOCK_TOKENS, TraceFormat, TraceRequest, load_trace
 
 _IDS_APART = 1 << 48
@@ -39,6 +40,7 @@ class WorkloadSpec:
         warmup: Requests at the beginning that are served but not judged.
         copies: Populations side by side: the same requests that many times, each with prefixes and a
             spreading of its own; limit and warm-up count for each. For clusters too large for one trace.
+        tiers: Proportions in which requests ask for tiers, as ``premium=20,background=80``; None: they ask for none.
     """
 
     source: str
@@ -48,6 +50,7 @@ class WorkloadSpec:
     limit: int | None = None
     warmup: int = 0
     copies: int = 1
+    tiers: str | None = None
 
     def __post_init__(self) -> None:
         """Check the bounds."""
@@ -120,6 +123,7 @@ def prepare(spec: WorkloadSpec, *, seed: int, qps: float | None = None) -> Workl
         name = f"{name}, {spec.copies} copies side by side"
     if qps is not None:
         kept, _ = rescale(kept, rate_rps=qps)
+    kept = with_tiers(kept, None if spec.tiers is None else parse_mix(spec.tiers), seed=seed)
     warmup = spec.warmup * spec.copies
     if warmup >= len(kept):
         raise ConfigError(f"--warmup: {warmup} leaves nothing of {len(kept)} requests")

@@ -31,6 +31,10 @@ _MAX_ERROR_BYTES = 64 * 1024
 _REJECTED_STATUSES: Final = frozenset({429, 503})
 
 
+TIER_HEADER: Final = "x-penstock-tier"
+"""The router's by default."""
+
+
 class TargetEndpoint(StrEnum):
     """Which OpenAI endpoint gets the requests."""
 
@@ -54,6 +58,7 @@ class SendSettings:
         timeout_s: Longest request, simulated seconds from sending to its last byte, > 0.
         api_key: Sent as a bearer token; None sends none.
         admin_key: Sent with the request for a router's workers; None sends none.
+        tier_header: Names the tier of a request that has one.
     """
 
     url: str
@@ -62,6 +67,7 @@ class SendSettings:
     timeout_s: float = 600.0
     api_key: str | None = None
     admin_key: str | None = None
+    tier_header: str = TIER_HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,7 @@ class RequestSender:
         if settings.api_key is not None:
             self._headers.append((b"authorization", b"Bearer " + settings.api_key.encode()))
         opening = b'"messages":[{"role":"user","content":"' if self._is_chat else b'"prompt":"'
+        self._tier_header = settings.tier_header.lower().encode()
         self._before = b'{"model":' + orjson.dumps(settings.model) + b"," + opening
         self._after = b'"}],' if self._is_chat else b'",'
 
@@ -131,6 +138,8 @@ class RequestSender:
         meter = ClientStreamMeter()
         sent_s = self._clock.now_s()
         headers = [*self._headers, (b"x-request-id", request_id.encode())]
+        if request.tier is not None:
+            headers.append((self._tier_header, request.tier.value.encode()))
         ending = await self._exchange(body, headers, meter, sent_s)
         return RequestResult(
             id=request_id,
@@ -144,6 +153,7 @@ class RequestSender:
             error_class=ending.error_class,
             trace_input_tokens=request.input_tokens,
             trace_output_tokens=request.output_tokens,
+            block_ids=request.block_ids,
             is_prompt_exact=not self._is_chat,
             prompt_tokens=meter.prompt_tokens,
             output_tokens=meter.output_tokens,
@@ -152,6 +162,7 @@ class RequestSender:
             e2e_s=None if meter.first_s is None else meter.last_s - sent_s,
             tpot_s=meter.tpot_s,
             itl_s=meter.gaps_s,
+            tier=request.tier,
         )
 
     async def _exchange(

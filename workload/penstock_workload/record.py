@@ -6,6 +6,8 @@ from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from penstock_api import Tier
+
 
 class RequestStatus(StrEnum):
     """How a request ended.
@@ -40,6 +42,8 @@ class RequestResult:
             ``http_<code>``; None when ok. Bounded, for counting.
         trace_input_tokens: Prompt length in the trace.
         trace_output_tokens: Output length in the trace.
+        block_ids: The trace's, one per begun 512 prompt tokens, so that the traffic can be replayed with the
+            prefixes that it shared; None when it has none.
         is_prompt_exact: Whether ``prompt_tokens`` must equal the trace's: on /v1/completions, not on chat,
             where the server's template adds its own.
         prompt_tokens: As the server's usage says; None when it does not.
@@ -49,6 +53,7 @@ class RequestResult:
         e2e_s: From sending to the last token.
         tpot_s: (e2e - TTFT) / (output tokens - 1); None below two tokens.
         itl_s: Gaps between successive token events.
+        tier: The tier that it asked for; None: it asked for none.
     """
 
     id: str
@@ -62,6 +67,7 @@ class RequestResult:
     error_class: str | None
     trace_input_tokens: int
     trace_output_tokens: int
+    block_ids: tuple[int, ...] | None = None
     is_prompt_exact: bool = True
     prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -70,3 +76,4 @@ class RequestResult:
     e2e_s: float | None = None
     tpot_s: float | None = None
     itl_s: array[float] = field(default_factory=_no_gaps)
+    tier: Tier | None = None

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
+from penstock_api import Tier
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError, PenstockError
 from penstock_core.lag import LagTracker
@@ -25,11 +28,34 @@ from penstock_workload.server_lag import LagWatch
 from penstock_workload.statistics import Punctuality
 from penstock_workload.traces import TraceRequest
 
+_RESEND_S = 0.5
+"""Chosen: far below an answer's time, so that a place is taken soon after it is free; simulated seconds."""
+_MOST_RESENDS = 1200
+"""Chosen: ten minutes; a server that takes nothing for so long is no longer busy but broken."""
 _LOOP_PROBE_S = 0.05
 """Chosen: 20 real samples a second see a stall of 50 ms and cost nothing."""
 
 _HEAD_START_S = 0.05
 """Chosen: real seconds between the start and the first arrival, so that it is not late by building."""
+
+
+_NEWEST: Final = 500
+"""Chosen: enough for a p99, few enough to show the present."""
+
+
+@dataclass(slots=True)
+class TierProgress:
+    """What became of one tier's requests so far.
+
+    Attributes:
+        sent: Requests sent.
+        ends: Requests ended, by how.
+        ttfts_s: Of the newest that ended well, simulated seconds.
+    """
+
+    sent: int = 0
+    ends: Counter[RequestStatus] = field(default_factory=Counter)
+    ttfts_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NEWEST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +72,7 @@ class Snapshot:
         elapsed_s: Since the replay's zero, >= 0.
         ttft_p50_s: Median so far, in flight included; None before the first token.
         send_lag_p99_s: Lateness so far; None before the first request.
+        tiers: By tier, highest first; empty where requests have none.
     """
 
     planned: int
@@ -57,6 +84,7 @@ class Snapshot:
     elapsed_s: float
     ttft_p50_s: float | None
     send_lag_p99_s: float | None
+    tiers: Mapping[Tier, TierProgress] = field(default_factory=dict)
 
 
 class Replayer:
@@ -71,6 +99,7 @@ class Replayer:
         *,
         run_id: str,
         concurrency: int | None = None,
+        resends_rejected: bool = False,
         on_result: Callable[[RequestResult], None],
     ) -> None:
         """Prepare a replay.
@@ -82,6 +111,7 @@ class Replayer:
             prompts: Makes the texts.
             run_id: First part of every request id.
             concurrency: Most requests in flight, >= 1; closes the loop. None leaves it open.
+            resends_rejected: A rejected request is sent again after a pause, in the same slot, until it is taken.
             on_result: Called with each request as it ends, in order of ending.
 
         Raises:
@@ -95,11 +125,13 @@ class Replayer:
         self._prompts = prompts
         self._run_id = run_id
         self._slots = asyncio.Semaphore(concurrency) if concurrency is not None else None
+        self._resends_rejected = resends_rejected
         self._on_result = on_result
         self._ttfts_s: list[float] = []
         self._sender = RequestSender(pool, clock, settings, on_first=self._ttfts_s.append)
         self._tasks: set[asyncio.Task[None]] = set()
         self._counts = dict.fromkeys(RequestStatus, 0)
+        self._tiers: dict[Tier, TierProgress] = {}
         self._planned = self._sent = self._cut_off = 0
         self._zero_s = self._end_s = clock.now_s()
         self._zero_unix_s = time.time()
@@ -148,6 +180,7 @@ class Replayer:
             elapsed_s=max(0.0, self._clock.now_s() - self._zero_s),
             ttft_p50_s=float(np.median(self._ttfts_s)) if self._ttfts_s else None,
             send_lag_p99_s=self._send_lag.p99_s(),
+            tiers=self._tiers,
         )
 
     async def run(self, requests: Sequence[TraceRequest], *, stop: asyncio.Event) -> None:
@@ -161,6 +194,8 @@ class Replayer:
             PenstockError: a result could not be kept; the rest was cut off.
         """
         self._planned = len(requests)
+        present = {request.tier for request in requests}
+        self._tiers = {tier: TierProgress() for tier in Tier if tier in present}
         # every percentile of sending is over all requests, not over the newest of them
         self._send_lag = LagTracker(window=max(1, len(requests)))
         self._zero_s = self._clock.now_s() + self._clock.to_model_s(_HEAD_START_S)
@@ -217,11 +252,11 @@ class Replayer:
 
     async def _send(self, request: TraceRequest, body: bytes, due_s: float) -> None:
         self._sent += 1
+        if request.tier is not None:
+            self._tiers[request.tier].sent += 1
         self._send_lag.record(self._clock.now_s() - due_s)
         try:
-            result = await self._sender.send(
-                request, body, request_id=f"{self._run_id}-{request.line}", zero_s=self._zero_s
-            )
+            result = await self._exchange(request, body)
         except asyncio.CancelledError:
             self._cut_off += 1
             raise
@@ -229,7 +264,23 @@ class Replayer:
             if self._slots is not None:
                 self._slots.release()
         self._counts[result.status] += 1
+        if request.tier is not None:
+            tier = self._tiers[request.tier]
+            tier.ends[result.status] += 1
+            if result.ttft_s is not None:
+                tier.ttfts_s.append(result.ttft_s)
         self._on_result(result)
+
+    async def _exchange(self, request: TraceRequest, body: bytes) -> RequestResult:
+        name = f"{self._run_id}-{request.line}"
+        result = await self._sender.send(request, body, request_id=name, zero_s=self._zero_s)
+        if self._resends_rejected:
+            for _ in range(_MOST_RESENDS):
+                if result.status is not RequestStatus.REJECTED:
+                    break
+                await asyncio.sleep(self._clock.to_real_s(_RESEND_S))
+                result = await self._sender.send(request, body, request_id=name, zero_s=self._zero_s)
+        return result
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
+from penstock_api import Tier
 from penstock_core.errors import ConfigError, PenstockError
 from penstock_workload.record import RequestResult, RequestStatus
 
@@ -133,6 +134,7 @@ def to_line(result: RequestResult, *, with_gaps: bool) -> dict[str, Any]:
         "error_class": result.error_class,
         "trace_input_tokens": result.trace_input_tokens,
         "trace_output_tokens": result.trace_output_tokens,
+        "block_ids": result.block_ids,
         "is_prompt_exact": result.is_prompt_exact,
         "prompt_tokens": result.prompt_tokens,
         "output_tokens": result.output_tokens,
@@ -141,6 +143,8 @@ def to_line(result: RequestResult, *, with_gaps: bool) -> dict[str, Any]:
     for name in ("ttft_s", "e2e_s", "tpot_s"):
         value = getattr(result, name)
         line[name] = None if value is None else round(value, _DECIMALS)
+    if result.tier is not None:
+        line["tier"] = result.tier.value
     if with_gaps:
         line["itl_s"] = [round(gap, _DECIMALS) for gap in result.itl_s]
     return line
@@ -153,8 +157,13 @@ def from_line(line: dict[str, Any]) -> RequestResult:
         KeyError, ValueError, TypeError: not such a line.
     """
     fields = dict(line)
+    tier, ids = fields.pop("tier", None), fields.pop("block_ids", None)
     return RequestResult(
-        status=RequestStatus(fields.pop("status")), itl_s=array("f", fields.pop("itl_s", ())), **fields
+        status=RequestStatus(fields.pop("status")),
+        itl_s=array("f", fields.pop("itl_s", ())),
+        block_ids=None if ids is None else tuple(ids),
+        tier=None if tier is None else Tier(tier),
+        **fields,
     )
 
 

@@ -19,7 +19,8 @@ from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError
 from penstock_wire.client import ConnectionPool
 from penstock_workload.arrivals import Spread, mean_rate, rescale, spread
-from penstock_workload.exchange import SendSettings, TargetEndpoint
+from penstock_workload.exchange import TIER_HEADER, SendSettings, TargetEndpoint
+from penstock_workload.overload import OVERLOAD_FLAG, Capacity, measure_capacity
 from penstock_workload.probe import check_speed, find_model
 from penstock_workload.prompts import PromptMaker
 from penstock_workload.record import RequestResult
@@ -27,6 +28,7 @@ from penstock_workload.replay import Replayer
 from penstock_workload.results import SCHEMA, ResultWriter
 from penstock_workload.selection import Selected, Selection, select
 from penstock_workload.statistics import summarise
+from penstock_workload.tier_mix import TierMix, with_tiers
 from penstock_workload.traces import OnBadRow, Trace, TraceFormat, load_trace
 
 
@@ -52,6 +54,10 @@ class LoadConfig:
         admin_key: The router's, to learn where its workers are; never written to a file.
         output_dir: Where the files go; None writes none.
         with_gaps: Whether results.jsonl holds the inter-token gaps.
+        tiers: Proportions in which requests ask for tiers; None: they ask for none.
+        tier_header: The router's.
+        overload: Offered load as a multiple of the capacity measured before; excludes rates and concurrency.
+        capacity_concurrency: Requests in flight while capacity is measured, >= 1.
     """
 
     trace: str
@@ -71,13 +77,21 @@ class LoadConfig:
     admin_key: str | None = field(default=None, repr=False)
     output_dir: Path | None = None
     with_gaps: bool = True
+    tiers: TierMix | None = None
+    tier_header: str = TIER_HEADER
+    overload: float | None = None
+    capacity_concurrency: int = 128
 
     def __post_init__(self) -> None:
         """Check what no part checks for itself.
 
         Raises:
-            ConfigError: the time-out is not above 0.
+            ConfigError: the time-out is not above 0, or the load is said twice.
         """
+        others = {"--rate": self.rate_rps, "--rate-scale": self.rate_scale, "--concurrency": self.concurrency}
+        given = [flag for flag, value in others.items() if value is not None]
+        if self.overload is not None and given:
+            raise ConfigError(f"{OVERLOAD_FLAG}: sets the load, as {given[0]} does; give one")
         if not self.timeout_s > 0:
             raise ConfigError(f"--timeout-s: {self.timeout_s!r} must be above 0 simulated seconds")
 
@@ -113,7 +127,8 @@ def plan_load(config: LoadConfig) -> LoadPlan:
     placed = spread(trace.requests, how, rng=np.random.default_rng(config.seed))
     selected = select(placed, config.selection, seed=config.seed)
     scaled, factor = rescale(selected.requests, rate_rps=config.rate_rps, rate_scale=config.rate_scale)
-    return LoadPlan(config, trace, replace(selected, requests=tuple(scaled)), how, factor)
+    shaped = tuple(with_tiers(scaled, config.tiers, seed=config.seed))
+    return LoadPlan(config, trace, replace(selected, requests=shaped), how, factor)
 
 
 def describe_plan(plan: LoadPlan) -> dict[str, Any]:
@@ -143,8 +158,15 @@ async def run_load(
         model = await find_model(pool, config.url, model=config.model, api_key=config.api_key)
         await check_speed(pool, config.url, speed=config.speed, admin_key=config.admin_key)
         sending = SendSettings(
-            config.url, model, config.endpoint, config.timeout_s, config.api_key, config.admin_key
+            config.url,
+            model,
+            config.endpoint,
+            config.timeout_s,
+            config.api_key,
+            config.admin_key,
+            config.tier_header,
         )
+        plan, capacity = await _overloaded(plan, pool, clock, sending, stop)
         with _Sink(config, results) as sink:
             replayer = Replayer(
                 pool,
@@ -159,10 +181,34 @@ async def run_load(
                 on_start(replayer)
             await replayer.run(plan.selected.requests, stop=stop)
             summary = _summary(plan, replayer, results, model=model)
+            if capacity is not None:
+                summary["overload"] = {"factor": config.overload, "capacity": asdict(capacity)}
             sink.finish(summary)
     finally:
         await pool.close()
     return summary
+
+
+async def _overloaded(
+    plan: LoadPlan, pool: ConnectionPool, clock: SimulatedClock, sending: SendSettings, stop: asyncio.Event
+) -> tuple[LoadPlan, Capacity | None]:
+    """Return the plan at the multiple of capacity that is asked for, and the capacity; unchanged without one."""
+    config, requests = plan.config, plan.selected.requests
+    if config.overload is None:
+        return plan, None
+    capacity = await measure_capacity(
+        pool,
+        clock,
+        sending,
+        requests,
+        seed=config.seed + 1,
+        concurrency=config.capacity_concurrency,
+        stop=stop,
+    )
+    scaled, factor = rescale(requests, rate_rps=config.overload * capacity.rps)
+    return replace(
+        plan, selected=replace(plan.selected, requests=tuple(scaled)), rate_factor=factor
+    ), capacity
 
 
 class _Sink:
@@ -232,6 +278,9 @@ def _settings(plan: LoadPlan, model: str | None) -> dict[str, Any]:
         "timeout_s": config.timeout_s,
         "spread": plan.spread.value,
         "rate_factor": round(plan.rate_factor, 6),
+        "tiers": None
+        if config.tiers is None
+        else {tier.value: weight for tier, weight in config.tiers.items()},
         **asdict(config.selection),
     }
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock_api import Tier
 from penstock_workload.record import RequestResult, RequestStatus
 from penstock_workload.server_lag import ServerLag
 
@@ -108,9 +109,29 @@ def summarise(
         "latency": latency,
         "tokens": tokens,
         "throughput": _throughput(len(ok), tokens, duration_s),
+        "tiers": summarise_tiers(results),
         "usage_mismatches": _mismatches(ok),
         "lag": {**lag, **_resolution(speed, tpot_p50_s=tpot["p50"])},
     }
+
+
+def summarise_tiers(results: Sequence[RequestResult]) -> dict[str, dict[str, Any]]:
+    """Return requests and latencies by tier, highest first; empty where requests asked for none."""
+    found: dict[str, dict[str, Any]] = {}
+    for tier in Tier:
+        own = [result for result in results if result.tier is tier]
+        if not own:
+            continue
+        ok = [result for result in own if result.status is RequestStatus.OK]
+        found[tier.value] = {
+            "requests": {
+                status.value: sum(each.status is status for each in own) for status in RequestStatus
+            },
+            "ttft_s": describe([each.ttft_s for each in ok if each.ttft_s is not None]),
+            "tpot_s": describe([each.tpot_s for each in ok if each.tpot_s is not None]),
+            "e2e_s": describe([each.e2e_s for each in ok if each.e2e_s is not None]),
+        }
+    return found
 
 
 def judge_lag(

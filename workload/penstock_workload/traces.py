@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import orjson
 
+from penstock_api import Tier
 from penstock_core.errors import ConfigError
 
 BLOCK_TOKENS: Final = 512
@@ -53,6 +54,7 @@ class TraceRequest:
         output_tokens: Generated length in tokens, >= 1.
         block_ids: One id per 512 prompt tokens, the last may be partial; None when the trace has none.
         line: 1-based line in the file; names the request for good, whatever is selected.
+        tier: Priority tier that it asks for; None: it asks for none.
     """
 
     arrival_s: float
@@ -60,6 +62,7 @@ class TraceRequest:
     output_tokens: int
     block_ids: tuple[int, ...] | None
     line: int
+    tier: Tier | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ ticks at which it needs a block and at which it ends: a step costs what changes 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock_engine.core.kv_blocks import BlockPool
 from penstock_engine.core.kv_facts import KvJournal
-from penstock_engine.core.requests import RequestState, Status
+from penstock_engine.core.preemption import PreemptionKind
+from penstock_engine.core.requests import EngineRequest, RequestState, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,9 @@ class Batch:
         loads: Requests whose blocks were allocated for a transfer that starts now.
         admitted: Requests scheduled for the first time.
         preempted: Requests thrown out, in order.
+        swapped_out: Those of them whose KV is copied to host memory from now on.
+        dropped: Those of them that end here.
+        swapped_in: Requests whose KV is copied back from now on, and the tokens to copy.
         decode_batch: Requests that decode one token.
         decode_kv_tokens: Tokens that those attend to.
     """
@@ -67,6 +72,9 @@ class Batch:
     loads: list[RequestState] = field(default_factory=list)
     admitted: list[RequestState] = field(default_factory=list)
     preempted: list[RequestState] = field(default_factory=list)
+    swapped_out: list[RequestState] = field(default_factory=list)
+    dropped: list[RequestState] = field(default_factory=list)
+    swapped_in: list[tuple[RequestState, int]] = field(default_factory=list)
     decode_batch: int = 0
     decode_kv_tokens: int = 0
 
@@ -74,6 +82,13 @@ class Batch:
     def tokens(self) -> int:
         """Tokens computed, at most the budget."""
         return self.decode_batch + sum(span.end - span.start for span in self.spans)
+
+    def kind_of(self, victim: RequestState) -> PreemptionKind:
+        """Return what became of one of ``preempted``."""
+        if any(victim is state for state in self.swapped_out):
+            return PreemptionKind.SWAP
+        is_dropped = any(victim is state for state in self.dropped)
+        return PreemptionKind.DROP if is_dropped else PreemptionKind.RECOMPUTE
 
 
 class Batcher:
@@ -147,7 +162,7 @@ class Batcher:
         """Take ``state`` out wherever it is; its blocks stay with it.
 
         Returns:
-            Whether its blocks may be released now: not while a transfer still writes them.
+            Whether its blocks may be released now: not while a transfer still writes or reads them.
         """
         status = state.status
         state.outputs = self.outputs_of(state)
@@ -155,14 +170,23 @@ class Batcher:
             self._leave_decoding(state)
         elif status is Status.PREFILLING:
             del self.prefilling[state]
-        elif status is Status.LOADING:
+        elif status in {Status.LOADING, Status.SWAPPING}:
             self.loading -= 1
         elif status in {Status.WAITING, Status.LOADED}:
             self._dead += 1
         state.epoch += 1
         state.status = Status.FINISHED
         self._drop_dead()
-        return status is not Status.LOADING
+        return status not in {Status.LOADING, Status.SWAPPING}
+
+    def release(self, state: RequestState) -> None:
+        """Take the blocks of ``state`` back."""
+        self._pool.release(state.blocks)
+        state.blocks = []
+
+    def longest_tokens(self, request: EngineRequest) -> int:  # noqa: ARG002 - tiers may differ
+        """Return how many tokens the cache can ever hold of one such request."""
+        return self._pool.capacity * self._limits.block_size
 
     def plan(self) -> Batch:
         """Choose the next step's work and allocate its blocks; the batch may turn out empty."""
@@ -202,7 +226,7 @@ class Batcher:
             for state, epoch in self._block_due.pop(tick, ()):
                 if state.epoch == epoch:
                     self._register_full(state, len(state.blocks))
-                    state.blocks.extend(self._pool.claim((), 1) or ())
+                    state.blocks.extend(self._claim(state, (), 1) or ())
                     self._block_due.setdefault(tick + self._limits.block_size, []).append((state, epoch))
         self.tick += steps
         self.kv_tokens += steps * len(self.decoding)
@@ -247,19 +271,19 @@ class Batcher:
             if state.epoch != epoch:
                 continue
             self._register_full(state, len(state.blocks))
-            while (block := self._pool.take()) is None:
-                if self._preempt_one(batch) is state:
+            while (block := self._claim(state, (), 1)) is None:
+                if self._preempt_one(batch, state) is state:
                     break
             else:
-                state.blocks.append(block)
+                state.blocks += block
                 due = self._block_due.setdefault(self.tick + self._limits.block_size, [])
                 due.append((state, epoch))
 
     def _grow_prefill(self, state: RequestState, tokens: int, batch: Batch) -> bool:
         """Give ``state`` blocks for ``tokens`` tokens; False if it was preempted itself."""
-        missing = self._blocks_for(tokens) - len(state.blocks)
-        while (fresh := self._pool.claim((), missing)) is None:
-            if self._preempt_one(batch) is state:
+        missing = max(0, self._blocks_for(tokens) - len(state.blocks))
+        while (fresh := self._claim(state, (), missing)) is None:
+            if self._preempt_one(batch, state) is state:
                 return False
         state.blocks.extend(fresh)
         self._register_full(state, tokens // self._limits.block_size)
@@ -288,6 +312,19 @@ class Batcher:
         self._pool.register(state.blocks[first:full_blocks], keys)
         state.registered = full_blocks
 
+    def _keys(self, state: RequestState) -> Sequence[int]:
+        """Return the keys of its full blocks, prompt and outputs."""
+        prompt_keys = state.request.block_keys
+        return [*prompt_keys, *state.generated_keys] if state.generated_keys else prompt_keys
+
+    def _claim(self, state: RequestState, hit_keys: Sequence[int], total: int) -> list[int] | None:  # noqa: ARG002 - tiers ask who
+        """Return ``total`` blocks for ``state``, or None if they do not fit; `BlockPool.claim`."""
+        return self._pool.claim(hit_keys, total)
+
+    def _blocks_wanted(self, state: RequestState, tokens: int) -> int:  # noqa: ARG002 - tiers ask who
+        """Return the blocks with which ``state`` is admitted if ``tokens`` are computed first."""
+        return self._blocks_for(tokens)
+
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._limits.block_size)
 
@@ -295,30 +332,41 @@ class Batcher:
 
     def _continue_prefills(self, batch: Batch, budget: int) -> int:
         for state in list(self.prefilling):
-            chunk = min(state.prefill_target - state.computed, budget)
-            if chunk <= 0 or state.status is not Status.PREFILLING:
-                continue
-            end = state.computed + chunk
-            if self._grow_prefill(state, end, batch):
-                batch.spans.append(Span(state, state.computed, end, begins=False, epoch=state.epoch))
-                budget -= chunk
+            budget -= self._continue_prefill(state, batch, budget)
         if batch.preempted:
             batch.spans = [span for span in batch.spans if span.state.epoch == span.epoch]
         return budget
 
-    def _preempt_one(self, batch: Batch) -> RequestState:
-        """Throw out the request of the lowest priority, the latest arrival among equals."""
+    def _continue_prefill(self, state: RequestState, batch: Batch, budget: int) -> int:
+        """Give ``state`` its next chunk; return the tokens that it took of ``budget``."""
+        chunk = min(state.prefill_target - state.computed, budget)
+        if chunk <= 0 or state.status is not Status.PREFILLING:
+            return 0
+        end = state.computed + chunk
+        if not self._grow_prefill(state, end, batch):
+            return 0
+        batch.spans.append(Span(state, state.computed, end, begins=False, epoch=state.epoch))
+        return chunk
+
+    def _preempt_one(self, batch: Batch, grower: RequestState) -> RequestState:  # noqa: ARG002 - tiers ask who
+        """Throw out the request of the lowest priority, the latest arrival among equals; ``grower`` needs a block."""
         victim = max((*self.decoding, *self.prefilling), key=self._rank)
+        self._throw_out(victim, batch)
+        self._requeue(victim)
+        return victim
+
+    def _throw_out(self, victim: RequestState, batch: Batch) -> None:
         self.remove(victim)
-        self._pool.release(victim.blocks)
-        victim.blocks = []
+        victim.preemptions += 1
+        batch.preempted.append(victim)
+
+    def _requeue(self, victim: RequestState) -> None:
+        """Let ``victim``, thrown out, wait to be computed anew."""
+        self.release(victim)
         victim.registered = 0
         victim.computed = 0
         victim.prefill_target = victim.request.prompt_tokens + victim.outputs
-        victim.preemptions += 1
-        batch.preempted.append(victim)
         self.enqueue(victim)
-        return victim
 
     def _join_decoding(self, state: RequestState) -> None:
         state.status = Status.DECODING
@@ -345,7 +393,8 @@ class Batcher:
             if state.status is not Status.LOADED:
                 self._dead -= 1
                 continue
-            state.computed = state.request.prompt_tokens - 1
+            if not state.outputs:
+                state.computed = state.request.prompt_tokens - 1
             self._join_decoding(state)
             batch.joined.append(state)
             budget -= 1
@@ -371,14 +420,12 @@ class Batcher:
         """Claim blocks and start the prefill or the transfer; None if the blocks do not fit."""
         size = self._limits.block_size
         target = state.prefill_target
-        keys = state.request.block_keys
-        if state.generated_keys:
-            keys = [*keys, *state.generated_keys]
+        keys = self._keys(state)
         # The last token is always computed: its output is what the step is for.
         hits = self._pool.count_hits(keys, (target - 1) // size)
         start = hits * size
         chunk = target - start if state.remote_pending else min(target - start, budget)
-        blocks = self._pool.claim(keys[:hits], self._blocks_for(start + chunk))
+        blocks = self._claim(state, keys[:hits], self._blocks_wanted(state, start + chunk))
         if blocks is None:
             return None
         state.blocks = blocks

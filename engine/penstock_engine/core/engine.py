@@ -10,11 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock_engine.core.batching import Batch, Batcher, BatchLimits
+from penstock_engine.core.counters import EngineCounters
 from penstock_engine.core.kv_blocks import BlockPool
 from penstock_engine.core.kv_facts import KvFact, KvJournal
 from penstock_engine.core.latency import LatencyModel
 from penstock_engine.core.lease import LeaseTable, LeaseTerms
+from penstock_engine.core.preemption import PreemptionCosts, PreemptionTerms
 from penstock_engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
+from penstock_engine.core.swap_space import SwapSpace
+from penstock_engine.core.tiered_batching import TieredBatcher
 from penstock_engine.core.transfer import Link, LinkTerms, Transfer
 
 
@@ -30,6 +34,7 @@ class EngineSettings:
         lease: Terms granted to decode workers.
         link: This worker's incoming KV link.
         keeps_journal: Changes of the cache are noted for `Engine.take_kv_facts`.
+        preemption: Bounds of preemption by tier, which needs limits ``by_priority``; None: vLLM's own order.
     """
 
     role: EngineRole
@@ -39,23 +44,16 @@ class EngineSettings:
     lease: LeaseTerms = field(default_factory=LeaseTerms)
     link: LinkTerms = field(default_factory=LinkTerms)
     keeps_journal: bool = False
+    preemption: PreemptionTerms | None = None
 
+    def __post_init__(self) -> None:
+        """Check that tiers have an order.
 
-@dataclass(slots=True)
-class EngineCounters:
-    """Monotonic counts since start, in requests or tokens as vLLM counts them."""
-
-    prompt_tokens: int = 0
-    prompt_tokens_cached: int = 0
-    generation_tokens: int = 0
-    preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    external_queries: int = 0
-    external_hits: int = 0
-    expired_requests: int = 0
-    notifications_after_expiry: int = 0
-    steps: int = 0
+        Raises:
+            ValueError: preemption by tier without ``by_priority``.
+        """
+        if self.preemption is not None and not self.limits.by_priority:
+            raise ValueError("preemption by tier needs by_priority")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +99,7 @@ class Events:
 
     transfers: list[Transfer] = field(default_factory=list)
     expired: list[str] = field(default_factory=list)
+    dropped: list[RequestState] = field(default_factory=list)
 
 
 class Engine:
@@ -120,6 +119,8 @@ class Engine:
         "_pool",
         "_requests",
         "_step",
+        "_swap",
+        "_tiered",
         "counters",
         "settings",
     )
@@ -130,16 +131,25 @@ class Engine:
         self._latency = latency
         self._journal = KvJournal(settings.limits.block_size) if settings.keeps_journal else None
         self._pool = BlockPool(settings.num_blocks, self._journal)
-        self._batcher = Batcher(settings.limits, self._pool, self._journal)
+        self._tiered = self._make_tiered(settings)
+        self._batcher = self._tiered or Batcher(settings.limits, self._pool, self._journal)
         self._leases = LeaseTable(settings.lease)
         self._link = Link(settings.link)
-        self._pinned: dict[str, list[int]] = {}
+        self._pinned: dict[str, RequestState] = {}
         self._orphans = 0
         self._requests: dict[str, RequestState] = {}
         self._events = Events()
         self._step: EngineStep | None = None
         self._next_index = 0
         self._last_end_s = 0.0
+
+    def _make_tiered(self, settings: EngineSettings) -> TieredBatcher | None:
+        terms = settings.preemption
+        if terms is None:
+            return None
+        costs = PreemptionCosts(settings.kv_bytes_per_token, terms.host_link, self._latency.prefill)
+        swap = SwapSpace(terms.host_blocks, terms.host_link)
+        return TieredBatcher(settings.limits, self._pool, self._journal, terms=terms, costs=costs, swap=swap)
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -152,7 +162,7 @@ class Engine:
         limits = self.settings.limits
         total = request.prompt_tokens + request.output_tokens
         # The last output is never computed, so it needs no room.
-        if -(-(total - 1) // limits.block_size) > self.settings.num_blocks:
+        if total - 1 > self._batcher.longest_tokens(request):
             raise ValueError(f"{request.request_id}: {total} tokens exceed the cache")
         if request.prompt_tokens < 1 or request.output_tokens < 1:
             raise ValueError(f"{request.request_id}: needs at least one prompt and one output token")
@@ -175,7 +185,7 @@ class Engine:
         if state is None:
             return False
         if self._batcher.remove(state):
-            self._release(state)
+            self._batcher.release(state)
         else:
             self._orphans += 1
         state.finish_reason = reason
@@ -201,7 +211,7 @@ class Engine:
         unknown = []
         for request_id in request_ids:
             if self._leases.end(request_id):
-                self._pool.release(self._pinned.pop(request_id))
+                self._batcher.release(self._pinned.pop(request_id))
             else:
                 unknown.append(request_id)
         self.counters.notifications_after_expiry += len(unknown)
@@ -217,7 +227,8 @@ class Engine:
 
     def pinned_blocks(self, request_id: str) -> list[int]:
         """Return the block numbers kept for another worker; empty if none."""
-        return self._pinned.get(request_id, [])
+        state = self._pinned.get(request_id)
+        return [] if state is None else state.blocks
 
     def clear_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing changed, while any block is in use."""
@@ -230,7 +241,9 @@ class Engine:
     # -- time -----------------------------------------------------------------------------------------
 
     def advance(self, now_s: float) -> None:
-        """Take in transfers that ended and leases that expired at or before ``now_s``."""
+        """Take in transfers and copies that ended and leases that expired at or before ``now_s``."""
+        if self._tiered is not None:
+            self._orphans -= self._tiered.finish_copies(now_s)
         for transfer in self._link.finish(now_s):
             state = transfer.state
             if state.epoch == transfer.epoch:
@@ -238,16 +251,17 @@ class Engine:
                 self._events.transfers.append(transfer)
             else:
                 self._orphans -= 1
-                self._release(state)
+                self._batcher.release(state)
         for request_id in self._leases.expire(now_s):
-            self._pool.release(self._pinned.pop(request_id))
+            self._batcher.release(self._pinned.pop(request_id))
             self.counters.expired_requests += 1
             self._events.expired.append(request_id)
 
     def next_event_s(self) -> float | None:
         """Return when `advance` will next change something, or None."""
-        times = [at for at in (self._link.next_s(), self._leases.next_expiry_s()) if at is not None]
-        return min(times, default=None)
+        copied_s = None if self._tiered is None else self._tiered.swap.next_s()
+        times = (self._link.next_s(), self._leases.next_expiry_s(), copied_s)
+        return min((at for at in times if at is not None), default=None)
 
     def take_events(self) -> Events:
         """Return what `advance` saw since the last call."""
@@ -283,8 +297,7 @@ class Engine:
         now_s = step.end_s
         decoded = len(self._batcher.decoding)
         prefilled, ended = self._batcher.complete(step.batch)
-        started, late_gaps = self._note_first_outputs(step, prefilled)
-        from_decode = sum(1 for state in started if state not in prefilled) if step.batch.joined else 0
+        started, late_gaps, from_decode = self._note_first_outputs(step, prefilled)
         for state in ended:
             self._end(state, now_s)
         gap_s = now_s - self._last_end_s
@@ -366,15 +379,33 @@ class Engine:
             self._link.start(state, state.external_tokens * self.settings.kv_bytes_per_token, now_s)
         for state in batch.preempted:
             counters.preemptions += 1
+            counters.preemptions_by[batch.kind_of(state), state.request.priority] += 1
             if state.outputs:
                 state.last_token_s = self._last_end_s
+        if self._tiered is not None:
+            self._note_tiers(self._tiered, batch, now_s)
+
+    def _note_tiers(self, tiered: TieredBatcher, batch: Batch, now_s: float) -> None:
+        """Start the copies that were planned, and end who was dropped."""
+        tiered.start_copies(batch, self.settings.kv_bytes_per_token, now_s)
+        for state in batch.dropped:
+            del self._requests[state.request.request_id]
+            tiered.release(state)
+            state.finish_reason = FinishReason.ERROR
+            state.finished_s = now_s
+            self._events.dropped.append(state)
 
     def _note_first_outputs(
         self, step: EngineStep, prefilled: list[RequestState]
-    ) -> tuple[list[RequestState], list[float]]:
-        """Return requests whose first output this step brought, and the gaps of resumed ones."""
-        started, late_gaps = [], []
+    ) -> tuple[list[RequestState], list[float], int]:
+        """Return requests whose first output this step brought, the gaps of resumed ones, and those that decoded it."""
+        started: list[RequestState] = []
+        late_gaps: list[float] = []
+        from_decode = 0
         for state in (*prefilled, *step.batch.joined):
+            if state.finish_reason is not None:
+                continue
+            noted = len(started) + len(late_gaps)
             if state.first_token_s is None:
                 if self._batcher.outputs_of(state):
                     state.first_token_s = step.end_s
@@ -384,7 +415,9 @@ class Engine:
             elif state.last_token_s is not None:
                 late_gaps.append(step.end_s - state.last_token_s)
                 state.last_token_s = None
-        return started, late_gaps
+            if step.batch.joined and state not in prefilled:
+                from_decode += len(started) + len(late_gaps) - noted
+        return started, late_gaps, from_decode
 
     def _end(self, state: RequestState, now_s: float) -> None:
         request = state.request
@@ -392,14 +425,10 @@ class Engine:
         state.finish_reason = request.ends_by
         state.finished_s = now_s
         if request.pin_blocks and request.ends_by is FinishReason.LENGTH:
-            self._pinned[request.request_id] = state.blocks
+            self._pinned[request.request_id] = state
             self._leases.grant(request.request_id, now_s)
         else:
-            self._release(state)
-
-    def _release(self, state: RequestState) -> None:
-        self._pool.release(state.blocks)
-        state.blocks = []
+            self._batcher.release(state)
 
     # -- gauges ---------------------------------------------------------------------------------------
 
@@ -442,6 +471,16 @@ class Engine:
     def kv_usage_fraction(self) -> float:
         """Share of blocks in use, 0-1."""
         return self._pool.used / self._pool.capacity
+
+    @property
+    def swapped_blocks(self) -> int:
+        """Blocks of host memory that hold, or are about to hold, KV of preempted requests."""
+        return 0 if self._tiered is None else self._tiered.swap.used
+
+    @property
+    def reserved_free_blocks(self) -> int:
+        """Free blocks that only premium and system requests may take now."""
+        return 0 if self._tiered is None else self._tiered.reserved_free
 
     @property
     def is_idle(self) -> bool:

@@ -80,11 +80,17 @@ class BlockPool:
         blocks += self._take(fresh)
         return blocks
 
-    def take(self) -> int | None:
-        """Return one fresh block with one reference, or None when all are in use."""
-        if not self._blank and not self._idle:
-            return None
-        return self._take(1)[0]
+    def blocks_of(self, keys: Iterable[int]) -> list[int]:
+        """Return the blocks found under ``keys``, all of them cached."""
+        return [self._by_key[key] for key in keys]
+
+    def idle_among(self, blocks: Iterable[int]) -> int:
+        """Return how many of ``blocks`` nobody references."""
+        return sum(1 for block in blocks if not self._references[block])
+
+    def sole(self, blocks: Iterable[int]) -> int:
+        """Return how many of ``blocks`` have one reference: what their holder alone would free."""
+        return sum(1 for block in blocks if self._references[block] == 1)
 
     def _take(self, count: int) -> list[int]:
         references, blank, idle = self._references, self._blank, self._idle

@@ -31,7 +31,7 @@ class Status(StrEnum):
     """Where a request is.
 
     ``waiting`` → (``loading`` → ``loaded``) → (``prefilling``) → ``decoding`` → ``finished``;
-    a preempted request goes back to ``waiting``.
+    a preempted request goes back to ``waiting``, by way of ``swapping`` while its KV is copied to host memory.
     """
 
     WAITING = "waiting"
@@ -39,6 +39,7 @@ class Status(StrEnum):
     LOADED = "loaded"
     PREFILLING = "prefilling"
     DECODING = "decoding"
+    SWAPPING = "swapping"
     FINISHED = "finished"
 
 
@@ -83,6 +84,7 @@ class RequestState:
         prefill_target: Tokens to compute before the next output; the prompt, plus the outputs after a preemption.
         cached_tokens: Prompt tokens found in the local prefix cache at first admission.
         external_tokens: Prompt tokens fetched from another worker.
+        host_blocks: Blocks that its KV takes in host memory; 0 unless it was swapped out.
         first_scheduled_s, first_token_s, last_token_s, finished_s: Simulated seconds, None until they happen.
             ``last_token_s`` is kept only across preemptions.
     """
@@ -99,6 +101,7 @@ class RequestState:
         "first_scheduled_s",
         "first_token_s",
         "generated_keys",
+        "host_blocks",
         "index",
         "last_token_s",
         "outputs",
@@ -126,6 +129,7 @@ class RequestState:
         self.cached_tokens = 0
         self.external_tokens = 0
         self.preemptions = 0
+        self.host_blocks = 0
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None

@@ -7,11 +7,15 @@ real second and worker while it costs the same CPU that serves tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from penstock_core import metric_names as names
 from penstock_core.histogram import REQUEST_BOUNDS_S, TOKEN_GAP_BOUNDS_S, TTFT_BOUNDS_S
 from penstock_core.lag import LagTracker
+from penstock_core.tiers import TierPriority, tier_of
+from penstock_engine.core.counters import EngineCounters
 from penstock_engine.core.engine import Engine, StepOutcome
+from penstock_engine.core.preemption import PreemptionKind
 from penstock_engine.core.requests import FinishReason, RequestState
 from penstock_engine.core.timeline import Timeline
 from penstock_engine.core.transfer import Transfer
@@ -26,19 +30,37 @@ from penstock_engine.serve.settings import ServeSettings
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
-"""vLLM's; a simulated worker never rejects."""
+_BY_REQUESTS, _BY_TOKENS = "max_num_queued_reqs", "max_num_queued_tokens"
+"""vLLM's reasons of a rejection; a simulated worker rejects by number alone."""
 
 Read = Callable[[], float]
+
+
+class RequestCounts(Protocol):
+    """The requests that a worker has taken, and those that it has not."""
+
+    rejected: int
+
+    @property
+    def running(self) -> int:
+        """Requests in the engine."""
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for the engine."""
 
 
 class EngineMetrics:
     """Collects what the core reports and renders the page."""
 
-    def __init__(self, settings: ServeSettings, timeline: Timeline, lag: LagTracker) -> None:
+    def __init__(
+        self, settings: ServeSettings, timeline: Timeline, lag: LagTracker, slots: RequestCounts
+    ) -> None:
+        self._slots = slots
         self._timeline = timeline
         self._lag = lag
-        self._labels = f'engine="0",model_name="{_escape(settings.served_names[0])}"'
+        self._model_label = f'model_name="{_escape(settings.served_names[0])}"'
+        self._labels = f'engine="0",{self._model_label}'
         self.finished = dict.fromkeys(FinishReason, 0)
         self.failed_transfers = 0
         self.failed_notifications = 0
@@ -117,6 +139,7 @@ class EngineMetrics:
             page.append(f"# HELP {item.name} {_HELP[item.name]}\n# TYPE {item.name} histogram")
             page += item.lines()
         page += self._static_lines
+        page += self._rejection_lines()
         page += self._lag_lines()
         page.append("")
         return "\n".join(page).encode()
@@ -124,8 +147,6 @@ class EngineMetrics:
     def _list_static(self, settings: ServeSettings) -> list[str]:
         """Return what never changes, and in vLLM has other labels than the rest."""
         info, engine = names.VLLM_CACHE_CONFIG_INFO, settings.engine
-        rejections = names.VLLM_ADMISSION_REJECTIONS + names.COUNTER_SUFFIX
-        model = _escape(settings.served_names[0])
         return [
             f"# HELP {info} {_HELP[info]}\n# TYPE {info} gauge",
             (
@@ -134,8 +155,15 @@ class EngineMetrics:
             ),
             f"# HELP {names.TIME_SCALE} {_HELP[names.TIME_SCALE]}\n# TYPE {names.TIME_SCALE} gauge",
             f"{names.TIME_SCALE} {settings.flags.speed!r}",
-            f"# HELP {rejections} {_HELP[names.VLLM_ADMISSION_REJECTIONS]}\n# TYPE {rejections} counter",
-            *(f'{rejections}{{model_name="{model}",reason="{reason}"}} 0' for reason in _REJECTION_REASONS),
+        ]
+
+    def _rejection_lines(self) -> list[str]:
+        name = names.VLLM_ADMISSION_REJECTIONS
+        sample, rejected = name + names.COUNTER_SUFFIX, self._slots.rejected
+        return [
+            f"# HELP {sample} {_HELP[name]}\n# TYPE {sample} counter",
+            f'{sample}{{{self._model_label},reason="{_BY_REQUESTS}"}} {rejected}',
+            f'{sample}{{{self._model_label},reason="{_BY_TOKENS}"}} 0',
         ]
 
     def _lag_lines(self) -> list[str]:
@@ -164,6 +192,10 @@ class EngineMetrics:
                 (',reason="deferred"', lambda: engine.waiting_deferred),
             ],
             names.VLLM_KV_USAGE: [("", lambda: engine.kv_usage_fraction)],
+            names.ENGINE_REQUESTS: [("", lambda: self._slots.running)],
+            names.ENGINE_QUEUED_REQUESTS: [("", lambda: self._slots.queued)],
+            names.ENGINE_SWAPPED_BLOCKS: [("", lambda: engine.swapped_blocks)],
+            names.ENGINE_RESERVED_BLOCKS: [("", lambda: engine.reserved_free_blocks)],
             names.VLLM_SLEEP_STATE: [
                 (f',sleep_state="{state}"', _constant(state == "awake"))
                 for state in ("awake", "weights_offloaded", "discard_all")
@@ -177,6 +209,7 @@ class EngineMetrics:
             names.VLLM_PROMPT_TOKENS_CACHED: lambda: counters.prompt_tokens_cached,
             names.VLLM_GENERATION_TOKENS: lambda: counters.generation_tokens,
             names.VLLM_PREEMPTIONS: lambda: counters.preemptions,
+            names.ENGINE_REJECTIONS: lambda: self._slots.rejected,
             names.VLLM_PREFIX_QUERIES: lambda: counters.prefix_queries,
             names.VLLM_PREFIX_HITS: lambda: counters.prefix_hits,
             names.VLLM_EXTERNAL_PREFIX_QUERIES: lambda: counters.external_queries,
@@ -187,6 +220,11 @@ class EngineMetrics:
             names.VLLM_NIXL_FAILED_NOTIFICATIONS: lambda: self.failed_notifications,
         }
         listed = {name: [("", read)] for name, read in plain.items()}
+        listed[names.ENGINE_PREEMPTIONS] = [
+            (f',kind="{kind}",tier="{tier.name.lower()}"', _read_preemptions(counters, kind, tier))
+            for kind in PreemptionKind
+            for tier in TierPriority
+        ]
         listed[names.VLLM_REQUEST_SUCCESS] = [
             (f',finished_reason="{reason}"', self._read_finished(reason)) for reason in FinishReason
         ]
@@ -194,6 +232,15 @@ class EngineMetrics:
 
     def _read_finished(self, reason: FinishReason) -> Read:
         return lambda: self.finished[reason]
+
+
+def _read_preemptions(counters: EngineCounters, kind: PreemptionKind, tier: TierPriority) -> Read:
+    # A client of the worker may send any integer.
+    return lambda: sum(
+        count
+        for (of_kind, priority), count in counters.preemptions_by.items()
+        if of_kind is kind and tier_of(priority) is tier
+    )
 
 
 def _constant(value: bool) -> Read:  # noqa: FBT001 - a gauge's 0 or 1
@@ -216,6 +263,9 @@ _HELP = {
     names.VLLM_PROMPT_TOKENS_CACHED: "Prompt tokens taken from a cache, local or remote.",
     names.VLLM_GENERATION_TOKENS: "Tokens generated.",
     names.VLLM_PREEMPTIONS: "Requests thrown out of the batch for want of KV blocks.",
+    names.ENGINE_PREEMPTIONS: "Requests thrown out of the batch, by what became of their KV and by their tier.",
+    names.ENGINE_SWAPPED_BLOCKS: "KV blocks of preempted requests in host memory.",
+    names.ENGINE_RESERVED_BLOCKS: "Free KV blocks that only premium and system requests may take.",
     names.VLLM_REQUEST_SUCCESS: "Requests that ended, by reason.",
     names.VLLM_ADMISSION_REJECTIONS: "Requests refused at the door.",
     names.VLLM_PREFIX_QUERIES: "Prompt tokens looked up in the prefix cache.",
@@ -241,5 +291,8 @@ _HELP = {
     names.VLLM_NIXL_BYTES: "Bytes of KV hand-overs.",
     names.SCHEDULE_LAG_P99: "How late steps were processed against their schedule, simulated seconds.",
     names.SCHEDULE_LAG_SAMPLES: "Steps whose lateness was sampled.",
+    names.ENGINE_REQUESTS: "Requests that the engine handles now.",
+    names.ENGINE_QUEUED_REQUESTS: "Requests that wait for the engine, beyond its request limit.",
+    names.ENGINE_REJECTIONS: "Requests rejected because engine and queue were full.",
     names.TIME_SCALE: "Simulated seconds per real second.",
 }

@@ -16,7 +16,8 @@ from penstock_core.errors import PenstockError
 from penstock_core.logs import get_logger
 from penstock_engine.serve import answers, metrics, protocol
 from penstock_engine.serve.fields import RequestError
-from penstock_engine.serve.protocol import Api
+from penstock_engine.serve.protocol import Api, EngineCall
+from penstock_engine.serve.request_gate import AtCapacity, RequestGate
 from penstock_engine.serve.settings import ServeSettings
 from penstock_engine.serve.streams import Names, Reply
 from penstock_engine.serve.worker import ServedWorker
@@ -44,7 +45,9 @@ class EngineServer:
     def __init__(self, settings: ServeSettings, group: asyncio.TaskGroup) -> None:
         self.settings = settings
         self.state = "starting"
-        self.worker = ServedWorker(settings, SimulatedClock(settings.flags.speed), group)
+        flags = settings.flags
+        self._gate = RequestGate(flags.engine_request_limit, flags.engine_request_queue)
+        self.worker = ServedWorker(settings, SimulatedClock(flags.speed), group, self._gate.slots)
         self._http = HttpServer(
             self._handle, limits=_LIMITS, is_vital=lambda request: not request.path.startswith("/v1/")
         )
@@ -89,7 +92,7 @@ class EngineServer:
     async def drain(self) -> None:
         """Refuse new requests and return when all streams have ended and all pinned blocks are gone."""
         self.state = "draining"
-        while not self.worker.is_idle:  # noqa: ASYNC110 - four sources end it; an event in each costs more
+        while not (self.worker.is_idle and self._gate.is_empty):  # noqa: ASYNC110 - four sources end it; an event in each costs more
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def close(self, *, grace_s: float = _CLOSE_GRACE_S) -> None:
@@ -131,11 +134,22 @@ class EngineServer:
         except RequestError as exc:
             responder.send(exc.status, exc.body(), headers=headers)
             return
+        try:
+            async with self._gate.enter(responder) as is_wanted:
+                if is_wanted:
+                    await self._reply(call, responder, headers)
+        except AtCapacity as exc:
+            responder.send(503, answers.problem(str(exc), 503, "ServiceUnavailableError"), headers=headers)
+
+    async def _reply(
+        self, call: EngineCall, responder: Responder, headers: tuple[tuple[bytes, bytes], ...]
+    ) -> None:
+        given_id = dict(headers).get(_REQUEST_ID)
         name = uuid.uuid4().hex if given_id is None else given_id.decode("latin-1")
         reply = Reply(
             call,
             responder,
-            names=Names(f"{_ID_PREFIXES[api]}{name}", next(self._serial)),
+            names=Names(f"{_ID_PREFIXES[call.api]}{name}", next(self._serial)),
             headers=headers,
             interval=self.settings.flags.stream_interval,
             worker=self.worker,

@@ -16,14 +16,18 @@ from penstock_engine import profiles
 from penstock_engine.core.batching import BatchLimits
 from penstock_engine.core.engine import EngineSettings
 from penstock_engine.core.lease import LeaseTerms
+from penstock_engine.core.preemption import PreemptionTerms
 from penstock_engine.core.requests import EngineRole
 from penstock_engine.core.transfer import LinkTerms
 from penstock_engine.serve.kv_publisher import KvEventsConfig, parse_events_config
+from penstock_engine.serve.preemption_config import parse_preemption_config
 
 log = get_logger(__name__)
 
 LONGEST_CONTEXT_TOKENS = 131_072
 """Default bound of a sequence where the cache holds more: the context of the profiled Llama models."""
+_LEAST_QUEUE = 2
+"""Source: Dynamo's bound, so that one setting holds for both runtimes."""
 
 
 class LoadFailurePolicy(StrEnum):
@@ -48,9 +52,12 @@ class ServeFlags:
         max_model_len: Longest prompt plus output, tokens; None is the smaller of capacity and 131,072.
         max_num_batched_tokens: Tokens per step; None is vLLM's 8,192, or max_num_seqs if that is more.
         kv_transfer_config, kv_events_config: vLLM's JSON, or None.
+        preemption_config: JSON of `PreemptionConfig`; needs the priority policy. None: tiers do not preempt.
         link_gigabytes_per_s, link_latency_ms: The incoming KV link, simulated.
         mean_output_tokens: Mean output of requests without ``ignore_eos``, tokens.
         startup_s: Simulated seconds until the worker is ready.
+        engine_request_limit: Most requests in the engine; None: no bound, and nothing is rejected by number.
+        engine_request_queue: Most requests that wait for the engine; further ones are rejected.
         seed: Chooses output lengths and words.
     """
 
@@ -72,10 +79,13 @@ class ServeFlags:
     scheduling_policy: str = "fcfs"
     kv_transfer_config: str | None = None
     kv_events_config: str | None = None
+    preemption_config: str | None = None
     link_gigabytes_per_s: float = 25.0
     link_latency_ms: float = 5.0
     mean_output_tokens: float = 256.0
     startup_s: float = 0.0
+    engine_request_limit: int | None = None
+    engine_request_queue: int = 16
     seed: int = 0
 
 
@@ -145,7 +155,14 @@ def resolve(flags: ServeFlags) -> ServeSettings:
         )
     blocks = flags.num_gpu_blocks_override or profile.kv_capacity_tokens // flags.block_size
     capacity = blocks * flags.block_size
-    longest = flags.max_model_len or min(LONGEST_CONTEXT_TOKENS, capacity)
+    preemption = _parse_preemption(flags, profile)
+    reserved = 0 if preemption is None else preemption.reserved_blocks(blocks)
+    longest = flags.max_model_len or min(LONGEST_CONTEXT_TOKENS, capacity - reserved * flags.block_size)
+    if longest > capacity - reserved * flags.block_size and reserved:
+        raise ConfigError(
+            f"--max-model-len {longest} exceeds the {blocks - reserved} of {blocks} KV blocks that tiers below premium "
+            "may use: lower it or premiumReservedFraction, or raise --num-gpu-blocks-override"
+        )
     if longest > capacity:
         raise ConfigError(
             f"--max-model-len {longest} exceeds the KV cache of {capacity} tokens "
@@ -165,6 +182,7 @@ def resolve(flags: ServeFlags) -> ServeSettings:
         lease=LeaseTerms(transfer.kv_connector_extra_config.kv_lease_duration),
         link=LinkTerms(flags.link_latency_ms / 1000, flags.link_gigabytes_per_s * 1e9),
         keeps_journal=kv_events.is_on,
+        preemption=preemption,
     )
     names = flags.served_names or (flags.model,)
     return ServeSettings(flags, profile, engine, longest, names, transfer.kv_load_failure_policy, kv_events)
@@ -179,6 +197,7 @@ def _check_numbers(flags: ServeFlags) -> None:
         ("--max-model-len", flags.max_model_len),
         ("--stream-interval", flags.stream_interval),
         ("--mean-output-tokens", flags.mean_output_tokens),
+        ("--engine-request-limit", flags.engine_request_limit),
     )
     for flag, value in at_least_one:
         if value is not None and not value >= 1:
@@ -190,8 +209,23 @@ def _check_numbers(flags: ServeFlags) -> None:
     ):
         if not (math.isfinite(number) and number >= lowest):
             raise ConfigError(f"{flag}: {number} must be finite and {'above' if lowest else 'at least'} 0")
+    if flags.engine_request_queue < _LEAST_QUEUE:
+        raise ConfigError(
+            f"--engine-request-queue: {flags.engine_request_queue} must be {_LEAST_QUEUE} or more"
+        )
     if flags.scheduling_policy not in {"fcfs", "priority"}:
         raise ConfigError(f"--scheduling-policy: {flags.scheduling_policy!r} must be fcfs or priority")
+
+
+def _parse_preemption(flags: ServeFlags, profile: profiles.Profile) -> PreemptionTerms | None:
+    if flags.preemption_config is None:
+        return None
+    if flags.scheduling_policy != "priority":
+        raise ConfigError(
+            f"--preemption-config needs --scheduling-policy priority, which is {flags.scheduling_policy}: "
+            "set it, or remove the configuration"
+        )
+    return parse_preemption_config(flags.preemption_config).terms(profile, flags.block_size)
 
 
 def _parse_transfer_config(flags: ServeFlags) -> _KvTransferConfig:

@@ -20,7 +20,7 @@ from penstock_engine.core.prefix_keys import prefix_keys
 from penstock_engine.core.requests import EngineRequest, FinishReason, RequestState
 from penstock_engine.core.timeline import Timeline
 from penstock_engine.serve.kv_publisher import KvPublisher
-from penstock_engine.serve.metrics import EngineMetrics
+from penstock_engine.serve.metrics import EngineMetrics, RequestCounts
 from penstock_engine.serve.notifier import Notifier, NotifyResult
 from penstock_engine.serve.protocol import EngineCall
 from penstock_engine.serve.settings import LoadFailurePolicy, ServeSettings
@@ -37,13 +37,19 @@ _TIMER_S = 0.001
 class ServedWorker:
     """One simulated engine and its clients."""
 
-    def __init__(self, settings: ServeSettings, clock: SimulatedClock, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        settings: ServeSettings,
+        clock: SimulatedClock,
+        group: asyncio.TaskGroup,
+        slots: RequestCounts,
+    ) -> None:
         self.settings = settings
         self.clock = clock
         self.lag = LagTracker()
         self.timeline = Timeline(Engine(settings.engine, settings.profile.latency()), clock.now_s())
         self.engine = self.timeline.engine
-        self.metrics = EngineMetrics(settings, self.timeline, self.lag)
+        self.metrics = EngineMetrics(settings, self.timeline, self.lag, slots)
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, Stream] = {}
         self._by_remote_id: dict[str, Stream] = {}
@@ -213,8 +219,20 @@ class ServedWorker:
                 self._heartbeats.untrack(remote.engine_id, remote.request_id)
                 self._notifier.send(remote.notify_url, reads=[remote.request_id])
                 stream.is_read_sent = True
+        for state in events.dropped:
+            self._fail_dropped(state)
         for request_id in events.expired:
             log.warning("lease expired before the blocks were read", request_id=request_id)
+
+    def _fail_dropped(self, state: RequestState) -> None:
+        """Tell a client whose request gave way to a higher tier and would have cost too much to bring back."""
+        self.metrics.count_ended(FinishReason.ERROR)
+        stream = self._streams.pop(state.request.request_id, None)
+        if stream is not None:
+            stream.fail(
+                "Preempted by a request of a higher tier; try again later.", 503, "ServiceUnavailable"
+            )
+            self._stop_tracking(stream, is_read_pending=True)
 
     def _deliver_finished(self, outcome: StepOutcome) -> None:
         for state in outcome.finished:

@@ -33,8 +33,19 @@ def config_map(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
 
 
 def config_digest(graph: GraphDeployment) -> str:
-    """Return a digest of what routers read at their start: a change of it rolls them, and only them."""
-    text = json.dumps(_kept(graph), sort_keys=True)  # YAML would take most of a build's time once more
+    """Return a digest of what routers read at their start alone: a change of it rolls them, and only them.
+
+    The admission section is left out, with what it refers to, and so is what tiers share and are promised: running
+    routers follow them.
+    """
+    kept = _kept(graph)
+    spec = {key: value for key, value in kept["spec"].items() if key != "engine"}
+    router = {key: value for key, value in spec["router"].items() if key not in {"admission", "tiers"}}
+    tiers = graph.spec.router.tiers
+    spec["router"] = {**router, "tiers": [tiers.enabled, tiers.keys_secret, tiers.keys_file]}
+    text = json.dumps(
+        {**kept, "spec": spec}, sort_keys=True
+    )  # YAML would take most of a build's time once more
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
 
 
@@ -57,6 +68,8 @@ def _kept(graph: GraphDeployment) -> dict[str, Any]:
         "lease": spec.lease.to_manifest(),
         "planner": {"enabled": False},
     }
+    if spec.batch_tokens is not None:
+        kept["engine"] = {"maxBatchTokens": spec.batch_tokens}
     return {
         "apiVersion": graph.api_version,
         "kind": graph.kind,

@@ -14,6 +14,7 @@ from penstock_objects.names import (
     GPUS_ANNOTATION,
     GRAPH_FILE,
     HTTP_PORT,
+    TIER_KEYS_FOLDER,
     WORKER_PORT,
     child_name,
 )
@@ -159,8 +160,13 @@ def _image(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) -> 
 
 
 def _key_args(graph: GraphDeployment, role: Role) -> list[str]:
-    is_asked = graph.spec.router.auth.api_keys_secret is not None and graph.spec.runtime is not Runtime.DYNAMO
-    return ["--api-keys-file", API_KEYS_FOLDER] if is_asked and role is Role.ROUTER else []
+    router = graph.spec.router
+    if role is not Role.ROUTER or graph.spec.runtime is Runtime.DYNAMO:
+        return []
+    args = [] if router.auth.api_keys_secret is None else ["--api-keys-file", API_KEYS_FOLDER]
+    if router.tiers.enabled and router.tiers.keys_secret is not None:
+        args += ["--tier-keys-file", TIER_KEYS_FOLDER]
+    return args
 
 
 def _resources(graph: GraphDeployment, service: str) -> dict[str, Any]:

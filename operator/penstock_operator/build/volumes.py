@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from penstock_api import GraphDeployment, NodePool, Role, Runtime
-from penstock_objects.names import API_KEYS_FOLDER, GRAPH_FILE, child_name
+from penstock_objects.names import API_KEYS_FOLDER, GRAPH_FILE, TIER_KEYS_FOLDER, child_name
 from penstock_operator.build.metadata import ROUTER_SUFFIX
 
 TEMPORARY = "/tmp"  # noqa: S108 - a volume of the pod's own
@@ -75,6 +75,10 @@ def _router_files(graph: GraphDeployment) -> list[Mounted]:
     if secret is not None:
         keys = {"name": "api-keys", "secret": {"secretName": secret}}
         found.append((keys, {"name": "api-keys", "mountPath": API_KEYS_FOLDER, "readOnly": True}))
+    tiers = graph.spec.router.tiers
+    if tiers.enabled and tiers.keys_secret is not None:
+        keys = {"name": "tier-keys", "secret": {"secretName": tiers.keys_secret}}
+        found.append((keys, {"name": "tier-keys", "mountPath": TIER_KEYS_FOLDER, "readOnly": True}))
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from penstock_core.errors import PenstockError
 from penstock_core.logs import get_logger
-from penstock_kube.events import MAX_NOTE, Note, Sender, cut
+from penstock_kube.events import MAX_NOTE, EventMessage, EventReporter, truncated
 from penstock_objects.names import PLANNER
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
 from penstock_planner.observers import View
@@ -52,17 +52,17 @@ class DecisionEventWriter:
             now_s: Seconds since the epoch.
         """
         self._client = client
-        self._sender = Sender(PLANNER, instance, "Scale")
+        self._reporter = EventReporter(PLANNER, instance, "Scale")
         self._now_s = now_s
         self._waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(MAX_WAITING)
         self.dropped = 0
 
-    def post(self, regarding: Mapping[str, Any], note: Note) -> None:
+    def emit(self, regarding: Mapping[str, Any], message: EventMessage) -> None:
         """Queue an Event about an object with apiVersion, kind and metadata."""
         try:
-            self._waiting.put_nowait(self._event(regarding, note))
+            self._waiting.put_nowait(self._event(regarding, message))
         except asyncio.QueueFull:
-            self._drop(note.reason, "too many wait")
+            self._drop(message.reason, "too many wait")
 
     async def run(self) -> None:
         """Write what is posted until cancelled."""
@@ -84,33 +84,33 @@ class DecisionEventWriter:
         self.dropped += 1
         log.warning("event dropped", reason=reason, why=why, dropped=self.dropped)
 
-    def _event(self, regarding: Mapping[str, Any], note: Note) -> dict[str, Any]:
-        return self._sender.event(regarding, note, suffix=uuid.uuid4().hex[:16], at_s=self._now_s())
+    def _event(self, regarding: Mapping[str, Any], message: EventMessage) -> dict[str, Any]:
+        return self._reporter.event(regarding, message, suffix=uuid.uuid4().hex[:16], at_s=self._now_s())
 
 
 class EventListener:
     """Posts every change that a decision makes."""
 
-    def __init__(self, tell: Callable[[Note], None]) -> None:
-        self._tell = tell
+    def __init__(self, emit: Callable[[EventMessage], None]) -> None:
+        self._emit = emit
 
     def tick(self, view: View) -> None:
         """Take no note of a tick."""
 
     def decided(self, decision: Decision, view: View) -> None:  # noqa: ARG002 - the listener's shape
-        """Post one Event per role that changes."""
+        """Emit one Event per role that changes."""
         for role in decision.changes:
-            self._tell(_note(role, decision.id))
+            self._emit(_message(role, decision.id))
 
 
-def _note(role: RoleDecision, decision_id: str) -> Note:
+def _message(role: RoleDecision, decision_id: str) -> EventMessage:
     if role.reason is Reason.NEVER_READY:
-        return Note("ScaleUpWithdrawn", _with_id(role.sentence, decision_id), is_warning=True)
+        return EventMessage("ScaleUpWithdrawn", _with_id(role.sentence, decision_id), is_warning=True)
     reason = "ScaledUp" if role.action is Action.UP else "ScaledDown"
-    return Note(reason, _with_id(role.sentence, decision_id))
+    return EventMessage(reason, _with_id(role.sentence, decision_id))
 
 
 def _with_id(sentence: str, decision_id: str) -> str:
     """Return the sentence with the decision's id behind it, short enough that the id survives."""
     suffix = f" ({decision_id})"
-    return cut(sentence, MAX_NOTE - len(suffix)) + suffix
+    return truncated(sentence, MAX_NOTE - len(suffix)) + suffix

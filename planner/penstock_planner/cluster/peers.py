@@ -1,4 +1,4 @@
-"""The planner beside other installations: which graphs are its own, and saying which are not."""
+"""The planner beside other installations: which graphs are its own, and Events about those that are not."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Final
 
 from penstock_core.logs import get_logger
 from penstock_kube.client import KubeClient
-from penstock_kube.events import Note
+from penstock_kube.events import EventMessage
 from penstock_kube.lease import Election
-from penstock_kube.peers import Keys
-from penstock_kube.territory import Post, Territory
+from penstock_kube.lease_scopes import Keys
+from penstock_kube.ownership import ElectionScope, GraphOwnership
 from penstock_objects.names import COMPONENT_LABEL, GRAPH_LABEL, PLANNER, SCOPE_LABEL, lease_name
 from penstock_planner.cluster.fleet import Graphs
 from penstock_planner.cluster.watch import Key, Object
@@ -20,8 +20,8 @@ LEASE_KEYS: Final = Keys(COMPONENT_LABEL, SCOPE_LABEL, GRAPH_LABEL)
 log = get_logger(__name__)
 
 
-def post_of(namespace: str, *, all_namespaces: bool, graph: str | None) -> Post:
-    """Return what a planner stands for election for.
+def election_scope(namespace: str, *, all_namespaces: bool, graph: str | None) -> ElectionScope:
+    """Return what a planner asks to lead.
 
     Args:
         namespace: That it plans; its own if it plans all.
@@ -29,14 +29,14 @@ def post_of(namespace: str, *, all_namespaces: bool, graph: str | None) -> Post:
         graph: The only graph's name; None: all.
     """
     name = lease_name(PLANNER, cluster_wide=all_namespaces, graph=graph)
-    return Post("planner", LEASE_KEYS, (namespace, name), cluster_wide=all_namespaces, graph=graph)
+    return ElectionScope("planner", LEASE_KEYS, (namespace, name), cluster_wide=all_namespaces, graph=graph)
 
 
 class OwnGraphs:
     """The graphs that no other installation plans; implements `penstock_planner.cluster.fleet.Graphs`.
 
     Attributes:
-        territory: Which ones those are.
+        ownership: Which ones those are.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class OwnGraphs:
         graphs: Graphs,
         client: KubeClient,
         election: Election,
-        post: Post,
+        scope: ElectionScope,
         *,
-        tell: Callable[[Object, Note], None],
+        emit: Callable[[Object, EventMessage], None],
     ) -> None:
         """Build it.
 
@@ -54,14 +54,14 @@ class OwnGraphs:
             graphs: All graphs.
             client: Reads.
             election: Won by this process.
-            post: What for.
-            tell: Records an Event about an object.
+            scope: What for.
+            emit: Records an Event about an object.
         """
-        self.territory = Territory(client, election, post, on_change=self._changed)
+        self.ownership = GraphOwnership(client, election, scope, on_change=self._changed)
         self._graphs = graphs
-        self._tell = tell
+        self._emit = emit
         self._on_change: Callable[[], None] = lambda: None
-        self._words = ""
+        self._message = ""
 
     def subscribe(self, on_change: Callable[[], None]) -> None:
         """Have ``on_change`` called when other graphs may have become this planner's own."""
@@ -69,16 +69,16 @@ class OwnGraphs:
 
     def graph(self, key: Key) -> Object | None:
         """Return a graph; None if there is none, it is being deleted, or it is another installation's."""
-        return self._graphs.graph(key) if self.territory.has(*key) else None
+        return self._graphs.graph(key) if self.ownership.owns(*key) else None
 
     def _changed(self) -> None:
-        leases = ", ".join("/".join(each.lease) for each in self.territory.rivals[:5])
-        words = f"cedes graphs to the installations of these Leases: {leases}" if leases else ""
-        if words != self._words:
-            self._words = words
-            standing = words or "plans every graph that it sees"
-            log.info("other installations changed", standing=standing)
-            lease = self.territory.lease
+        leases = ", ".join("/".join(each.lease) for each in self.ownership.preceding[:5])
+        message = f"cedes graphs to the installations of these Leases: {leases}" if leases else ""
+        if message != self._message:
+            self._message = message
+            scope = message or "plans every graph that it sees"
+            log.info("other installations changed", scope=scope)
+            lease = self.ownership.lease
             if lease is not None:
-                self._tell(dict(lease), Note("Standby" if words else "LeaderActive", standing))
+                self._emit(dict(lease), EventMessage("Standby" if message else "LeaderActive", scope))
         self._on_change()

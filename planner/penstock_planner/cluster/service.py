@@ -20,13 +20,13 @@ from penstock_core.errors import ConfigError
 from penstock_core.local_state import state_dir
 from penstock_core.logs import get_logger
 from penstock_kube.client import KubeClient
-from penstock_kube.events import Note
+from penstock_kube.events import EventMessage
 from penstock_kube.lease import Election, own_pod
-from penstock_kube.territory import Post
+from penstock_kube.ownership import ElectionScope
 from penstock_objects.names import DECISION_ANNOTATION
 from penstock_planner.cluster.events import DecisionEventWriter, EventListener
 from penstock_planner.cluster.fleet import Fleet, PlannerJob, last_report
-from penstock_planner.cluster.peers import OwnGraphs, post_of
+from penstock_planner.cluster.peers import OwnGraphs, election_scope
 from penstock_planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter
 from penstock_planner.cluster.watch import GraphWatch, Key, Watch
 from penstock_planner.dashboard import Dashboard, folder_of
@@ -104,14 +104,14 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
         ConfigError: the metrics port is taken.
     """
     namespace = client.namespace if service.all_namespaces else service.namespace or client.namespace
-    post = post_of(namespace, all_namespaces=service.all_namespaces, graph=service.graph)
+    scope = election_scope(namespace, all_namespaces=service.all_namespaces, graph=service.graph)
     identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     election = Election(
         client,
-        name=post.lease[1],
+        name=scope.lease[1],
         namespace=namespace,
         identity=identity,
-        labels=post.labels,
+        labels=scope.labels,
         owner=own_pod(os.environ, namespace),
     )
     metrics = PlannerMetrics()
@@ -127,7 +127,7 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
         if service.metrics_port:
             server = await serve(metrics, service.host, service.metrics_port, fault=lambda: election.overdue)
         planning = asyncio.create_task(
-            election.lead(lambda: Reign(service, client, election, post, metrics=metrics).run())
+            election.lead(lambda: LeaderSession(service, client, election, scope, metrics=metrics).run())
         )
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -144,7 +144,7 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
             await server.close(grace_s=CLOSE_GRACE_S)
 
 
-class Reign:
+class LeaderSession:
     """One term of leadership: everything is built anew, so that nothing old is believed."""
 
     def __init__(
@@ -152,7 +152,7 @@ class Reign:
         service: ClusterService,
         client: KubeClient,
         election: Election,
-        post: Post,
+        scope: ElectionScope,
         *,
         metrics: PlannerMetrics,
     ) -> None:
@@ -162,7 +162,7 @@ class Reign:
             service: What the process is told.
             client: Reads and writes.
             election: Won by this process; nothing is written any more once it is lost.
-            post: What for.
+            scope: What it leads.
             metrics: Of the process.
         """
         self._service = service
@@ -175,8 +175,8 @@ class Reign:
         fenced = client.fenced(lambda: election.is_leading)
         self._watch = Watch(fenced, namespace=namespace, graph=service.graph)
         self._events = DecisionEventWriter(fenced, instance=election.identity)
-        self._own = OwnGraphs(self._watch, fenced, election, post, tell=self._events.post)
-        self._client = fenced.within(self._own.territory.may_write_in)
+        self._own = OwnGraphs(self._watch, fenced, election, scope, emit=self._events.emit)
+        self._client = fenced.within(self._own.ownership.may_write_in)
         self.status = StatusWriter(self._client, self._watch.live)
         self.fleet = Fleet(
             self._own,
@@ -192,12 +192,12 @@ class Reign:
         """Watch and plan until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._own.territory.run())
+                group.create_task(self._own.ownership.run())
                 group.create_task(self._watch.run())
                 group.create_task(self._events.run())
                 group.create_task(self.status.run())
                 await self._watch.synced()
-                await self._own.territory.settled()
+                await self._own.ownership.settled()
                 group.create_task(self.fleet.run())
         finally:
             await self._pool.close()
@@ -228,7 +228,7 @@ class Reign:
                     self._client,
                     job.graph,
                     view,
-                    tell=lambda note: self._tell(job.key, note),
+                    emit=lambda message: self._emit(job.key, message),
                     unschedulable_s=self._service.unschedulable_s,
                 ),
                 source=SourceChain(sources, now_s=self._clock.now_s, real_now_s=time.monotonic),
@@ -281,7 +281,7 @@ class Reign:
         )
         found: list[Observer] = [
             status,
-            EventListener(lambda note: self._tell(job.key, note)),
+            EventListener(lambda message: self._emit(job.key, message)),
             SnapshotWriter(folder, now_s=time.monotonic),
         ]
         return [*found, dashboard] if dashboard is not None else found
@@ -316,10 +316,10 @@ class Reign:
         generation = live["metadata"].get("generation", 0)
         self.status.say(job.key, replace(report, generation=generation))
 
-    def _tell(self, key: Key, note: Note) -> None:
+    def _emit(self, key: Key, message: EventMessage) -> None:
         live = self._watch.live(key)
         if live is not None:
-            self._events.post(live, note)
+            self._events.emit(live, message)
 
     def _forget(self, key: Key) -> None:
         self.status.forget(key)

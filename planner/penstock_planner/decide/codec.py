@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from penstock_api import Role
-from penstock_planner.decide.baselines.settings import BaselineSettings
+from penstock_planner.decide.baselines.settings import settings_from
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock_planner.decide.reading import Quality, Reading
@@ -41,7 +41,7 @@ def config_from(plain: Mapping[str, Any]) -> DecideConfig:
     for name in ("min_replicas", "max_replicas"):
         if name in fields:
             fields[name] = {Role(role): int(count) for role, count in fields[name].items()}
-    fields["baseline"] = BaselineSettings(**fields.get("baseline", {}))
+    fields["baseline"] = settings_from(fields.get("baseline", {}))
     # A ledger from before there were modes was decided by the document's rule on the queue per worker.
     fields.setdefault("queue_per_worker", "mode" not in fields)
     fields["mode"] = Mode(fields.get("mode", Mode.LOAD))

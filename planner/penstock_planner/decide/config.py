@@ -26,7 +26,7 @@ class Mode(StrEnum):
     """Which policy decides; `registry` has the functions.
 
     ``adaptive`` and ``load`` are the planner's own. The others are autoscalers that it is measured against, each
-    from its published definition.
+    from its published definition, and what nobody can be better than by much: oracles.
     """
 
     LOAD = "load"
@@ -38,11 +38,22 @@ class Mode(StrEnum):
     DYNAMO_THROUGHPUT = "dynamo-throughput"
     STATIC = "static"
     ORACLE = "oracle"
+    ORACLE_ONE_STEP = "oracle-one-step"
 
     @property
     def waits_for_adjustments(self) -> bool:
         """Whether pulls and decisions stop while replicas start or drain, as the planner's document has it."""
         return self is Mode.LOAD
+
+    @property
+    def is_oracle(self) -> bool:
+        """Whether the policy knows the future; it needs a schedule that only a simulation can have."""
+        return self in {Mode.ORACLE, Mode.ORACLE_ONE_STEP}
+
+    @property
+    def needs_profile(self) -> bool:
+        """Whether the policy needs the engines' latency profile."""
+        return self is Mode.DYNAMO_THROUGHPUT or self.is_oracle
 
     @property
     def has_ledger(self) -> bool:

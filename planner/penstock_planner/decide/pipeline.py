@@ -15,7 +15,7 @@ from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecis
 from penstock_planner.decide.observation import Pull, Window
 from penstock_planner.decide.proposal import Proposal, RoleProposal
 from penstock_planner.decide.rebalance import release, reserve
-from penstock_planner.decide.registry import policy_of
+from penstock_planner.decide.registry import POLICIES
 from penstock_planner.decide.stabilise import age, rolled_back
 from penstock_planner.decide.state import PlannerState
 
@@ -36,14 +36,14 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
         The decision (without roles if the window is empty) and the next state.
 
     Raises:
-        ConfigError: this version has no policy of that mode.
+        ConfigError: the mode needs to be told more than this configuration has.
     """
     if not window.pulls:
         sequence = state.sequence + 1
         name = f"d{sequence:06d}"
         empty = Decision(name, window.end_s, config.no_operation, (), 0, 0, config.max_gpu_budget)
         return empty, replace(state, sequence=sequence)
-    return finish(policy_of(config.mode)(window, state, config), window, state, config)
+    return finish(POLICIES[config.mode](window, state, config), window, state, config)
 
 
 def finish(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from penstock_core.errors import ConfigError
 from penstock_planner.decide.adaptive.policy import adaptive
 from penstock_planner.decide.baselines.dynamo import dynamo_load
+from penstock_planner.decide.baselines.dynamo_throughput import dynamo_throughput
 from penstock_planner.decide.baselines.hpa import hpa
 from penstock_planner.decide.baselines.keda import keda
 from penstock_planner.decide.baselines.kpa import kpa
+from penstock_planner.decide.baselines.oracle import oracle
 from penstock_planner.decide.baselines.static import static
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.load import load
@@ -28,18 +29,9 @@ POLICIES: Mapping[Mode, Policy] = {
     Mode.KEDA: keda,
     Mode.KPA: kpa,
     Mode.DYNAMO_LOAD: dynamo_load,
+    Mode.DYNAMO_THROUGHPUT: dynamo_throughput,
     Mode.STATIC: static,
+    Mode.ORACLE: oracle,
+    Mode.ORACLE_ONE_STEP: oracle,
 }
-
-
-def policy_of(mode: Mode) -> Policy:
-    """Return the policy of a mode.
-
-    Raises:
-        ConfigError: this version has none.
-    """
-    policy = POLICIES.get(mode)
-    if policy is None:
-        known = ", ".join(known.value for known in POLICIES)
-        raise ConfigError(f"mode {mode.value}: not available in this version; choose from {known}")
-    return policy
+"""One of every mode."""

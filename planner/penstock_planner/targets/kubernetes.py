@@ -15,7 +15,7 @@ from penstock_api import GraphDeployment, Role
 from penstock_core.errors import ClusterError, ConflictError, NotFoundError
 from penstock_core.logs import get_logger
 from penstock_kube.client import KubeClient
-from penstock_kube.events import Note
+from penstock_kube.events import EventMessage
 from penstock_kube.kinds import SCALING_ADAPTER
 from penstock_objects.names import DECISION_ANNOTATION, OPERATOR, PLANNER, child_name
 from penstock_planner.targets.base import TargetState
@@ -104,7 +104,7 @@ class KubernetesTarget:
         graph: GraphDeployment,
         view: GraphView,
         *,
-        tell: Callable[[Note], None] = lambda _note: None,
+        emit: Callable[[EventMessage], None] = lambda _message: None,
         unschedulable_s: float = UNSCHEDULABLE_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -114,7 +114,7 @@ class KubernetesTarget:
             client: Writes.
             graph: With its namespace.
             view: Reads.
-            tell: Called when somebody else has set a number of replicas, and when a change failed.
+            emit: Called when somebody else has set a number of replicas, and when a change failed.
             unschedulable_s: Seconds after which an unschedulable pod is given up.
             now_s: Monotonic seconds.
         """
@@ -123,7 +123,7 @@ class KubernetesTarget:
         self._namespace = graph.metadata.namespace
         self._services = services_of(graph)
         self._view = view
-        self._tell = tell
+        self._emit = emit
         self._patience_s = {"unschedulable": unschedulable_s, "stuck": STUCK_S, "gated": GATED_S}
         self._now_s = now_s
         self._written: dict[str, Object] = {}
@@ -185,8 +185,10 @@ class KubernetesTarget:
         try:
             await self._scale(role, service, service.clamp(replicas), decision_id)
         except ClusterError as exc:
-            self._tell(
-                Note("ScalingFailed", f"{role.value} to {replicas} ({decision_id}): {exc}", is_warning=True)
+            self._emit(
+                EventMessage(
+                    "ScalingFailed", f"{role.value} to {replicas} ({decision_id}): {exc}", is_warning=True
+                )
             )
             raise
 
@@ -287,7 +289,7 @@ class KubernetesTarget:
         by = adapter.get("owner") or "somebody else"
         log.info("replicas set by somebody else", role=role.value, before=before, after=wish, by=by)
         text = f"{role.value} {before} -> {wish}: set by {by}; kept for one adjustment interval, then planned from"
-        self._tell(Note("ReplicasEdited", text))
+        self._emit(EventMessage("ReplicasEdited", text))
         return service.clamp(wish), True
 
     def _refused(self) -> dict[Role, str]:

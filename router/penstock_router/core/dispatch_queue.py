@@ -7,55 +7,26 @@ arrives, what was prefilled or lost, and takes what is dispatched now. Pure.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from math import inf
 from typing import Generic, TypeVar
 
-from penstock_api import QueueOrder
+from penstock_api import QueueOrder, Tier
+from penstock_router.core.queue_room import QueueRoom
+from penstock_router.core.queue_settings import QueueSettings
+from penstock_router.policy.lane import Lane, WaitingLine
 from penstock_router.policy.load import WorkerLoad
 from penstock_router.policy.prefix_index import PrefixIndex
 from penstock_router.policy.prompt_tokens import PromptTokenCounts
+from penstock_router.policy.queued_request import QueuedRequest
 from penstock_router.policy.rebalance import Aim, decode_delay_s, plan_moves
 from penstock_router.policy.routing_policy import Arrival, AssignTime, Estimates, RoutingPolicy, eligible
-from penstock_router.policy.worker_queue import QueuedRequest, WorkerQueue
+from penstock_router.policy.tier_queue import TierQueue
+from penstock_router.policy.tiers import TierSettings
+from penstock_router.policy.worker_queue import WorkerQueue
 
 T = TypeVar("T")
-
-CACHE_BLOCKS = 8192
-"""Keys remembered per worker where nothing else is said. Chosen: 4M tokens of 512-token blocks, or 500,000 of
-prompts so short that their first block's sub-block keys are all they have; 90 KiB of memory where prompts bring 24 new
-keys, at most 512."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSettings:
-    """How queues behave, whatever the policy.
-
-    Attributes:
-        slot_tokens: Uncached tokens dispatched to one worker at a time; None is unbounded. An idle worker always
-            takes one request, however long.
-        slot_requests: Requests dispatched to one worker at a time; None is unbounded.
-        max_requests: Most waiting requests; None is unbounded.
-        max_wait_s: Longest wait, simulated seconds; None is unbounded.
-        order: Who is next in a worker's queue; the central queue is first in, first out.
-        cache_blocks: Prefix blocks that one worker's cache holds.
-        slo_s: TTFT that rebalancing and the deadline-aware order aim for, simulated seconds.
-        bottleneck_s: See `decode_delay_s`.
-        tokens_per_s: Prefill throughput assumed until one is measured; None: none.
-        rebalances: Whether requests that wait for a decode-bound worker are moved as time passes.
-    """
-
-    slot_tokens: int | None = None
-    slot_requests: int | None = None
-    max_requests: int | None = None
-    max_wait_s: float | None = None
-    order: QueueOrder = QueueOrder.ARRIVAL
-    cache_blocks: int = CACHE_BLOCKS
-    slo_s: float = 5.0
-    bottleneck_s: float = 3.0
-    tokens_per_s: float | None = None
-    rebalances: bool = False
 
 
 class DispatchQueue(Generic[T]):
@@ -67,6 +38,7 @@ class DispatchQueue(Generic[T]):
         moved: Requests that rebalancing has moved so far.
         waiting: Requests that wait.
         tokens: Their prompt tokens.
+        room: Counts them by tier.
         prompt_tokens: On their way through this queue.
     """
 
@@ -77,8 +49,10 @@ class DispatchQueue(Generic[T]):
         self._workers: dict[str, WorkerQueue[T]] = {}
         # Workers that take nothing now, and are known because they may come back or still compute something.
         self._inactive: dict[str, WorkerQueue[T]] = {}
-        # The central queue, or, under a policy that assigns on arrival, what arrived while there was no worker.
-        self._unassigned: OrderedDict[T, QueuedRequest[T]] = OrderedDict()
+        # In the central queue, or, under a policy that assigns on arrival, what arrived while there was no worker.
+        self._unassigned: dict[T, QueuedRequest[T]] = {}
+        self._central: WaitingLine[T] = self._new_line()
+        self.room = QueueRoom()
         self._assigned: dict[T, QueuedRequest[T]] = {}
         # Running non-streaming requests, with the time at which their prompts should be prefilled.
         self._non_streaming: dict[T, float] = {}
@@ -125,8 +99,7 @@ class DispatchQueue(Generic[T]):
                 displaced += self._unassign(worker)
         for name in joining:
             known = self._inactive.pop(name, None)
-            cache_blocks = self.settings.cache_blocks
-            self._workers[name] = known or WorkerQueue(wanted[name], cache_blocks=cache_blocks, now_s=now_s)
+            self._workers[name] = known or self._new_worker(wanted[name], now_s)
             self.policy.worker_joined(name)
         self._workers = {name: self._workers[name] for name in wanted}
         for name, load in wanted.items():
@@ -134,8 +107,9 @@ class DispatchQueue(Generic[T]):
         for name in [n for n, each in self._inactive.items() if not each.running and n not in quarantined]:
             del self._inactive[name]
         if self._workers and self.policy.assigns is AssignTime.ON_ARRIVAL:
-            displaced += self._unassigned.values()
+            displaced += self._central
             self._unassigned.clear()
+            self._central = self._new_line()
         for queued in sorted(displaced, key=lambda queued: queued.since_s):
             self._assign(queued, now_s)
 
@@ -161,9 +135,10 @@ class DispatchQueue(Generic[T]):
             now_s: Simulated seconds.
             again: It was admitted before: it meets no bound, and waits before all others.
         """
-        if not again and self.is_full:
+        if not again and not self.room.has_room(arrival, self.settings):
             return False
         self.waiting += 1
+        self.room.enter(arrival)
         self.tokens += arrival.tokens
         queued = QueuedRequest(item, arrival, now_s, uncached=arrival.tokens)
         self._assign(queued, now_s, is_first=again)
@@ -236,8 +211,9 @@ class DispatchQueue(Generic[T]):
 
     def withdraw(self, item: T) -> None:
         """Take out a request whose client has left; does nothing when it does not wait."""
-        queued = self._unassigned.pop(item, None)
+        queued = self._unassigned.get(item)
         if queued is not None:
+            self._take_central(queued)
             self._stop_waiting(queued)
             return
         queued = self._assigned.get(item)
@@ -249,11 +225,10 @@ class DispatchQueue(Generic[T]):
             self._stop_waiting(queued)
 
     def take_expired(self, now_s: float) -> list[QueuedRequest[T]]:
-        """Take out and return the requests that have waited ``max_wait_s`` or longer."""
-        bound = self.settings.max_wait_s
-        if bound is None:
-            return []
-        expired = [queued for queued in self._waiting_requests() if now_s - queued.since_s >= bound]
+        """Take out and return the requests that have waited as long as they, or those of their tier, may."""
+        bounds = {tier: self.settings.longest_wait_s(tier) for tier in Tier}
+        waiting = self.waiting_requests() if min(bounds.values()) < inf else []
+        expired = [each for each in waiting if now_s - each.since_s >= bounds[each.arrival.tier]]
         for queued in expired:
             self.withdraw(queued.item)
         return expired
@@ -292,7 +267,7 @@ class DispatchQueue(Generic[T]):
 
     def oldest_s(self, now_s: float) -> float:
         """Return how long the longest wait has lasted, simulated seconds; 0 when nothing waits."""
-        return max((now_s - queued.since_s for queued in self._waiting_requests()), default=0.0)
+        return max((now_s - queued.since_s for queued in self.waiting_requests()), default=0.0)
 
     def uncached_tokens(self, item: T) -> int | None:
         """Return the prompt tokens expected to be computed of a request that waits or runs; None: of no other."""
@@ -303,6 +278,34 @@ class DispatchQueue(Generic[T]):
         """Return the uncached tokens that wait for one worker."""
         worker = self._workers.get(name)
         return 0 if worker is None else worker.queued_tokens
+
+    def worker_of(self, item: T) -> str:
+        """Return the worker that a request waits for or runs at; empty while none was chosen."""
+        queued = self._assigned.get(item)
+        return "" if queued is None else queued.worker
+
+    def prefill_tokens(self, name: str) -> int:
+        """Return the uncached prompt tokens that wait for one worker or were given to it, tokens >= 0.
+
+        Where requests are assigned on arrival, those that other routers have there are among them.
+        """
+        worker = self._workers.get(name)
+        if worker is None:
+            return 0
+        peers = worker.peer_tokens if self.policy.assigns is AssignTime.ON_ARRIVAL else 0
+        return worker.queued_tokens + self.prompt_tokens.pending.get(name, 0) + peers
+
+    def peer_tokens(self, name: str) -> int:
+        """Return the tokens that other routers have in flight at a worker, as last heard."""
+        worker = self._workers.get(name)
+        return 0 if worker is None else worker.peer_tokens
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Prompt tokens to be computed by all workers together; 0 while no request waits in a central queue."""
+        if self.policy.assigns is AssignTime.ON_ARRIVAL or not self._unassigned:
+            return 0
+        return self.prompt_tokens.waiting + sum(self.prompt_tokens.pending.values())
 
     def pending_tokens(self, name: str) -> int:
         """Return what other routers should count here, tokens >= 0.
@@ -321,18 +324,38 @@ class DispatchQueue(Generic[T]):
         """Return the tokens in flight at each worker, those of other routers included."""
         return {name: each.inflight_tokens for name, each in self._workers.items()}
 
-    # ------------------------------------------------------------------ within
-
-    def _waiting_requests(self) -> list[QueuedRequest[T]]:
+    def waiting_requests(self) -> list[QueuedRequest[T]]:
+        """Return the requests that wait, in no order."""
         assigned = (each for each in self._assigned.values() if each.started_s is None)
         return [*self._unassigned.values(), *assigned]
+
+    def set_tiers(self, tiers: TierSettings) -> None:
+        """Share by other settings from now on, where tiers were on before."""
+        self.settings = replace(self.settings, tiers=tiers)
+        known = (*self._workers.values(), *self._inactive.values())
+        for line in (self._central, *(each.line for each in known)):
+            if isinstance(line, TierQueue):
+                line.settings = tiers
+
+    # ------------------------------------------------------------------ within
+
+    def _new_line(self) -> WaitingLine[T]:
+        return Lane() if self.settings.tiers is None else TierQueue(self.settings.tiers)
+
+    def _new_worker(self, load: WorkerLoad, now_s: float) -> WorkerQueue[T]:
+        # Under a policy that assigns when a worker is free the central queue has shared already.
+        line = self._new_line() if self.policy.assigns is AssignTime.ON_ARRIVAL else None
+        return WorkerQueue(load, cache_blocks=self.settings.cache_blocks, now_s=now_s, line=line)
+
+    def _take_central(self, queued: QueuedRequest[T]) -> None:
+        del self._unassigned[queued.item]
+        self._central.pull(queued)
 
     def _assign(self, queued: QueuedRequest[T], now_s: float, *, is_first: bool = False) -> None:
         """Put a request into the queue of the worker that the policy chooses, or into the central one."""
         if self.policy.assigns is AssignTime.WHEN_FREE or not self._workers:
             self._unassigned[queued.item] = queued
-            if is_first:
-                self._unassigned.move_to_end(queued.item, last=False)
+            self._central.put(queued, is_first=is_first)
             return
         self._estimates.now_s = now_s
         decision = self.policy.route(queued.arrival, self._workers, self._estimates)
@@ -364,14 +387,14 @@ class DispatchQueue(Generic[T]):
     def _dispatch_central(
         self, now_s: float, is_open: Callable[[str], bool] | None
     ) -> Iterator[QueuedRequest[T]]:
-        while self._unassigned:
-            queued = next(iter(self._unassigned.values()))
+        while (queued := self._central.next_up(now_s)) is not None:
             free = self._free_workers(queued.arrival.avoid, is_open)
             if not free:
                 return
             self._estimates.now_s = now_s
             decision = self.policy.route(queued.arrival, free, self._estimates)
-            del self._unassigned[queued.item]
+            self._take_central(queued)
+            self._central.charge(queued)
             worker = self._workers[decision.worker]
             queued.reason = decision.reason
             self._assigned[queued.item] = queued
@@ -419,7 +442,7 @@ class DispatchQueue(Generic[T]):
 
     def _unassign(self, worker: WorkerQueue[T]) -> list[QueuedRequest[T]]:
         """Take out and return all that waits for a worker."""
-        displaced = [*worker.late.values(), *worker.queue.values()]
+        displaced = list(worker.line)
         for queued in displaced:
             worker.pull(queued)
             worker.forget(queued)
@@ -427,16 +450,17 @@ class DispatchQueue(Generic[T]):
         return displaced
 
     def _next_up(self, worker: WorkerQueue[T], now_s: float) -> QueuedRequest[T] | None:
-        order, slo_s = self.settings.order, self.settings.slo_s
+        order = self.settings.order
         token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
         if token_s is None:
-            return worker.next_up(hit_first=order is QueueOrder.HIT_FIRST)
+            return worker.line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST)
         ahead = worker.running_tokens + worker.peer_tokens
 
         def is_late(queued: QueuedRequest[T]) -> bool:
-            return now_s - queued.since_s + (ahead + queued.uncached) * token_s > slo_s
+            slo_s = self.settings.ttft_slo_s(queued.arrival.tier)
+            return slo_s is not None and now_s - queued.since_s + (ahead + queued.uncached) * token_s > slo_s
 
-        return worker.next_up(is_late=is_late)
+        return worker.line.next_up(now_s, is_late=is_late)
 
     def _has_room(self, worker: WorkerQueue[T]) -> bool:
         settings = self.settings
@@ -471,5 +495,6 @@ class DispatchQueue(Generic[T]):
 
     def _stop_waiting(self, queued: QueuedRequest[T]) -> None:
         self.waiting -= 1
+        self.room.leave(queued.arrival)
         self.prompt_tokens.waiting -= queued.weight
         self.tokens -= queued.tokens

@@ -13,11 +13,14 @@ from typing import Generic, TypeVar
 
 from penstock_api import Role
 from penstock_router.core.assignment import Assignment
+from penstock_router.core.busy_workers import ALL_BUSY, BusyWorkers
 from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.tier_control import TierControl
 from penstock_router.core.worker import Worker
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.policy.routing_policy import Arrival
+from penstock_router.policy.busy import BusyThresholds
+from penstock_router.policy.routing_policy import Arrival, AssignTime
 
 T = TypeVar("T")
 
@@ -32,6 +35,8 @@ class RefusalReason(Enum):
     QUEUE_FULL = auto()
     QUEUE_TIMEOUT = auto()
     NO_WORKER = auto()
+    SHED = auto()
+    ALL_BUSY = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +54,13 @@ class Refuse(Generic[T]):
         item: The request.
         reason: Why.
         message: For the client: what was exceeded or is missing, and the remedy.
+        retry_after_s: When there is expected to be room, simulated seconds from now; None: unknown.
     """
 
     item: T
     reason: RefusalReason
     message: str
+    retry_after_s: float | None = None
 
 
 Effects = list[Dispatch[T] | Refuse[T]]
@@ -67,17 +74,27 @@ class RouterCore(Generic[T]):
         entry: Role of the first stage.
         queues: By role, the first stage's first. Nothing is dispatched in the first stage while no worker of the
             second can be routed to, because a prefill without a decode worker only pins KV blocks.
+        busy: By role, the workers that take no new requests. A new request is rejected while that is all of a stage's.
         paused: Roles to whose workers nothing is dispatched for now.
+        tiers: Sheds and counts by tier; None: requests have no tiers.
     """
 
-    def __init__(self, pool: WorkerPool, queues: Mapping[Role, DispatchQueue[T]]) -> None:
-        """Tie pool and queues; ``queues`` names the first stage first."""
+    def __init__(
+        self,
+        pool: WorkerPool,
+        queues: Mapping[Role, DispatchQueue[T]],
+        busy: Mapping[Role, BusyWorkers] | None = None,
+    ) -> None:
+        """Tie pool and queues; ``queues`` names the first stage first, ``busy`` the same stages or nothing."""
         self.pool = pool
         self.queues = dict(queues)
+        self.busy = dict(busy or {role: BusyWorkers() for role in self.queues})
         self.entry = next(iter(self.queues))
         self.paused: Collection[Role] = ()
         self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in self.queues}
+        self._names: dict[Role, frozenset[str]] = {role: frozenset() for role in self.queues}
         self._rebalanced_s: float | None = None
+        self.tiers: TierControl | None = None
 
     @property
     def entry_queue(self) -> DispatchQueue[T]:
@@ -98,16 +115,50 @@ class RouterCore(Generic[T]):
             now_s: Simulated seconds.
             again: It was admitted before: it meets no bound, and waits before all others.
         """
+        if self.tiers is not None and role is self.entry and not again:
+            shed = self.tiers.arrived(arrival.tier)
+            if shed is not None:
+                wait_s = self.tiers.monitor.settings.recover_s
+                return [Refuse(item, RefusalReason.SHED, shed, wait_s)]
         missing = self._hopeless(role, now_s)
         if missing is not None:
             message = f"no {missing} worker can take the request; retry later"
             return [Refuse(item, RefusalReason.NO_WORKER, message)]
         self._follow(role, now_s)
-        queue = self.queues[role]
+        full = self.full_stage(role, now_s, is_new=role is self.entry and not again)
+        if full is not None:
+            return [Refuse(item, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())]
+        queue, busy = self.queues[role], self.busy[role]
+        if busy.is_any and queue.policy.assigns is AssignTime.ON_ARRIVAL:
+            arrival = self._avoiding(arrival, role)
+        moved = queue.moved
         if not queue.submit(item, arrival, now_s, again=again):
             message = f"{len(queue)} requests wait for {role} already; retry later"
             return [Refuse(item, RefusalReason.QUEUE_FULL, message)]
+        self._load_changed(role, now_s, queue.worker_of(item) if queue.moved == moved else None)
         return self._dispatch(role, now_s)
+
+    def full_stage(self, role: Role, now_s: float, *, is_new: bool = True) -> Role | None:
+        """Return the stage for which a request must be rejected: none of its workers takes it; None: it may go on.
+
+        Args:
+            role: The stage that it asks for.
+            now_s: Simulated seconds.
+            is_new: It was not admitted before: busy workers of this and later stages are not for it. Else only
+                those are not that have refused a request themselves.
+        """
+        if not is_new:
+            self._follow(role, now_s)
+            return role if self.busy[role].all_at_capacity(self._names[role]) else None
+        for each in self._needed(role):
+            self._follow(each, now_s)
+            names, busy = self._names[each], self.busy[each]
+            if busy.none_takes(names):
+                return each
+            backlog = 0 if each is Role.DECODE else self.queues[each].backlog_tokens
+            if backlog and names and busy.prefill_limit_exceeded(backlog / len(names)):
+                return each
+        return None
 
     def prefilled(
         self,
@@ -125,8 +176,11 @@ class RouterCore(Generic[T]):
             cached_tokens: Prompt tokens that the worker found in its cache; None: not known.
             measured: Whether this is noticed as it happens, and not only at the end of the answer.
         """
-        role = assignment.role
-        self.queues[role].prefilled(assignment.item, now_s, cached_tokens=cached_tokens, measured=measured)
+        role, queue = assignment.role, self.queues[assignment.role]
+        before = queue.prompt_tokens.computed
+        queue.prefilled(assignment.item, now_s, cached_tokens=cached_tokens, measured=measured)
+        self.busy[role].computed(queue.prompt_tokens.computed - before, now_s)
+        self._load_changed(role, now_s, assignment.worker.name)
         return self._dispatch_waiting(role, now_s)
 
     def release(self, assignment: Assignment[T], now_s: float) -> Effects[T]:
@@ -136,11 +190,60 @@ class RouterCore(Generic[T]):
         role = assignment.role
         assignment.end()
         self.queues[role].release(assignment.item, now_s)
+        self.busy[role].released(assignment.worker, assignment.tokens, now_s)
+        self._load_changed(role, now_s, assignment.worker.name)
         return self._dispatch_waiting(role, now_s)
 
-    def withdraw(self, item: T, role: Role) -> None:
+    def withdraw(self, item: T, role: Role, now_s: float) -> None:
         """Take out a waiting request whose client has left; does nothing when it does not wait."""
+        name = self.queues[role].worker_of(item)
         self.queues[role].withdraw(item)
+        self._load_changed(role, now_s, name)
+
+    # ------------------------------------------------------------------ the workers' load
+
+    def load_read(self, worker: Worker, now_s: float) -> Effects[T]:
+        """Take note that a worker's metrics were read anew."""
+        role = worker.spec.role
+        if role not in self.queues:
+            return []
+        self.busy[role].load_read(worker)
+        self._load_changed(role, now_s, worker.name)
+        return self._dispatch_waiting(role, now_s)
+
+    def set_peer_tokens(self, tokens: Mapping[str, int], now_s: float) -> None:
+        """Set the tokens that other routers have in flight at each worker of the first stage, as last heard."""
+        for name, count in tokens.items():
+            self.entry_queue.set_peer_tokens(name, count)
+            self._load_changed(self.entry, now_s, name)
+
+    def own_tokens(self) -> dict[str, int]:
+        """Return what this router alone has at each worker of the first stage, for the others; see `pending_tokens`."""
+        queue = self.entry_queue
+        found = {name: queue.pending_tokens(name) for name in self._names[self.entry]}
+        return {name: tokens for name, tokens in found.items() if tokens > 0}
+
+    def inflight_tokens(self, worker: Worker) -> int:
+        """Return the tokens in flight at a worker, those of other routers included where they are known."""
+        queue = self.queues.get(worker.spec.role)
+        return worker.inflight_tokens + (0 if queue is None else queue.peer_tokens(worker.name))
+
+    def active_prefill_tokens(self, worker: Worker) -> int:
+        """Return the prompt tokens that a worker has still to compute; a decode worker computes none."""
+        role = worker.spec.role
+        if role is Role.DECODE or role not in self.queues:
+            return 0
+        return self.queues[role].prefill_tokens(worker.name)
+
+    def refused_at_capacity(self, worker: Worker, now_s: float) -> None:
+        """Take note that a worker has no room for another request, whatever its metrics said."""
+        self.busy[worker.spec.role].refused(worker.name, now_s)
+
+    def set_thresholds(self, thresholds: BusyThresholds, now_s: float) -> None:
+        """Take new thresholds for the workers of every stage; they hold for the next request."""
+        for role, busy in self.busy.items():
+            busy.set_thresholds(thresholds)
+            self._loads_changed(role, now_s)
 
     # ------------------------------------------------------------------ workers and time
 
@@ -156,20 +259,22 @@ class RouterCore(Generic[T]):
         """Take note of a change in the workers' health or drains."""
         effects: Effects[T] = []
         for role in self.queues:
+            self._follow(role, now_s)
+            self._loads_changed(role, now_s)
             effects += self._dispatch(role, now_s)
         return effects
 
     def expire(self, now_s: float) -> Effects[T]:
         """Refuse what has waited as long as it may."""
-        return [
-            Refuse(
-                queued.item,
-                RefusalReason.QUEUE_TIMEOUT,
-                f"no worker took the request within {now_s - queued.since_s:.1f} s; retry later",
-            )
-            for queue in self.queues.values()
-            for queued in queue.take_expired(now_s)
-        ]
+        effects: Effects[T] = []
+        for role, queue in self.queues.items():
+            for queued in queue.take_expired(now_s):
+                if self.tiers is not None and role is self.entry:
+                    self.tiers.timed_out(queued.arrival.tier, now_s)
+                self._load_changed(role, now_s, queued.worker)
+                message = f"no worker took the request within {now_s - queued.since_s:.1f} s; retry later"
+                effects.append(Refuse(queued.item, RefusalReason.QUEUE_TIMEOUT, message))
+        return effects
 
     def tick(self, now_s: float) -> Effects[T]:
         """Do what time alone asks for: relieve decode-bound workers, and dispatch where room has come."""
@@ -179,6 +284,8 @@ class RouterCore(Generic[T]):
             if queue.settings.rebalances:
                 queue.rebalance(now_s)
         queue.assume_prefilled(now_s)
+        if self.tiers is not None:
+            self.tiers.tick(now_s, queue.waiting_requests)
         return self.workers_changed(now_s)
 
     def problems(self, now_s: float) -> list[str]:
@@ -209,8 +316,36 @@ class RouterCore(Generic[T]):
         workers = self.pool.routable(role, now_s)
         if workers is not self._routable[role] and workers != self._routable[role]:
             self._routable[role] = workers
+            self._names[role] = frozenset(each.name for each in workers)
             quarantined = {each.name for each in self.pool if each.keeps_its_cache}
             self.queues[role].set_workers(workers, now_s, quarantined=quarantined)
+            self._loads_changed(role, now_s)
+
+    def _avoiding(self, arrival: Arrival, role: Role) -> Arrival:
+        """Return a request that passes over busy workers, unless that leaves only such as have failed it."""
+        names = self._names[role]
+        passed_over = self.busy[role].not_taking(names)
+        return arrival.avoiding(passed_over) if names - passed_over - arrival.avoid else arrival
+
+    def _load_changed(self, role: Role, now_s: float, name: str | None) -> None:
+        """Decide anew whether a worker is busy; None: every worker of the role."""
+        busy, queue = self.busy[role], self.queues[role]
+        if not busy.thresholds.is_set:
+            return
+        if name is None:
+            self._loads_changed(role, now_s)
+            return
+        worker = self.pool.get(name)
+        if worker is not None:
+            tokens, peers = self.active_prefill_tokens(worker), queue.peer_tokens(name)
+            busy.refresh(worker, prefill_tokens=tokens, peer_tokens=peers, now_s=now_s)
+
+    def _loads_changed(self, role: Role, now_s: float) -> None:
+        names, busy = self._names[role], self.busy[role]
+        busy.keep_only(names, now_s)
+        if busy.thresholds.is_set:
+            for name in names:
+                self._load_changed(role, now_s, name)
 
     def _dispatch_waiting(self, role: Role, now_s: float) -> Effects[T]:
         return self._dispatch(role, now_s) if self.queues[role].waiting else []
@@ -223,14 +358,20 @@ class RouterCore(Generic[T]):
         if not all(pool.routable(each, now_s) for each in self._needed(role)):
             return []
 
+        closed = self._closed_to_dispatch(role)
+
         def is_open(name: str) -> bool:
             worker = pool.get(name)
+            if name in closed:
+                return False
             return worker is None or worker.breaker.is_closed or worker.breaker.allows(now_s, is_last=True)
 
         effects: Effects[T] = []
-        for queued in queue.dispatch(now_s, None if pool.are_closed(role) else is_open):
+        for queued in queue.dispatch(now_s, None if pool.are_closed(role) and not closed else is_open):
             worker = pool.get(queued.worker)
             assert worker is not None  # noqa: S101 - `_follow` has named the pool's own workers
+            if self.tiers is not None and role is self.entry:
+                self.tiers.dispatched(queued.arrival.tier, max(0.0, now_s - queued.since_s))
             effects.append(
                 Dispatch(
                     Assignment(
@@ -243,4 +384,18 @@ class RouterCore(Generic[T]):
                     )
                 )
             )
+            self._load_changed(role, now_s, queued.worker)
         return effects
+
+    def _closed_to_dispatch(self, role: Role) -> frozenset[str]:
+        """Return the workers that get nothing for now: those at capacity, and busy ones beside others with room.
+
+        What already waits for a busy worker goes there: its own queue is part of what makes it busy.
+        """
+        busy, names = self.busy[role], self._names[role]
+        if not busy.is_any:
+            return frozenset()
+        full = busy.at_capacity()
+        if self.queues[role].policy.assigns is AssignTime.ON_ARRIVAL:
+            return full
+        return full | busy.not_taking(names)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Final
 
 from penstock_core import metric_names as names
 from penstock_core.errors import ObservationError
-from penstock_core.exposition import parse_samples
+from penstock_core.exposition import Sample, parse_samples
 from penstock_core.worker_metrics import WAITING_NAMES, waiting_by_engine
 from penstock_wire.client import ConnectionPool, Timeouts
 
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,11}")
 _EXPIRED: Final = names.VLLM_NIXL_EXPIRED + names.COUNTER_SUFFIX
-_WANTED: Final = (names.VLLM_KV_USAGE, _EXPIRED, *WAITING_NAMES)
+_WANTED: Final = (names.VLLM_KV_USAGE, names.VLLM_CACHE_CONFIG_INFO, _EXPIRED, *WAITING_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,17 @@ class WorkerPage:
         expired_leases: Prompts whose lease ran out before they were read, since the worker's start; None
             when the page does not say.
         waiting_requests: That wait in the worker for room; None when the page does not say.
+        kv_ranks: KV blocks in use of each data-parallel rank, 0-1; empty when the page does not say.
+        kv_total_blocks: KV blocks of all ranks together; None when the page does not say.
+        kv_capacity_tokens: Tokens that these hold; None when the page does not say.
     """
 
     kv_usage_fraction: float | None
     expired_leases: float | None
     waiting_requests: float | None
+    kv_ranks: tuple[float, ...] = ()
+    kv_total_blocks: int | None = None
+    kv_capacity_tokens: int | None = None
 
 
 async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts) -> WorkerPage:
@@ -45,9 +53,31 @@ async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts) -> Worke
     samples = parse_samples(response.body.decode("utf-8", "replace"), _WANTED)
     usage = [sample.value for sample in samples if sample.name == names.VLLM_KV_USAGE]
     expired = [sample.value for sample in samples if sample.name == _EXPIRED]
+    mean = kv_usage(usage)
+    ranks = tuple(usage) if mean is not None else ()
+    blocks, tokens = _kv_size(samples, ranks=max(1, len(ranks)))
     return WorkerPage(
-        kv_usage(usage), sum(expired) if expired else None, _requests(waiting_by_engine(samples))
+        mean,
+        sum(expired) if expired else None,
+        _requests(waiting_by_engine(samples)),
+        ranks,
+        blocks,
+        tokens,
     )
+
+
+def _kv_size(samples: list[Sample], *, ranks: int) -> tuple[int | None, int | None]:
+    """Return a worker's KV blocks and the tokens that they hold; None where its page does not say for each rank."""
+    blocks = tokens = told = 0
+    for sample in samples:
+        if sample.name != names.VLLM_CACHE_CONFIG_INFO:
+            continue
+        count, size = sample.labels.get("num_gpu_blocks", ""), sample.labels.get("block_size", "")
+        if _NUMBER.fullmatch(count) and _NUMBER.fullmatch(size):
+            told += 1
+            blocks += int(count)
+            tokens += int(count) * int(size)
+    return (blocks, tokens) if told == ranks else (None, None)
 
 
 def _requests(values: list[float]) -> float | None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
+from penstock_router.policy.queued_request import QueuedRequest
 from penstock_router.policy.routing_policy import Estimates
-from penstock_router.policy.worker_queue import QueuedRequest, WorkerQueue
+from penstock_router.policy.worker_queue import WorkerQueue
 
 T = TypeVar("T")
 

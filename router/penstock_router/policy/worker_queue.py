@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from penstock_router.policy.arrival import Arrival
+from penstock_router.policy.lane import Lane, WaitingLine
 from penstock_router.policy.load import WorkerLoad
 from penstock_router.policy.prefix_index import PrefixIndex
+from penstock_router.policy.queued_request import QueuedRequest
 
 T = TypeVar("T")
 
@@ -16,9 +17,6 @@ _DECAY = 0.95
 """Chosen: sums over about the last twenty prefills, so that a slower GPU shows within seconds."""
 _BORROWED_S = 1.0
 """Chosen: a worker's own measurements outweigh those of all together after a second of computing."""
-
-_LATE_TURN = 10
-"""Chosen: late requests get at least every tenth turn, so that they end, and leave the others 90% of a worker."""
 
 
 class PrefillThroughput:
@@ -64,44 +62,6 @@ class PrefillThroughput:
         return (self._tokens + _BORROWED_S * fleet) / (self._seconds + _BORROWED_S)
 
 
-@dataclass(slots=True)
-class QueuedRequest(Generic[T]):
-    """A request with its place.
-
-    Attributes:
-        item: What the caller queued.
-        arrival: What the policy was told of it.
-        since_s: When it was first queued.
-        worker: Where it waits or runs.
-        uncached: Tokens expected to be computed there.
-        held: Blocks of it that the worker held before.
-        other: The pair's other worker, empty without one.
-        other_uncached: Tokens expected to be computed there.
-        started_s: When it was dispatched; None while it waits.
-        reason: Why it stands there, one short phrase.
-        is_prefilled: Its prompt is computed and it still weighs at its worker.
-        weight: ``uncached`` when it was submitted, wherever it goes afterwards; see `PromptTokenCounts`.
-    """
-
-    item: T
-    arrival: Arrival
-    since_s: float
-    worker: str = ""
-    uncached: int = 0
-    held: int = 0
-    other: str = ""
-    other_uncached: int = 0
-    started_s: float | None = None
-    reason: str = ""
-    weight: int = 0
-    is_prefilled: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """Prompt tokens."""
-        return self.arrival.tokens
-
-
 class WorkerQueue(Generic[T]):
     """One worker.
 
@@ -110,10 +70,8 @@ class WorkerQueue(Generic[T]):
         name: Unique.
         index: Blocks that it holds, as far as known.
         throughput: How fast it computes.
-        queue: Requests that wait for it, in order of arrival.
-        late: Requests that wait and were found unable to be in time; kept apart only if asked for, see `next_up`.
-        queued_tokens: Uncached tokens of both.
-        late_tokens: Those of the late ones.
+        line: Requests that wait for it, in order.
+        queued_tokens: Their uncached tokens.
         running: Requests handed over and not computed yet.
         running_tokens: Their uncached tokens.
         running_prompt_tokens: Their prompt tokens, cached or not.
@@ -124,16 +82,13 @@ class WorkerQueue(Generic[T]):
     """
 
     __slots__ = (
-        "_late_turns",
         "decoding_tokens",
         "index",
-        "late",
-        "late_tokens",
+        "line",
         "load",
         "name",
         "peer_tokens",
         "progress_s",
-        "queue",
         "queued_tokens",
         "relative_slowdown",
         "running",
@@ -142,15 +97,15 @@ class WorkerQueue(Generic[T]):
         "throughput",
     )
 
-    def __init__(self, load: WorkerLoad, *, cache_blocks: int, now_s: float) -> None:
+    def __init__(
+        self, load: WorkerLoad, *, cache_blocks: int, now_s: float, line: WaitingLine[T] | None = None
+    ) -> None:
+        """Begin idle; ``line`` orders what waits, None: one lane."""
         self.load = load
         self.name = load.name
         self.index = PrefixIndex(cache_blocks)
         self.throughput = PrefillThroughput()
-        self.queue: dict[T, QueuedRequest[T]] = {}
-        self.late: dict[T, QueuedRequest[T]] = {}
-        self.late_tokens = 0
-        self._late_turns = 0
+        self.line: WaitingLine[T] = Lane() if line is None else line
         self.queued_tokens = 0
         self.running: dict[T, QueuedRequest[T]] = {}
         self.running_tokens = 0
@@ -163,7 +118,7 @@ class WorkerQueue(Generic[T]):
     @property
     def pending_tokens(self) -> int:
         """Return the uncached tokens to compute before a request that comes now; late ones let it go first."""
-        return self.queued_tokens - self.late_tokens + self.running_tokens + self.peer_tokens
+        return self.queued_tokens - self.line.late_tokens + self.running_tokens + self.peer_tokens
 
     @property
     def inflight_tokens(self) -> int:
@@ -194,17 +149,12 @@ class WorkerQueue(Generic[T]):
         queued.worker = self.name
         queued.held = self.index.use(queued.arrival.prefix)
         queued.uncached = queued.arrival.uncached(queued.held) if uncached is None else uncached
-        if is_first:
-            self.queue = {queued.item: queued, **self.queue}
-        else:
-            self.queue[queued.item] = queued
+        self.line.put(queued, is_first=is_first)
         self.queued_tokens += queued.uncached
 
     def pull(self, queued: QueuedRequest[T]) -> None:
         """Take a request out of the queue."""
-        if self.queue.pop(queued.item, None) is None:
-            del self.late[queued.item]
-            self.late_tokens -= queued.uncached
+        self.line.pull(queued)
         self.queued_tokens -= queued.uncached
 
     def forget(self, queued: QueuedRequest[T]) -> None:
@@ -214,6 +164,7 @@ class WorkerQueue(Generic[T]):
     def start(self, queued: QueuedRequest[T], now_s: float) -> None:
         """Hand a request over."""
         self.pull(queued)
+        self.line.charge(queued)
         queued.started_s = now_s
         if now_s > queued.since_s:
             # It is used now, and one that moved away meanwhile may have taken shared blocks with it.
@@ -239,41 +190,13 @@ class WorkerQueue(Generic[T]):
     @property
     def has_waiting(self) -> bool:
         """Whether any request waits."""
-        return bool(self.queue or self.late)
+        return bool(self.line)
 
-    def next_up(
-        self, *, hit_first: bool = False, is_late: Callable[[QueuedRequest[T]], bool] | None = None
-    ) -> QueuedRequest[T] | None:
-        """Return the request to be served next; None when none waits.
-
-        Args:
-            hit_first: The largest number of cached tokens first, then arrival, instead of arrival alone.
-            is_late: Tells whether a request can no longer be in time. Such ones let all others go first, except
-                each `_LATE_TURN`-th time. None: nobody is asked.
-        """
-        while (queued := self._first(hit_first=hit_first)) is not None:
-            if is_late is None or not is_late(queued):
-                break
-            del self.queue[queued.item]
-            self.late[queued.item] = queued
-            self.late_tokens += queued.uncached
-        if self.late:
-            self._late_turns += 1
-            if queued is None or self._late_turns >= _LATE_TURN:
-                self._late_turns = 0
-                return next(iter(self.late.values()))
-        return queued
+    @property
+    def queue(self) -> dict[T, QueuedRequest[T]]:
+        """Requests that wait for it and were not found late."""
+        return self.line.queue
 
     def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
         """Iterate over the queue in the order in which it is served; late ones are left out."""
-        queue = self.queue.values()
-        return iter(sorted(queue, key=_hit_order) if hit_first else queue)
-
-    def _first(self, *, hit_first: bool) -> QueuedRequest[T] | None:
-        if not hit_first:
-            return next(iter(self.queue.values()), None)
-        return min(self.queue.values(), key=_hit_order, default=None)
-
-
-def _hit_order(queued: QueuedRequest[T]) -> int:
-    return queued.uncached - queued.arrival.tokens
+        return self.line.in_order(hit_first=hit_first)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 from typing import Any
 
 import orjson
@@ -17,17 +18,21 @@ from penstock_core.errors import ClientDisconnected, NotFoundError
 from penstock_core.logs import get_logger
 from penstock_router.access_log import AccessLog
 from penstock_router.metrics import MetricsPage, RouterMetrics
+from penstock_router.peers import PATH as PEER_LOAD_PATH
+from penstock_router.peers import Peers
 from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.admin import Admin
 from penstock_router.proxy.auth import AdminCheck, KeyCheck
 from penstock_router.proxy.body_bounds import SMALL_BYTES, check_size
+from penstock_router.proxy.busy_threshold import BusyThresholdApi, ThresholdError
 from penstock_router.proxy.call import CompletionCall, request_id
 from penstock_router.proxy.completion import PATHS, ApiEndpoint, CompletionRequest, parse_completion
 from penstock_router.proxy.cors import Cors
-from penstock_router.proxy.failures import QUEUE_TIMEOUT
+from penstock_router.proxy.failures import QUEUE_TIMEOUT, REJECTIONS
 from penstock_router.proxy.handler import CompletionHandler
 from penstock_router.proxy.prefix import PromptReader
 from penstock_router.proxy.refusal import RequestRefused
+from penstock_router.proxy.tiers import LiveTiers
 from penstock_wire.messages import Headers
 from penstock_wire.problem import error_body
 from penstock_wire.server import Request, Responder
@@ -58,6 +63,8 @@ class RouterApp:
         context_tokens: int | None,
         handler: CompletionHandler,
         admin: Admin,
+        busy_threshold: BusyThresholdApi,
+        peers: Peers,
         keys: KeyCheck,
         admin_check: AdminCheck,
         cors: Cors,
@@ -68,10 +75,13 @@ class RouterApp:
         speed: float,
         access_log: AccessLog | None,
         session_header: str | None = None,
+        tiers: LiveTiers | None = None,
     ) -> None:
         self._model = model
         self._handler = handler
         self._admin = admin
+        self._busy_threshold = busy_threshold
+        self._peers = peers
         self._keys = keys
         self._admin_check = admin_check
         self._cors = cors
@@ -82,6 +92,7 @@ class RouterApp:
         self._speed = speed
         self._access_log = access_log
         self._session_header = (session_header or "").lower().encode()
+        self._tiers = tiers
         self._model_card = {
             "id": model,
             "object": "model",
@@ -113,6 +124,10 @@ class RouterApp:
                 self._require(request, "GET")
                 responder.send(200, self._page.render(), content_type=self._page.content_type)
                 return
+            elif path == PEER_LOAD_PATH:
+                self._require(request, "GET")
+                responder.send(200, self._peers.own_load())
+                return
             elif path in {"/health", "/ready"}:
                 self._require(request, "GET")
                 responder.send(*(self._admin.health() if path == "/health" else self._admin.ready()))
@@ -120,6 +135,8 @@ class RouterApp:
             elif path == "/workers" or path.startswith("/workers/"):
                 endpoint = ApiEndpoint.WORKERS
                 self._answer_workers(path, request, responder, headers)
+            elif path == "/busy_threshold":
+                self._answer_busy_threshold(request, responder, headers)
             else:
                 raise RequestRefused(404, f"path: {path[:200]} is not served here", code="not_found")  # noqa: TRY301 - answered below like all refusals
         except RequestRefused as refusal:
@@ -144,6 +161,10 @@ class RouterApp:
             if task is not None:
                 responder.on_disconnect(lambda: _cancel(task))
             parsed = await self._parse(path, request)
+            identity = None
+            if self._tiers is not None:
+                identity = self._tiers.door.identify(request.headers, parsed.body.get("model"))
+                parsed = self._tiers.door.for_worker(parsed, identity.tier)
             tokens = parsed.prompt_ids or self._estimator.estimate(parsed.prompt_bytes)
             call = CompletionCall(
                 parsed,
@@ -153,6 +174,7 @@ class RouterApp:
                 headers=headers,
                 upstream_headers=self._upstream_headers(request, own_id),
                 session=self._session(request),
+                identity=identity,
             )
             if self._reader is not None:
                 call.take_keys(await self._reader.read(parsed))
@@ -174,11 +196,14 @@ class RouterApp:
     async def _parse(self, path: str, request: Request) -> CompletionRequest:
         """Read a body, a large one in steps and in a thread, so that others' streams go on."""
         raw, content_type = request.body, request.headers.get(b"content-type")
+        aliases: Collection[str] = () if self._tiers is None else self._tiers.door.config.models
         if len(raw) <= SMALL_BYTES:
-            return parse_completion(path, content_type, raw, model=self._model)
+            return parse_completion(path, content_type, raw, model=self._model, aliases=aliases)
         for _ in check_size(raw):
             await asyncio.sleep(0)
-        return await asyncio.to_thread(parse_completion, path, content_type, raw, model=self._model)
+        return await asyncio.to_thread(
+            parse_completion, path, content_type, raw, model=self._model, aliases=aliases
+        )
 
     def _session(self, request: Request) -> str:
         if not self._session_header:
@@ -189,7 +214,8 @@ class RouterApp:
         headers = [_JSON_TYPE, (b"x-request-id", own_id)]
         sent = request.headers
         headers += [(name, sent[name]) for name in _PASSED_ON if name in sent]
-        if self._keys.is_open and b"authorization" in sent:
+        is_own = self._tiers is not None and self._tiers.door.keys.of(sent.get(b"authorization")) is not None
+        if self._keys.is_open and b"authorization" in sent and not is_own:
             # Without keys of its own the router is transparent: the workers may ask for one.
             headers.append((b"authorization", sent[b"authorization"]))
         return tuple(headers)
@@ -208,25 +234,34 @@ class RouterApp:
         e2e_s = (time.monotonic() - arrived_real_s) * self._speed
         metrics.requests[endpoint.value, status] += 1
         if call is not None:
-            if call.error is not None:
-                metrics.errors[call.error] += 1
-            elif status == 200:
-                metrics.e2e.observe(e2e_s)
-                metrics.completed += 1
-                metrics.completed_tokens += call.output_tokens
-            if call.error == QUEUE_TIMEOUT:
-                metrics.queue_timeouts += 1
-            elif status in _OVERLOADED and not (call.worker or call.prefill_worker):
-                metrics.refused += 1
-            metrics.generation_tokens += call.output_tokens
-            if status == 200:
-                metrics.prompt_tokens += call.prompt_tokens
-                metrics.cached_tokens += call.cached_tokens or 0
+            self._count(endpoint, call, status, e2e_s)
         if self._access_log is not None or _DEBUG_LOGGER.isEnabledFor(logging.DEBUG):
             line = _access_line(endpoint, own_id, status, e2e_s, call)
             log.debug("request answered", **line)
             if self._access_log is not None:
                 self._access_log.write(line)
+
+    def _count(self, endpoint: ApiEndpoint, call: CompletionCall, status: int, e2e_s: float) -> None:
+        metrics = self._metrics
+        if call.error is not None:
+            metrics.errors[call.error] += 1
+        elif status == 200:
+            metrics.e2e.observe(e2e_s)
+            metrics.completed += 1
+            metrics.completed_tokens += call.output_tokens
+        if call.error == QUEUE_TIMEOUT:
+            metrics.queue_timeouts += 1
+        elif call.error in REJECTIONS:
+            metrics.refused += 1
+            metrics.rejections[endpoint.value, call.error] += 1
+        elif status in _OVERLOADED and not (call.worker or call.prefill_worker):
+            metrics.refused += 1
+        if self._tiers is not None:
+            self._tiers.ended(call, status, e2e_s)
+        metrics.generation_tokens += call.output_tokens
+        if status == 200:
+            metrics.prompt_tokens += call.prompt_tokens
+            metrics.cached_tokens += call.cached_tokens or 0
 
     # ------------------------------------------------------------------ the rest
 
@@ -256,6 +291,20 @@ class RouterApp:
             body = self._admin.drain(parts[1], drained=parts[2] == "drain")
         except NotFoundError as exc:
             raise RequestRefused(404, str(exc), code="worker_not_found") from exc
+        responder.send(200, body, headers=headers)
+
+    def _answer_busy_threshold(self, request: Request, responder: Responder, headers: Headers) -> None:
+        if request.method != "POST":
+            self._require(request, "GET")
+            self._admin_check.check_reading(request.headers)
+            responder.send(200, self._busy_threshold.listed(), headers=headers)
+            return
+        self._admin_check.check(request.headers)
+        try:
+            body = self._busy_threshold.change(request.headers.get(b"content-type"), request.body)
+        except ThresholdError as exc:
+            responder.send(exc.status, exc.body(), headers=headers)
+            return
         responder.send(200, body, headers=headers)
 
     def _require(self, request: Request, method: str) -> None:
@@ -291,6 +340,7 @@ def _access_line(
         return line
     return {
         **line,
+        **({} if call.identity is None else {"tier": call.tier.value, "tenant": call.identity.tenant}),
         "stream": call.request.stream,
         "prompt_tokens": call.prompt_tokens,
         "cached_tokens": call.cached_tokens,

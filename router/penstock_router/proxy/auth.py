@@ -109,7 +109,7 @@ class KeyCheck:
 
 
 class AdminCheck:
-    """Decides who may drain workers and see their addresses.
+    """Decides who may drain workers, see their addresses and change thresholds.
 
     With admin keys: their holders. Without: programs of this machine, while the router listens on loopback only and
     asks clients for no key either. A web page never may, because a browser sends its requests from inside.
@@ -155,6 +155,15 @@ class AdminCheck:
                 f"host: administer from this machine, by 127.0.0.1 or localhost, or set {ADMIN_KEYS.variable}",
                 code="cross_site",
             )
+
+    def check_reading(self, headers: Mapping[bytes, bytes]) -> None:
+        """Let a request pass that only reads settings: everybody's without an admin key.
+
+        Raises:
+            RequestRefused: 403, from a web page; 401, no admin key or a wrong one.
+        """
+        if not self._keys.is_open:
+            self.check(headers)
 
     def allows(self, headers: Mapping[bytes, bytes]) -> bool:
         """Return whether a request would pass."""

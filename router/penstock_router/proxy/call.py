@@ -7,9 +7,11 @@ import os
 import re
 import time
 
+from penstock_api import Tier
 from penstock_router.core.retries import RequestTries
 from penstock_router.proxy.completion import CompletionRequest
 from penstock_router.proxy.prefix import Keyed
+from penstock_router.proxy.tier_door import TierIdentity
 from penstock_wire.server import Responder
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
@@ -45,6 +47,7 @@ class CompletionCall:
         tries: What its tries have shown so far.
         is_delivered: The whole answer was written; a client that closes then has not left early.
         session: Value of the header that ties requests together; empty without one.
+        identity: Its tier and tenant; None where there are no tiers.
         keyed: Prefix keys of the prompt; None where the policy reads none.
         prefill_worker: Name of the last prefill worker.
         worker: Name of the last worker of the answering stage.
@@ -56,6 +59,7 @@ class CompletionCall:
         "cached_tokens",
         "error",
         "headers",
+        "identity",
         "is_delivered",
         "keyed",
         "output_tokens",
@@ -82,6 +86,7 @@ class CompletionCall:
         headers: tuple[tuple[bytes, bytes], ...],
         upstream_headers: tuple[tuple[bytes, bytes], ...],
         session: str = "",
+        identity: TierIdentity | None = None,
     ) -> None:
         self.request = request
         self.responder = responder
@@ -100,6 +105,7 @@ class CompletionCall:
         self.prefill_worker: str | None = None
         self.worker: str | None = None
         self.session = session
+        self.identity = identity
         self.error: str | None = None
 
     def take_keys(self, keyed: Keyed) -> None:
@@ -107,6 +113,11 @@ class CompletionCall:
         self.keyed = keyed
         if keyed.tokens is not None and not self.prompt_counted:
             self.prompt_tokens = keyed.tokens
+
+    @property
+    def tier(self) -> Tier:
+        """Its tier; standard where there are none."""
+        return Tier.STANDARD if self.identity is None else self.identity.tier
 
     def age_real_s(self) -> float:
         """Return real seconds since arrival."""

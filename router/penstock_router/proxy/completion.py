@@ -5,7 +5,7 @@ Everything else in the body is the worker's to judge. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -63,7 +63,9 @@ class CompletionRequest:
     is_single: bool
 
 
-def parse_completion(path: str, content_type: bytes | None, raw: bytes, *, model: str) -> CompletionRequest:
+def parse_completion(
+    path: str, content_type: bytes | None, raw: bytes, *, model: str, aliases: Collection[str] = ()
+) -> CompletionRequest:
     """Read a request.
 
     Args:
@@ -71,6 +73,7 @@ def parse_completion(path: str, content_type: bytes | None, raw: bytes, *, model
         content_type: Header value, or None.
         raw: Body.
         model: The name under which the model is served.
+        aliases: Further names of it.
 
     Raises:
         RequestRefused: 415, 400 or 404.
@@ -81,7 +84,7 @@ def parse_completion(path: str, content_type: bytes | None, raw: bytes, *, model
             415, f"content-type: {shown}: send application/json", code="unsupported_media_type"
         )
     body = _object(raw)
-    _check_model(body, model)
+    _check_model(body, model, aliases)
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         shown = str(stream)[:_SHOWN_CHARACTERS]
@@ -110,11 +113,11 @@ def _object(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _check_model(body: dict[str, Any], model: str) -> None:
+def _check_model(body: dict[str, Any], model: str, aliases: Collection[str]) -> None:
     asked = body.get("model")
     if not isinstance(asked, str) or not asked:
         raise RequestRefused(400, f"model: missing; this router serves {model!r}", code="invalid_request")
-    if asked != model:
+    if asked != model and asked not in aliases:
         shown = asked if len(asked) <= _SHOWN_CHARACTERS else asked[:_SHOWN_CHARACTERS] + "..."
         raise RequestRefused(
             404, f"model: {shown!r} does not exist; this router serves {model!r}", code="model_not_found"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import orjson
+
 from penstock_core.errors import (
     NoEndpointsError,
     PenstockError,
@@ -15,13 +17,25 @@ from penstock_core.errors import (
     UpstreamTimeout,
     WrongAnswer,
 )
-from penstock_router.admission import QueueTimeout
+from penstock_router.admission import AllBusy, QueueTimeout, Shed
 from penstock_router.core.retries import FailedTry, RetryScope
 from penstock_router.core.worker import Worker
 from penstock_wire.problem import error_body
 
 QUEUE_TIMEOUT: Final = "queue_timeout"
 """Reason of a request that waited for a worker as long as it may."""
+
+SHED: Final = "shed"
+"""Reason of a request that was refused so that higher tiers keep their SLO."""
+
+ALL_WORKERS_BUSY: Final = "all_workers_busy"
+"""Reason of a request that was rejected because no worker takes new ones."""
+
+REJECTIONS: Final = frozenset({ALL_WORKERS_BUSY})
+"""Reasons of requests that the router turns away to protect the others; each is counted by model and endpoint."""
+
+AT_CAPACITY: Final = "worker_at_capacity"
+"""Reason of a try that a worker refused for want of room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,7 @@ class ErrorResponse:
         kind: The body's ``type``.
         message: What to tell.
         retry_after: Whether to send Retry-After.
+        retry_after_s: When there is expected to be room, simulated seconds; None: unknown.
     """
 
     status: int
@@ -68,9 +83,12 @@ class ErrorResponse:
     kind: str
     message: str
     retry_after: bool = False
+    retry_after_s: float | None = None
 
     def body(self) -> bytes:
-        """Return the OpenAI-style body."""
+        """Return the OpenAI-style body; a rejection's is flat, as the document of request rejection has it."""
+        if self.reason in REJECTIONS:
+            return orjson.dumps({"message": self.message, "type": self.kind, "code": self.status})
         return error_body(self.message, kind=self.kind, code=self.reason)
 
 
@@ -104,6 +122,11 @@ def error_response_of(error: PenstockError | StageFailed) -> ErrorResponse:
                 502, error.failure.reason, "server_error", "the worker gave no usable answer"
             )
         return error_response_of(error.error)
+    if isinstance(error, AllBusy):
+        message, wait_s = str(error), error.retry_after_s
+        return ErrorResponse(503, ALL_WORKERS_BUSY, "service_unavailable", message, True, wait_s)
+    if isinstance(error, Shed):
+        return ErrorResponse(503, SHED, "server_error", str(error), True, error.retry_after_s)
     for kind, (status, reason, retry_after) in _PROBLEMS.items():
         if isinstance(error, kind):
             public = _public_message(error) if isinstance(error, UpstreamError) else str(error)

@@ -6,10 +6,10 @@ Called by ``app`` with a parsed request; answers it whatever happens, except whe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock_api import Role
 from penstock_core.clock import SimulatedClock
@@ -22,6 +22,7 @@ from penstock_router.metrics import RouterMetrics
 from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.call import CompletionCall
+from penstock_router.proxy.capacity import asking_others
 from penstock_router.proxy.failures import ErrorResponse, StageFailed, error_response_of
 from penstock_router.proxy.kv_transfer import (
     Prefilled,
@@ -32,6 +33,7 @@ from penstock_router.proxy.kv_transfer import (
     with_cached_tokens,
 )
 from penstock_router.proxy.lease_guard import LeaseGuard
+from penstock_router.proxy.retry_after import retry_after
 from penstock_router.proxy.stream_meter import Correction, RelayMeter
 from penstock_router.proxy.stream_preamble import read_preamble
 from penstock_router.proxy.upstream import UpstreamClient, read_whole
@@ -43,6 +45,7 @@ from penstock_wire.sse import encode_event
 
 log = get_logger(__name__)
 
+R = TypeVar("R")
 
 _BACKOFF_REAL_S = 0.05
 """Chosen: the pause before the same worker is tried again, times the number of retries so far; a worker
@@ -63,7 +66,11 @@ class RemotePrefill:
 
 
 class CompletionHandler:
-    """Serves completion requests."""
+    """Serves completion requests.
+
+    Attributes:
+        retry_after_s: Least Retry-After of refusals, real seconds; it may change while requests are under way.
+    """
 
     def __init__(
         self,
@@ -87,7 +94,7 @@ class CompletionHandler:
             retries: Allows retries.
             estimator: Learns from prompts that workers have counted.
             clock: Simulated time.
-            retry_after_s: Retry-After of refusals, seconds.
+            retry_after_s: Least Retry-After of refusals, real seconds.
         """
         self._upstream = upstream
         self._admission = admission
@@ -98,7 +105,7 @@ class CompletionHandler:
         self._retries = retries
         self._estimator = estimator
         self._clock = clock
-        self._retry_after = (b"retry-after", str(retry_after_s).encode())
+        self.retry_after_s = retry_after_s
 
     async def serve(self, call: CompletionCall) -> None:
         """Answer one request; every error but a vanished client becomes an answer."""
@@ -161,16 +168,31 @@ class CompletionHandler:
 
     async def _try(self, call: CompletionCall, *, again: bool) -> None:
         if not self._is_disaggregated:
-            async with self._acquire_entry(call, again=again) as assignment:
-                call.worker = assignment.worker.name
-                await self._answer(call, assignment, call.request.raw, remote=None)
+            await self._asking_others(call, self._entry, lambda: self._aggregated(call, again=again))
             return
         body, remote = call.request.raw, None
         if call.request.is_single:
-            prefilled, lease = await self._prefill(call, again=again)
+            prefilled, lease = await self._asking_others(
+                call, self._entry, lambda: self._prefill(call, again=again)
+            )
             body = decode_body(call.request, prefilled.params, expired_leases=lease.expired_before)
             remote = RemotePrefill(Correction(prefilled.cached_tokens), lease) if prefilled.params else None
-        # Otherwise: a KV transfer carries the blocks of one prompt; several are computed where they are decoded.
+        else:
+            # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
+            self._admission.check_capacity(Role.DECODE)
+        await self._asking_others(call, Role.DECODE, lambda: self._decode(call, body, remote))
+
+    async def _asking_others(
+        self, call: CompletionCall, role: Role, attempt: Callable[[], Awaitable[R]]
+    ) -> R:
+        return await asking_others(call, role, attempt, admission=self._admission, metrics=self._metrics)
+
+    async def _aggregated(self, call: CompletionCall, *, again: bool) -> None:
+        async with self._acquire_entry(call, again=again or bool(call.tries.avoid)) as assignment:
+            call.worker = assignment.worker.name
+            await self._answer(call, assignment, call.request.raw, remote=None)
+
+    async def _decode(self, call: CompletionCall, body: bytes, remote: RemotePrefill | None) -> None:
         async with self._acquire_decode(call) as assignment:
             await self._answer(call, assignment, body, remote=remote)
 
@@ -186,8 +208,9 @@ class CompletionHandler:
 
     def _arrival(self, call: CompletionCall) -> Arrival:
         keyed = call.keyed
+        tenant = "" if call.identity is None else call.identity.tenant
         if keyed is None:
-            return Arrival((), call.prompt_tokens, call.tries.avoid)
+            return Arrival((), call.prompt_tokens, call.tries.avoid, tier=call.tier, tenant=tenant)
         return Arrival(
             keyed.chain,
             call.prompt_tokens,
@@ -197,10 +220,12 @@ class CompletionHandler:
             call.session,
             # A prefill's own answer tells; a stream's first token does.
             is_non_streaming=not self._is_disaggregated and not call.request.stream,
+            tier=call.tier,
+            tenant=tenant,
         )
 
     async def _prefill(self, call: CompletionCall, *, again: bool) -> tuple[Prefilled, KvLease]:
-        async with self._acquire_entry(call, again=again) as assignment:
+        async with self._acquire_entry(call, again=again or bool(call.tries.avoid)) as assignment:
             worker = assignment.worker
             call.prefill_worker = worker.name
             async with self._upstream.open(call, assignment, prefill_body(call.request)) as response:
@@ -217,7 +242,8 @@ class CompletionHandler:
     @asynccontextmanager
     async def _acquire_decode(self, call: CompletionCall) -> AsyncIterator[LiveAssignment]:
         """Wait for a decode worker, which keeps the request for the block and no longer."""
-        arrival = Arrival((), call.prompt_tokens, call.tries.avoid)
+        tenant = "" if call.identity is None else call.identity.tenant
+        arrival = Arrival((), call.prompt_tokens, call.tries.avoid, tier=call.tier, tenant=tenant)
         async with self._admission.acquire(Role.DECODE, arrival) as assignment:
             call.queued_s += assignment.queued_s
             call.worker = assignment.worker.name
@@ -267,7 +293,7 @@ class CompletionHandler:
         meter = RelayMeter(
             self._metrics,
             assignment,
-            on_first_token=lambda: self._admission.prefilled(assignment),
+            on_first_token=lambda: self._note_first_token(call, assignment),
             arrived_real_s=call.arrived_real_s,
             speed=self._clock.speed,
             correction=correction,
@@ -328,6 +354,13 @@ class CompletionHandler:
 
     # ------------------------------------------------------------------ counting
 
+    def _note_first_token(self, call: CompletionCall, assignment: LiveAssignment) -> None:
+        self._admission.prefilled(assignment)
+        tiers = self._admission.core.tiers
+        if tiers is not None:
+            ttft_s = self._clock.to_model_s(call.age_real_s())
+            tiers.first_token(call.tier, ttft_s, self._clock.now_s())
+
     def _note_stream(self, call: CompletionCall, meter: RelayMeter) -> None:
         call.ttft_s = meter.ttft_s
         self._note_usage(call, meter.usage)
@@ -352,8 +385,14 @@ class CompletionHandler:
     # ------------------------------------------------------------------ answers other than success
 
     def _refuse(self, call: CompletionCall, problem: ErrorResponse) -> None:
-        headers = (*call.headers, self._retry_after) if problem.retry_after else call.headers
+        headers = call.headers
+        if problem.retry_after:
+            headers = (*headers, self._retry_after(problem.retry_after_s))
         call.responder.send(problem.status, problem.body(), headers=headers)
+
+    def _retry_after(self, expected_s: float | None) -> tuple[bytes, bytes]:
+        expected_real_s = None if expected_s is None else self._clock.to_real_s(expected_s)
+        return (b"retry-after", retry_after(expected_real_s, floor_s=self.retry_after_s))
 
     def _pass_on(self, call: CompletionCall, failure: StageFailed) -> None:
         answer = failure.answer
@@ -362,7 +401,7 @@ class CompletionHandler:
         if answer.retry_after is not None:
             headers = (*headers, (b"retry-after", answer.retry_after))
         elif answer.status == 503:
-            headers = (*headers, self._retry_after)
+            headers = (*headers, self._retry_after(None))
         call.responder.send(answer.status, answer.body, headers=headers)
 
     def _break_off(self, call: CompletionCall, problem: ErrorResponse) -> None:

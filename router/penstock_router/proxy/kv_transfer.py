@@ -56,7 +56,7 @@ def prefill_body(request: CompletionRequest) -> bytes:
     body["max_tokens"] = 1
     body["max_completion_tokens"] = 1
     body["kv_transfer_params"] = _PREFILL_PARAMS
-    return _encoded(body)
+    return encoded(body)
 
 
 def decode_body(
@@ -82,12 +82,17 @@ def decode_body(
         added["cache_salt"] = hashlib.sha256(f"{own or ''}\0{epoch}".encode()).hexdigest()
         if own is not None:
             # Of a key that comes twice, not every reader takes the last.
-            return _encoded({**request.body, **added})
+            return encoded({**request.body, **added})
     # The body is an object with at least a model, so its last byte is the brace to move.
     return request.raw.rstrip()[:-1] + b"," + orjson.dumps(added)[1:]
 
 
-def _encoded(body: dict[str, Any]) -> bytes:
+def encoded(body: dict[str, Any]) -> bytes:
+    """Return a body in bytes.
+
+    Raises:
+        RequestRefused: see `prefill_body`.
+    """
     try:
         return orjson.dumps(body)
     except orjson.JSONEncodeError as exc:

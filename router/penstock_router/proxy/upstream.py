@@ -12,7 +12,7 @@ from penstock_router.admission import LiveAssignment
 from penstock_router.core.retries import FailedTry, RetryScope
 from penstock_router.core.transfers import KvLease, KvTransfer
 from penstock_router.proxy.call import CompletionCall
-from penstock_router.proxy.failures import StageFailed, failed_stage
+from penstock_router.proxy.failures import AT_CAPACITY, StageFailed, failed_stage
 from penstock_router.proxy.stream_preamble import ErrorEvent
 from penstock_router.proxy.worker_answer import ErrorReply, error_answer, retry_scope_of
 from penstock_router.settings import RouterSettings
@@ -116,6 +116,8 @@ class UpstreamClient:
             return StageFailed(
                 FailedTry("kv_lost", RetryScope.ANYWHERE, (worker, lease.worker)), answer=answer
             )
+        if reply.is_at_capacity:
+            return StageFailed(FailedTry(AT_CAPACITY, RetryScope.ELSEWHERE, (worker,)), answer=answer)
         sent_credentials = any(name == b"authorization" for name, _ in call.upstream_headers)
         scope = retry_scope_of(
             status,

@@ -21,6 +21,9 @@ KV_LOST: Final = (b'"KVLoadError"', b'"InternalServerError"')
 """In the 500 of a decode worker, simulated or vLLM, that could not fetch a transfer's KV: the prefill worker is gone,
 was out of reach for longer than its lease, or decode cannot reach any. A new prefill may work."""
 
+AT_CAPACITY_MARK: Final = b"worker at capacity"
+"""In the 503 of a worker whose engine and queue are full. Source: NVIDIA Dynamo's document "Request Rejection"."""
+
 _LEAVING: Final = frozenset({502, 503})
 """What a worker that is leaving or restarting answers."""
 _UNKNOWN_HERE: Final = frozenset({404, 405})
@@ -44,6 +47,11 @@ class ErrorReply:
     status: int
     content: bytes
     retry_after: bytes | None = None
+
+    @property
+    def is_at_capacity(self) -> bool:
+        """Whether a worker says that it has no room for another request; it is neither leaving nor broken."""
+        return self.status == 503 and AT_CAPACITY_MARK in self.content
 
     @property
     def is_kv_lost(self) -> bool:

@@ -107,6 +107,15 @@ def test_no_planner_process_when_it_is_off(build, context):
     assert "planner" not in by_service(build(planner={"enabled": False}), context)
 
 
+def test_tiers_reach_simulated_workers(build, context):
+    """They order by priority and preempt within the graph's bounds; without tiers nothing is said."""
+    tiers = {"router": {"tiers": {"enabled": True}}}
+    argv = by_service(build(**tiers, engine={"preemption": {"maxPerRequest": 2}}), context)["decode"].argv
+    assert argv[argv.index("--scheduling-policy") + 1] == "priority"
+    assert argv[argv.index("--preemption-config") + 1] == '{"maxPerRequest":2}'
+    assert "--preemption-config" not in by_service(build(), context)["decode"].argv
+
+
 def test_vllm_worker(build, context):
     """A vLLM worker runs as it is: NIXL roles, lease and side channel, tensor parallelism from the GPUs."""
     graph = build(

@@ -5,6 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock_core import metric_names
 from penstock_core.lag import LagTracker
+from penstock_engine.core.request_slots import RequestSlots
 from penstock_engine.serve.histogram import Histogram, token_buckets
 from penstock_engine.serve.metrics import EngineMetrics
 from penstock_engine.serve.settings import ServeFlags, resolve
@@ -18,7 +19,10 @@ def worker(make_timeline):
         timeline = make_timeline(role="decode", blocks=10)
         lag = LagTracker()
         metrics = EngineMetrics(
-            resolve(ServeFlags('na"me\\', "h200-llama-3.1-8b-tp1", max_model_len=100)), timeline, lag
+            resolve(ServeFlags('na"me\\', "h200-llama-3.1-8b-tp1", max_model_len=100)),
+            timeline,
+            lag,
+            RequestSlots(None, 2),
         )
 
         def run(self, until_s=float("inf")):

@@ -59,13 +59,13 @@ def ignore(*_args):
 def test_settings_without_effect_are_said_before_anything_starts(tmp_path, state_folder):
     """What `validate` notices, `up` says too, on stderr and even if the graph cannot start."""
     path = tmp_path / "tiny.yaml"
-    path.write_text(GRAPH + "  router: {tiers: {enabled: true}}\n")
+    path.write_text(GRAPH + "  planner: {mode: sla}\n")
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(1)
         result = CliRunner().invoke(cli.up, [str(path), "--port", str(server.getsockname()[1])])
     assert isinstance(result.exception, PortInUseError)
-    assert f"warning: {path}: spec.router.tiers.enabled" in result.stderr
+    assert f"warning: {path}: spec.planner.mode" in result.stderr
 
 
 async def test_a_port_in_use_is_refused_before_anything_starts(manifest, state_folder):

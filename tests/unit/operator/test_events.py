@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock_core.errors import ClusterError, ForbiddenError, NotFoundError
-from penstock_kube.events import MAX_NOTE, Note
+from penstock_kube.events import MAX_NOTE, EventMessage
 from penstock_operator.events import MAX_REMEMBERED, EventRecorder
 
 GRAPH = {
@@ -13,7 +13,7 @@ GRAPH = {
     "kind": "GraphDeployment",
     "metadata": {"name": "llama", "namespace": "serving", "uid": "u-1", "resourceVersion": "7"},
 }
-NOTE = Note("Repaired", "Deployment llama-decode: spec.replicas 3 -> 2", action="Apply")
+NOTE = EventMessage("Repaired", "Deployment llama-decode: spec.replicas 3 -> 2", action="Apply")
 
 
 class Api:
@@ -58,7 +58,7 @@ def world():
 async def test_an_event_names_object_reason_and_sender(world):
     """All that events.k8s.io/v1 asks for."""
     api, _, _, recorder = world
-    await recorder.tell(GRAPH, NOTE)
+    await recorder.emit(GRAPH, NOTE)
     [(manager, event)] = api.created
     name = event["metadata"].pop("name")
     assert name.startswith("llama.")
@@ -89,10 +89,10 @@ async def test_repeats_within_a_minute_write_nothing_and_then_one_count(world):
     """A repair that is undone every second costs one write a minute."""
     api, clock, _, recorder = world
     for _ in range(60):
-        await recorder.tell(GRAPH, NOTE)
+        await recorder.emit(GRAPH, NOTE)
         clock.s += 1
     assert (len(api.created), len(api.patched)) == (1, 0)
-    await recorder.tell(GRAPH, NOTE)
+    await recorder.emit(GRAPH, NOTE)
     name = api.created[0][1]["metadata"]["name"]
     series = {"count": 61, "lastObservedTime": "1970-01-12T13:47:40.250000Z"}
     assert api.patched == [("Event", "serving", name, {"series": series})]
@@ -101,9 +101,9 @@ async def test_repeats_within_a_minute_write_nothing_and_then_one_count(world):
 async def test_a_repeat_after_the_series_time_is_a_new_event(world):
     """Another day, another Event."""
     api, clock, _, recorder = world
-    await recorder.tell(GRAPH, NOTE)
+    await recorder.emit(GRAPH, NOTE)
     clock.s += 361
-    await recorder.tell(GRAPH, NOTE)
+    await recorder.emit(GRAPH, NOTE)
     assert (len(api.created), len(api.patched)) == (2, 0)
     assert api.created[0][1]["metadata"]["name"] != api.created[1][1]["metadata"]["name"]
 
@@ -111,22 +111,22 @@ async def test_a_repeat_after_the_series_time_is_a_new_event(world):
 async def test_other_texts_are_other_events(world):
     """The numbers in the note tell changes apart."""
     api, _, _, recorder = world
-    await recorder.tell(GRAPH, NOTE)
-    await recorder.tell(GRAPH, Note("Repaired", "Service llama-decode: spec.ports", is_warning=True))
+    await recorder.emit(GRAPH, NOTE)
+    await recorder.emit(GRAPH, EventMessage("Repaired", "Service llama-decode: spec.ports", is_warning=True))
     assert [event["type"] for _, event in api.created] == ["Normal", "Warning"]
 
 
 async def test_a_series_whose_event_expired_starts_anew(world):
     """The API server keeps Events for an hour, or somebody deleted it."""
     api, clock, _, recorder = world
-    await recorder.tell(GRAPH, NOTE)
+    await recorder.emit(GRAPH, NOTE)
     clock.s += 100
 
     async def gone(*_, **__):
         raise NotFoundError("404")
 
     api.patch = gone
-    await recorder.tell(GRAPH, NOTE)
+    await recorder.emit(GRAPH, NOTE)
     assert len(api.created) == 2
 
 
@@ -135,14 +135,14 @@ async def test_a_refusal_is_counted_and_forgotten(world, error):
     """Events are a courtesy."""
     api, _, dropped, recorder = world
     api.error = error
-    await recorder.tell(GRAPH, NOTE)
+    await recorder.emit(GRAPH, NOTE)
     assert dropped == [1]
 
 
 async def test_a_long_note_is_cut_between_characters(world):
     """The API server refuses more than 1024 bytes."""
     api, _, _, recorder = world
-    await recorder.tell(GRAPH, Note("Long", "ä" * 2000))
+    await recorder.emit(GRAPH, EventMessage("Long", "ä" * 2000))
     note = api.created[0][1]["note"]
     assert len(note.encode()) <= MAX_NOTE
     assert set(note) == {"ä"}
@@ -152,5 +152,5 @@ async def test_memory_is_bounded(world):
     """Ten thousand different events do not pile up."""
     _, _, _, recorder = world
     for number in range(MAX_REMEMBERED + 100):
-        await recorder.tell(GRAPH, Note("R", str(number)))
+        await recorder.emit(GRAPH, EventMessage("R", str(number)))
     assert len(recorder._series) == MAX_REMEMBERED

@@ -2,14 +2,19 @@
 
 from dataclasses import replace
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_api import Role
-from penstock_planner.decide.baselines import dynamo, hpa, kpa
+from penstock_planner.decide.baselines import dynamo, dynamo_throughput, hpa, kpa
+from penstock_planner.decide.baselines.dynamo_throughput import IntervalLoad
 from penstock_planner.decide.baselines.keda import prefill_threshold_s
 from penstock_planner.decide.baselines.rhythm import in_mode
+from penstock_planner.decide.baselines.settings import BaselineSettings
+from penstock_planner.decide.baselines.throughput_profile import DecodeTable, PrefillTable, ThroughputProfile
+from penstock_planner.decide.codec import config_from, to_plain
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
@@ -234,6 +239,112 @@ def test_dynamo_waits_for_a_starting_engine_and_drops_it_after_two_looks():
 def test_dynamo_without_data_of_an_engine_holds():
     """No iteration events, no decision."""
     assert desired(Mode.DYNAMO_LOAD, pull(kv=None)) == {Role.PREFILL: 2, Role.DECODE: 2}
+
+
+# -- Dynamo's throughput loop -----------------------------------------------------------------------
+
+LENGTHS = {"prompt_tokens": 3000.0, "output_tokens": 150.0, "ttft_s": 0.08, "itl_s": 0.01}
+TABLES = ThroughputProfile(
+    PrefillTable((1000.0, 3000.0, 5000.0), (0.025, 0.075, 0.15)),
+    DecodeTable(
+        (1000.0, 3000.0),
+        (0.25, 0.5, 1.0),
+        ((0.005, 0.01, 0.02), (0.004, 0.008, 0.016)),
+        ((1000.0, 1500.0, 2000.0), (500.0, 750.0, 1000.0)),
+        kv_tokens=100_000.0,
+    ),
+)
+
+
+def load(requests, interval_s=60.0, **changes):
+    """The load of Dynamo's own tests: 3,000 prompt tokens, 150 of the answer."""
+    return IntervalLoad(requests / interval_s, **{**LENGTHS, **changes})
+
+
+@pytest.mark.parametrize(
+    ("requests", "factor", "tokens_per_s", "expected"),
+    [
+        # test_replica_calculation.py: 10 and 500 requests a minute, 40,000 tokens/s an engine.
+        (10, 1.0, 40_000, 1),
+        (500, 1.0, 40_000, 1),
+        (5000, 1.0, 40_000, 7),
+        # A TTFT above the profile's is queueing and asks for nothing more; one below asks for less.
+        (5000, 3.0, 40_000, 7),
+        (5000, 0.5, 40_000, 4),
+    ],
+)
+def test_dynamo_prefill_replicas(requests, factor, tokens_per_s, expected):
+    """Predicted prompt tokens per second over an engine's, rounded up."""
+    assert dynamo_throughput.prefill_replicas(load(requests), factor, tokens_per_s) == expected
+
+
+@pytest.mark.parametrize(("requests", "tokens_per_s", "expected"), [(10, 10_000, 1), (500, 1000, 2)])
+def test_dynamo_decode_replicas(requests, tokens_per_s, expected):
+    """test_replica_calculation.py: 500 requests a minute of 150 tokens on engines of 1,000 tokens/s want two."""
+    assert dynamo_throughput.decode_replicas(load(requests), tokens_per_s) == expected
+
+
+def test_dynamo_looks_engines_up_between_its_points_and_at_its_ends():
+    """TTFT and throughput on lines between lengths; the best KV usage whose ITL is in time, the lowest if none is."""
+    prefill, decode = TABLES.prefill, TABLES.decode
+
+    assert prefill.ttft_of(4000) == pytest.approx(0.1125)
+    assert prefill.tokens_per_s(3000) == pytest.approx(40_000)
+    assert prefill.tokens_per_s(50_000) == pytest.approx(5000 / 0.15)
+    assert decode.itl_of(25, 1000) == pytest.approx(0.005)
+    assert decode.itl_of(37.5, 1000) == pytest.approx(0.0075)
+    assert decode.itl_of(12.5, 2000) == pytest.approx(0.0045)
+    assert decode.best_tokens_per_s(0.012, 1000) == 1500.0
+    assert decode.best_tokens_per_s(0.012, 2000) == 1125.0
+    assert decode.best_tokens_per_s(0.001, 3000) == 500.0
+
+
+def throughput_decision(demand, **options):
+    """Decide once on an interval of 180 s."""
+    config = in_mode(DecideConfig(max_gpu_budget=64), Mode.DYNAMO_THROUGHPUT)
+    config = replace(config, baseline=replace(config.baseline, profile=TABLES, itl_slo_s=0.01))
+    seen = pull(180.0, demand=demand, **options)
+    decision, _ = decide(Window(0.0, 180.0, (seen,)), PlannerState(), config)
+    return {role.role: role.desired for role in decision.roles}
+
+
+def test_dynamo_throughput_decides_on_the_interval_it_has_seen():
+    """50/s of 3,000/100: 150,000 tokens/s of 40,000 want 4; 5,000 tokens/s at the corrected ITL want 10."""
+    demand = Demand(
+        180.0,
+        arrivals=9000,
+        prompt_tokens=9000 * 3000,
+        completed=9000,
+        output_tokens=9000 * 100,
+        ttft_sum_s=9000 * 0.2,
+        ttft_count=9000,
+        # Concurrency is beyond the tables, so the profile's 0.016 s stands against the observed: a factor of 1.
+        itl_sum_s=900_000 * 0.016,
+        itl_count=900_000,
+    )
+
+    # 0.01 s at a context of 3,050 (as 3,000) fits KV 0.5: 750 tokens/s; 5,000 / 750 want 7.
+    assert throughput_decision(demand) == {Role.PREFILL: 4, Role.DECODE: 7}
+    # Twice the profile's ITL halves the target: 0.005 s fits KV 0.25, 500 tokens/s, so 10.
+    slow = replace(demand, itl_sum_s=900_000 * 0.032)
+    assert throughput_decision(slow) == {Role.PREFILL: 4, Role.DECODE: 10}
+    # Ten times the load would want 38 and 67; a decision moves eight at most.
+    busy = replace(demand, arrivals=90_000, prompt_tokens=90_000 * 3000)
+    assert throughput_decision(busy) == {Role.PREFILL: 10, Role.DECODE: 10}
+
+
+@pytest.mark.parametrize("demand", [None, Demand(180.0), Demand(180.0, arrivals=9, prompt_tokens=9000)])
+def test_dynamo_throughput_without_a_finished_request_holds(demand):
+    """As its metrics are NaN then."""
+    assert throughput_decision(demand) == {Role.PREFILL: 2, Role.DECODE: 2}
+
+
+def test_a_profile_and_a_schedule_survive_the_ledger():
+    """Plain data and back."""
+    schedule = {Role.PREFILL: ((0.0, 2), (5.0, 3))}
+    config = DecideConfig(baseline=BaselineSettings(profile=TABLES, schedule=schedule))
+
+    assert config_from(orjson.loads(orjson.dumps(to_plain(config)))) == config
 
 
 # -- all --------------------------------------------------------------------------------------------

@@ -481,10 +481,18 @@ def test_numbers_are_shown_with_the_decimals_that_tell_them_apart(value, sign, t
     assert against(value, sign, threshold) == text
 
 
-def test_a_mode_without_a_policy_is_refused_by_name(make):
-    """The message names what there is."""
-    with pytest.raises(ConfigError, match="mode oracle: not available in this version; choose from load"):
-        _run(make.steady(), config=replace(CONFIG, mode=Mode.ORACLE))
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        (Mode.ORACLE, "mode oracle: it knows every arrival beforehand, so only `penstock simulate`"),
+        (Mode.ORACLE_ONE_STEP, "mode oracle-one-step: it knows"),
+        (Mode.DYNAMO_THROUGHPUT, "mode dynamo-throughput: it scales by a latency profile and none is given"),
+    ],
+)
+def test_a_mode_that_must_be_told_more_is_refused_by_name(make, mode, told):
+    """The message says what it needs."""
+    with pytest.raises(ConfigError, match=told):
+        _run(make.steady(), config=replace(CONFIG, mode=mode))
 
 
 def test_a_configuration_from_before_there_were_modes_is_the_documents_rule():

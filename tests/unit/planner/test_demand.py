@@ -191,6 +191,7 @@ def _page(**tokens):
         metrics,
         fleet,
         lambda: queue,
+        active_prefill_tokens=lambda worker: 0,
         decode_waiting=lambda: None,
         discovery_problem=lambda: None,
         model="llama",

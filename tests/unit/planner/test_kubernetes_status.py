@@ -9,7 +9,7 @@ import pytest
 
 from penstock_api import Role
 from penstock_core.errors import NotFoundError, UnavailableError
-from penstock_kube.events import MAX_NOTE, Note
+from penstock_kube.events import MAX_NOTE, EventMessage
 from penstock_planner.cluster import events as events_module
 from penstock_planner.cluster import status as status_module
 from penstock_planner.cluster.events import DecisionEventWriter, EventListener
@@ -253,7 +253,7 @@ async def test_a_backend_that_cannot_be_read_makes_the_planner_blind(world):
 async def _written(server, *notes, regarding=None):
     writer = DecisionEventWriter(server, instance="planner-0", now_s=lambda: 1.8e9)
     for note in notes:
-        writer.post(regarding or _live(), note)
+        writer.emit(regarding or _live(), note)
     task = asyncio.create_task(writer.run())
     await writer.written()
     task.cancel()
@@ -264,7 +264,9 @@ async def _written(server, *notes, regarding=None):
 async def test_an_event_names_the_graph_the_planner_and_the_reason():
     """As events.k8s.io/v1 wants it."""
     server = _Server()
-    await _written(server, Note("ScaledUp", "decode 2 -> 3"), Note("ScalingFailed", "x", is_warning=True))
+    await _written(
+        server, EventMessage("ScaledUp", "decode 2 -> 3"), EventMessage("ScalingFailed", "x", is_warning=True)
+    )
     first, second = server.created
     assert first["regarding"]["uid"] == "u1"
     assert (first["reportingController"], first["reportingInstance"]) == ("penstock-planner", "planner-0")
@@ -278,14 +280,14 @@ async def test_events_that_cannot_be_written_are_counted_and_stop_nothing():
     """The next one is written."""
     server = _Server()
     server.failures = [UnavailableError("busy")]
-    writer = await _written(server, Note("A", "a"), Note("B", "b"))
+    writer = await _written(server, EventMessage("A", "a"), EventMessage("B", "b"))
     assert (writer.dropped, [e["reason"] for e in server.created]) == (1, ["B"])
 
 
 async def test_more_events_than_can_wait_are_dropped(monkeypatch):
     """Memory is bounded."""
     monkeypatch.setattr(events_module, "MAX_WAITING", 2)
-    writer = await _written(_Server(), *[Note("A", str(i)) for i in range(5)])
+    writer = await _written(_Server(), *[EventMessage("A", str(i)) for i in range(5)])
     assert writer.dropped == 3
 
 

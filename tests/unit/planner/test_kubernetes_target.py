@@ -137,7 +137,7 @@ def _notes():
 
 @pytest.fixture(name="target")
 def _target(cluster, clock, notes):
-    return KubernetesTarget(cluster, GRAPH, cluster, tell=notes.append, now_s=clock.now_s)
+    return KubernetesTarget(cluster, GRAPH, cluster, emit=notes.append, now_s=clock.now_s)
 
 
 async def test_pools_come_from_watched_pods_without_a_call(target, cluster):

@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import threading
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -17,7 +18,7 @@ from penstock_core.errors import PortInUseError
 from penstock_core.exposition import parse_samples
 from penstock_planner import dashboard as dashboard_module
 from penstock_planner.dashboard import Dashboard, demand_points, layout_of
-from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.observation import Demand
 from penstock_planner.metrics import PlannerMetrics, serve
 from penstock_planner.snapshot import SnapshotWriter
@@ -128,6 +129,24 @@ def test_demand_is_averaged_over_the_pulls_of_a_point():
     points = demand_points([short, long])
     assert (points["demand/arrivals_per_second"], points["wait/requests"]) == (3.0, 3)
     assert demand_points([]) == {}
+
+
+async def test_forecast_and_supply_are_drawn_beside_what_came(world, tmp_path):
+    """In the mode that forecasts, with each decision; steady demand is forecast as it is."""
+    world.config = replace(world.config, mode=Mode.ADAPTIVE)
+    world.load.demand = lambda _now: Demand(
+        period_s=1.0, arrivals=2, uncached_tokens=1500, prefilled_tokens=1500, prefilling_workers=1
+    )
+    board = Dashboard(tmp_path / "board", world.config)
+    world.watcher.tick, world.watcher.decided = board.tick, board.decided
+    await world.run_until(60)
+    board.close()
+    drawn = _drawn(tmp_path / "board")
+
+    forecasts = _values(drawn, "prefill/forecast_tokens_per_second")
+    newest = max(forecasts)
+    assert forecasts[newest] == pytest.approx(1500, rel=0.1)
+    assert _values(drawn, "prefill/supply_tokens_per_second")[newest] == pytest.approx(3000)
 
 
 def test_decisions_are_texts_with_reasons(drawn):

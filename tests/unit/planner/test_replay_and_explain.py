@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import orjson
@@ -142,6 +143,17 @@ async def test_explain_tells_demand_and_supply(world):
     text = _invoke("explain", "--log-dir", world.folder).stdout
     assert "demand 2 requests/s, 1,500 uncached tokens/s; 15 rejected; 3 wait, the oldest for 30.0 s" in text
     assert "supply prefill 1 ready; decode 1 ready, 1 starting for 15 s" in text
+
+
+async def test_explain_tells_the_forecast_and_what_workers_can_compute(world):
+    """Beside what came: what is expected by the time that a replica could be there, against supply."""
+    world.config = replace(world.config, mode=Mode.ADAPTIVE)
+    world.load.demand = lambda _now: Demand(
+        period_s=1.0, arrivals=2, uncached_tokens=1500, prefilled_tokens=1500, prefilling_workers=1
+    )
+    await world.run_until(60)
+    text = _invoke("explain", "--log-dir", world.folder).stdout
+    assert re.search(r"forecast 1,5\d\d uncached tokens/s in \d+ s; 3,000 is what 2 can compute", text), text
 
 
 def test_explain_says_when_demand_is_unknown(folder):

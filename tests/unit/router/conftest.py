@@ -66,6 +66,7 @@ class FakeWorker:
             responder.send(self.health_status, b"")
         elif request.path == "/metrics":
             page = f'vllm:kv_cache_usage_perc{{engine="0"}} {self.kv_usage}\n'
+            page += 'vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="1000"} 1\n'
             if self.expired_leases is not None:
                 page += f'vllm:nixl_num_kv_expired_reqs_total{{engine="0"}} {self.expired_leases}\n'
             responder.send(200, page.encode(), content_type="text/plain")

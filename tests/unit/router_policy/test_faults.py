@@ -3,7 +3,8 @@
 import pytest
 
 from penstock_api import QueueOrder
-from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
+from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.queue_settings import QueueSettings
 from penstock_router.policy.dualmap import DualMapSettings
 from penstock_router.policy.keys import prompt_keys
 from penstock_router.policy.load import WorkerLoad

@@ -3,7 +3,8 @@
 import pytest
 
 from penstock_api import QueueOrder
-from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
+from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.queue_settings import QueueSettings
 from penstock_router.policy.baselines import LeastPending
 from penstock_router.policy.load import WorkerLoad
 from penstock_router.policy.routing_policy import Arrival

@@ -72,7 +72,8 @@ def test_a_growing_chat_keeps_its_parts(length, more):
 
 def test_keys_that_collide_cost_a_prefill_and_nothing_else():
     """Two prompts with equal keys look alike to the index: a wrong guess, no error, and counters stay right."""
-    from penstock_router.core.dispatch_queue import DispatchQueue, QueueSettings
+    from penstock_router.core.dispatch_queue import DispatchQueue
+    from penstock_router.core.queue_settings import QueueSettings
     from penstock_router.policy.prefix_cost import PrefixCost
     from penstock_router.policy.routing_policy import Arrival
 

@@ -198,15 +198,17 @@ def test_impossible_faults_are_refused(make, told):
 
 def test_every_mode_lives_through_every_fault(split_world):
     """Nothing raises, and the budget holds."""
-    from penstock_planner.decide.baselines.rhythm import in_mode
     from penstock_planner.decide.registry import POLICIES
+    from penstock_simulator.baselines import configured
+    from penstock_simulator.oracle_search import foreseen
 
     requests = prepare(WorkloadSpec(BUSY.replace("duration_s=200", "duration_s=90")), seed=0).requests
     periods = tuple(FaultPeriod(kind, 10.0 + 10 * i, 25.0 + 10 * i) for i, kind in enumerate(Fault))
     faults = Faults(periods, (33.0,), (BudgetChange(50.0, 4),), node_gpus=5)
     for mode in POLICIES:
-        config = in_mode(replace(DecideConfig(), max_gpu_budget=6), mode)
-        scenario = split_world(1, 1, planner=config, max_gpus=6, faults=faults)
+        scenario = split_world(1, 1, max_gpus=6, faults=faults)
+        config = configured(DecideConfig(max_gpu_budget=6), mode, scenario.pools)
+        scenario = foreseen(replace(scenario, planner=config), requests)
 
         recording = World(scenario, requests).run()
 

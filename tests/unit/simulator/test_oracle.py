@@ -1,4 +1,6 @@
-"""The schedule that knows every arrival."""
+"""The schedule that knows every arrival, and the queue and the search that make it."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,12 +8,21 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock_api import Role
-from penstock_simulator.baselines import baseline_settings
-from penstock_simulator.oracle import Utilisation, needs, schedule
+from penstock_core.errors import ConfigError
+from penstock_planner.decide.baselines.oracle import size_at
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_simulator.baselines import baseline_settings, configured
+from penstock_simulator.measures import measures
+from penstock_simulator.oracle import Aim, reachable, schedule
+from penstock_simulator.oracle_needs import Utilisation, needs
+from penstock_simulator.oracle_queue import share_in_time, worker_changes
+from penstock_simulator.oracle_search import foreseen, search, with_schedule
 from penstock_simulator.workload import WorkloadSpec, prepare
 from penstock_simulator.world import World
 
 AT = Utilisation(0.8, 0.9)
+AIM = Aim(0.75, 0.8)
+FREE, ONE_STEP = Mode.ORACLE, Mode.ORACLE_ONE_STEP
 
 
 def steady(rate, **more):
@@ -21,9 +32,22 @@ def steady(rate, **more):
     return prepare(WorkloadSpec(text), seed=0).requests
 
 
-def at(resizes, role, at_s):
-    """The size that a schedule has at a time."""
-    return [each.replicas for each in resizes if each.role is role and each.at_s <= at_s][-1]
+def tripled():
+    """Two a second, six from 120 s to 160 s."""
+    text = "step:rate=2,peak=3,step_s=120,step_length_s=40,duration_s=200,input_tokens=8000,length_cv=0"
+    return prepare(WorkloadSpec(text), seed=0).requests
+
+
+@pytest.fixture
+def oracle_world(split_world):
+    """Make a scenario that an oracle plans."""
+
+    def make(mode=FREE, *, prefill=2, decode=1, budget=12, **options):
+        scenario = split_world(prefill, decode, max_gpus=budget, **options)
+        config = configured(DecideConfig(max_gpu_budget=budget), mode, scenario.pools)
+        return replace(scenario, planner=config)
+
+    return make
 
 
 def test_needs_are_the_work_of_the_arrivals(split_world):
@@ -35,41 +59,110 @@ def test_needs_are_the_work_of_the_arrivals(split_world):
     assert found[Role.PREFILL][320:].max() == 0
 
 
-def test_replicas_are_asked_for_their_start_up_before_they_are_needed(split_world):
-    """The rate triples at 200 s: with 60 s to start, prefill grows at 140 s."""
-    requests = prepare(
-        WorkloadSpec(
-            "step:rate=2,peak=3,step_s=200,step_length_s=100,duration_s=400,input_tokens=8000,length_cv=0"
-        ),
-        seed=0,
-    ).requests
+@pytest.mark.parametrize("smoothing_s", [15.0, 240.0, float("inf")])
+def test_smoothing_moves_work_and_loses_none(split_world, smoothing_s):
+    """The mean over a longer time has the same sum, and no higher peak."""
+    sharp = needs(tripled(), split_world(), AT)[Role.PREFILL]
+    smooth = needs(tripled(), split_world(), replace(AT, smoothing_s=smoothing_s))[Role.PREFILL]
 
-    resizes = schedule(requests, split_world(cold_start_s=60.0), AT)
-
-    assert at(resizes, Role.PREFILL, 120) < at(resizes, Role.PREFILL, 150)
-    assert at(resizes, Role.PREFILL, 150) >= 4
+    # What an average begins before time 0 with is not there.
+    assert smooth.sum() == pytest.approx(sharp.sum(), rel=0.25)
+    assert smooth.max() <= sharp.max()
 
 
-def test_a_gap_shorter_than_a_start_up_is_kept(split_world):
+# -- the queue --------------------------------------------------------------------------------------
+
+
+def test_the_queue_counts_who_is_served_in_time():
+    """One worker, a second each, five at once: two of them end within 2.5 s; with a second worker at 1 s, three."""
+    arrivals, work = [0.0] * 5, [1.0] * 5
+
+    assert share_in_time(arrivals, work, work, [], start=1, deadline_s=2.5) == pytest.approx(2 / 5)
+    assert share_in_time(arrivals, work, work, [(1.0, 1)], start=1, deadline_s=2.5) == pytest.approx(3 / 5)
+    assert share_in_time(arrivals, work, work, [(0.5, -1)], start=1, deadline_s=9.0) == pytest.approx(1 / 5)
+
+
+def test_the_queue_counts_to_the_first_token_and_is_busy_for_longer():
+    """Half a second to the first token, a second in all: the third begins at 2 s and answers at 2.5 s."""
+    assert share_in_time([0.0] * 3, [0.5] * 3, [1.0] * 3, [], start=1, deadline_s=2.6) == 1.0
+    assert share_in_time([0.0] * 3, [0.5] * 3, [1.0] * 3, [], start=1, deadline_s=2.4) == pytest.approx(2 / 3)
+
+
+def test_workers_serve_after_their_start_up_and_the_newest_leaves_first():
+    """Two asked for at 10 s serve at 40 s; one given back at 20 s never does; given back at 50 s, one leaves then."""
+    assert worker_changes(((0.0, 1), (10.0, 3)), 1, 30.0) == [(40.0, 1), (40.0, 1)]
+    assert worker_changes(((0.0, 1), (10.0, 3), (20.0, 2)), 1, 30.0) == [(40.0, 1)]
+    assert worker_changes(((0.0, 1), (10.0, 2), (50.0, 1)), 1, 30.0) == [(40.0, 1), (50.0, -1)]
+
+
+# -- schedules --------------------------------------------------------------------------------------
+
+
+def test_replicas_are_asked_for_their_start_up_before_they_are_needed(oracle_world):
+    """The rate triples at 120 s: with 60 s to start, prefill has grown by 65 s and not yet at 20 s."""
+    found = schedule(tripled(), oracle_world(cold_start_s=60.0), AIM)[Role.PREFILL]
+
+    assert size_at(found, 20.0) < size_at(found, 65.0)
+    assert size_at(found, 65.0) >= 3
+
+
+def test_a_gap_shorter_than_a_start_up_is_kept(oracle_world):
     """Bursts 50 s apart: with 60 s to start nothing is given back between them, with 5 s it is."""
     text = "stairs:rate=0.2,peak=20,steps=1,step_length_s=50,duration_s=350,input_tokens=8000,length_cv=0"
     requests = prepare(WorkloadSpec(text), seed=0).requests
 
-    slow, fast = (schedule(requests, split_world(cold_start_s=cold_s), AT) for cold_s in (60.0, 5.0))
+    slow, fast = (
+        schedule(requests, oracle_world(cold_start_s=cold_s), AIM)[Role.PREFILL] for cold_s in (60.0, 5.0)
+    )
 
-    assert min(at(slow, Role.PREFILL, at_s) for at_s in range(60, 280)) >= 2
-    assert min(at(fast, Role.PREFILL, at_s) for at_s in range(60, 280)) == 1
+    assert min(size_at(slow, at_s) for at_s in range(60, 280)) >= 2
+    assert min(size_at(fast, at_s) for at_s in range(60, 280)) == 1
 
 
-def test_the_schedule_keeps_the_budget_and_serves(split_world):
-    """At most 4 GPUs at any time; with enough of them all are in time."""
-    requests = steady(3)
-    tight = schedule(requests, split_world(1, 1, max_gpus=4), AT)
-    world = World(split_world(1, 1, max_gpus=8, resizes=schedule(requests, split_world(), AT)), requests)
+@pytest.mark.parametrize(
+    ("wanted", "start", "expected"),
+    [
+        ([2, 2, 2, 5, 1, 1], 2, [2, 3, 4, 5, 4, 3]),
+        ([1, 6, 6, 6], 1, [1, 2, 3, 4]),
+        ([4, 1, 1, 1, 1], 4, [4, 3, 2, 1, 1]),
+    ],
+)
+def test_one_step_grows_ahead_of_time_and_gives_back_slowly(wanted, start, expected):
+    """The smallest numbers that reach what is wanted, from what is there."""
+    assert reachable(np.array(wanted), start, 1).tolist() == expected
 
-    assert max(at(tight, Role.PREFILL, s) + at(tight, Role.DECODE, s) for s in range(0, 300, 10)) <= 4
-    ttft = world.run().requests.ttft_s
-    assert np.mean(ttft[200:] < 5) > 0.99
+
+@pytest.mark.parametrize("mode", [FREE, ONE_STEP])
+def test_an_oracle_serves_a_step_that_it_foresaw(oracle_world, mode):
+    """Nearly all in time, through the planner itself, by one replica per decision where that is the rule."""
+    scenario = foreseen(oracle_world(mode, cold_start_s=30.0), tripled())
+
+    recording = World(scenario, tripled()).run()
+
+    assert measures(recording, scenario)["in_time"]["both"] >= 0.99
+    sizes = [abs(change.desired - change.current) for change in recording.changes]
+    assert sizes
+    assert mode is FREE or max(sizes) == 1
+
+
+def test_what_a_search_found_is_what_a_run_shows(oracle_world):
+    """Share in time and GPU-seconds are the simulated ones of its schedule."""
+    scenario = oracle_world()
+    found = search(scenario, steady(3))
+
+    known = with_schedule(scenario, steady(3), found.aim)
+    recording = World(known, steady(3)).run()
+
+    assert recording.gpu_s == found.gpu_s
+    assert measures(recording, known)["in_time"]["both"] == found.in_time >= 0.99
+
+
+def test_only_a_simulation_with_a_profile_has_an_oracle(simple_world):
+    """The simple server has no profile; the message says what to give."""
+    with pytest.raises(
+        ConfigError, match=r"mode oracle: it plans with a latency profile.*--profile one of a100"
+    ):
+        configured(DecideConfig(), FREE, simple_world().pools)
 
 
 def test_settings_of_others_come_from_the_profile(split_world, simple_world):
@@ -81,7 +174,7 @@ def test_settings_of_others_come_from_the_profile(split_world, simple_world):
     assert (simple.prefill_tokens_per_s, simple.kv_tokens) == (1000.0, 100_000.0)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     gaps=st.lists(st.floats(0, 2), min_size=1, max_size=40),
     tokens=st.sampled_from([500, 8000, 60_000]),
@@ -89,20 +182,23 @@ def test_settings_of_others_come_from_the_profile(split_world, simple_world):
     budget=st.integers(2, 12),
     cold_s=st.sampled_from([0.0, 7.5, 60.0]),
     itl_slo_s=st.sampled_from([None, 0.011]),
+    mode=st.sampled_from([FREE, ONE_STEP]),
 )
-@example(gaps=[0.2] * 40, tokens=60_000, outputs=10, budget=3, cold_s=7.5, itl_slo_s=0.011)
+@example(gaps=[0.2] * 40, tokens=60_000, outputs=10, budget=3, cold_s=7.5, itl_slo_s=0.011, mode=FREE)
 def test_a_schedule_can_be_carried_out(
-    split_world, request_at, *, gaps, tokens, outputs, budget, cold_s, itl_slo_s
+    oracle_world, request_at, *, gaps, tokens, outputs, budget, cold_s, itl_slo_s, mode
 ):
-    """At each second every role has a replica and all together the GPUs that there are; nothing is lost by it."""
+    """At each second every role has a replica and, by any step, all together the GPUs that there are; nothing is lost."""
     times = np.cumsum(gaps)
     requests = [
         request_at(float(at_s), tokens, outputs, line=line) for line, at_s in enumerate(times, start=1)
     ]
-    terms = {"max_gpus": budget, "cold_start_s": cold_s, "itl_slo_s": itl_slo_s}
-    resizes = schedule(requests, split_world(1, 1, **terms), AT)
+    terms = {"budget": budget, "cold_start_s": cold_s, "itl_slo_s": itl_slo_s}
+    scenario = with_schedule(oracle_world(mode, prefill=1, **terms), requests, AIM)
+    found = scenario.planner.baseline.schedule
 
-    assert min(each.replicas for each in resizes) >= 1
-    for second in {each.at_s for each in resizes}:
-        assert sum(at(resizes, role, second) for role in (Role.PREFILL, Role.DECODE)) <= budget
-    assert World(split_world(1, 1, resizes=resizes, **terms), requests).run().requests.is_ok.all()
+    assert min(count for sizes in found.values() for _, count in sizes) >= 1
+    if mode is FREE:
+        for second in {at_s for sizes in found.values() for at_s, _ in sizes}:
+            assert sum(size_at(sizes, second) for sizes in found.values()) <= budget
+    assert World(scenario, requests).run().requests.is_ok.all()

@@ -9,6 +9,7 @@ from penstock_simulator.faults import Faults
 from penstock_simulator.jobs import Job, JobOutcome, PrefixChains
 from penstock_simulator.routing import VirtualRouter, policy_names
 from penstock_simulator.scenario import RouterSpec
+from penstock_simulator.worker_size import WorkerSize
 from penstock_simulator.world import World
 from penstock_workload.traces import TraceRequest
 
@@ -26,7 +27,13 @@ def routing(spec):
 def router_of(spec, role):
     """Make a router of a role's workers."""
     return VirtualRouter(
-        spec, role, slo_s=5.0, cache_tokens=100_000, decode_policy=LeastLoaded(), faults=Faults()
+        spec,
+        role,
+        slo_s=5.0,
+        cache_tokens=100_000,
+        decode_policy=LeastLoaded(),
+        faults=Faults(),
+        sizes=dict.fromkeys(Role, WorkerSize(100_000, None)),
     )
 
 
@@ -93,7 +100,7 @@ def test_news_count_other_routers_jobs(request_at):
     """What another router has pending at "a" sends the next request to "b"."""
     router = routing(placed("least-pending"))
     router.set_workers([Server("a"), Server("b")], 0.0)
-    router.set_peer_tokens({"a": 5000, "b": 10})
+    router.set_peer_tokens({"a": 5000, "b": 10}, 0.0)
     request = request_at(0.0)
 
     assert dispatched(router, Job(0, request, PrefixChains(0).chain(request)), 0.0) == "b"

@@ -20,6 +20,16 @@ ROW = {
     "busiest_share": 0.5,
     "gpu_hours": 12.345,
     "lost": 12345,
+    "tiers": {
+        "background": {
+            "ok": 12345,
+            "rejected": 67890,
+            "ttft_s": {"p50": 12.345, "p99": 1234.5},
+            "e2e_s": {"p50": 12.345, "p99": 2345.6},
+            "compliance": 0.654,
+            "attainment": 0.543,
+        }
+    },
 }
 
 
@@ -39,4 +49,7 @@ def test_no_figure_is_cut_at_80_columns():
     row = next(line for line in text.splitlines() if "123.45" in line)
     for word in ("123.45", "98.7%", "87.6%", "76.5%", "12.34", "12345"):
         assert word in row
+    tier = next(line for line in text.splitlines() if "background" in line)
+    for word in ("12345", "67890", "1234.50 s", "2345.60 s", "65.4%", "54.3%"):
+        assert word in tier
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock_api import Role, RouterConfig, RouterPolicy
 from penstock_router.admission import Admission
-from penstock_router.core.dispatch_queue import CACHE_BLOCKS
+from penstock_router.core.queue_settings import CACHE_BLOCKS
 from penstock_router.core.retries import FailedTry, RequestTries, RetryBudget, RetryRules, RetryScope
 from penstock_router.core.router import Dispatch
 from penstock_router.core.worker_pool import WorkerPool
@@ -21,6 +21,7 @@ from penstock_simulator.faults import Faults
 from penstock_simulator.jobs import Job
 from penstock_simulator.routing import VirtualRouter
 from penstock_simulator.scenario import RouterSpec
+from penstock_simulator.worker_size import WorkerSize
 from penstock_workload.traces import TraceRequest
 
 SLOT_TOKENS, MAX_WAITING, MAX_WAIT_S, SLO_S = 1000, 4, 10.0, 2.0
@@ -112,6 +113,7 @@ class Virtual:
             cache_tokens=1,
             decode_policy=decode_policy(policy.value),
             faults=Faults(),
+            sizes=dict.fromkeys(Role, WorkerSize(100_000, None)),
         )
         self.jobs = {}
 

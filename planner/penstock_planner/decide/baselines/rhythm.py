@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_planner.decide.baselines import dynamo, hpa, kpa
-from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.baselines import dynamo, dynamo_throughput, hpa, kpa
+from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig, Mode
 
 _INTERVALS_S = {
     Mode.HPA: hpa.SYNC_S,
     Mode.KEDA: hpa.SYNC_S,
     Mode.KPA: kpa.TICK_S,
     Mode.DYNAMO_LOAD: dynamo.TICK_S,
+    Mode.DYNAMO_THROUGHPUT: dynamo_throughput.INTERVAL_S,
+    Mode.ORACLE: 1.0,
+    # As often, and by as much, as the planner's own default.
+    Mode.ORACLE_ONE_STEP: ADAPTIVE_INTERVAL_S,
 }
-_ANY_STEP = frozenset({Mode.HPA, Mode.KEDA, Mode.KPA})
+_ANY_STEP = frozenset({Mode.HPA, Mode.KEDA, Mode.KPA, Mode.DYNAMO_THROUGHPUT, Mode.ORACLE})
 
 
 def in_mode(config: DecideConfig, mode: Mode) -> DecideConfig:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock_api import Role
+from penstock_planner.decide.baselines.throughput_profile import ThroughputProfile, profile_from
+
+Sizes = tuple[tuple[float, int], ...]
+"""(from second, replicas), by strictly increasing time, one at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +28,9 @@ class BaselineSettings:
         kpa_kv: KV usage that the KPA keeps in decode, in (0, 1]; Knative's target utilisation.
         kpa_prefill: Requests per prefill replica that the KPA keeps, > 0: one that runs and one that waits.
         kpa_aggregated: The same for an aggregated replica, > 0.
+        itl_slo_s: Mean gap between tokens that counts as in time, > 0 (Dynamo's throughput loop); None: its default.
+        profile: What that loop looks engines up in; None: it cannot run.
+        schedule: By role, the sizes that the oracle follows; empty: it cannot run.
     """
 
     prefill_tokens_per_s: float = 10_000.0
@@ -31,3 +42,23 @@ class BaselineSettings:
     kpa_kv: float = 0.7
     kpa_prefill: float = 2.0
     kpa_aggregated: float = 8.0
+    itl_slo_s: float | None = None
+    profile: ThroughputProfile | None = None
+    schedule: Mapping[Role, Sizes] = field(default_factory=dict)
+
+
+def settings_from(plain: Mapping[str, Any]) -> BaselineSettings:
+    """Return the settings that were written as plain data; absent keys take their default.
+
+    Raises:
+        KeyError, TypeError, ValueError: the data are not settings.
+    """
+    fields = dict(plain)
+    if fields.get("profile") is not None:
+        fields["profile"] = profile_from(fields["profile"])
+    schedule = fields.get("schedule", {})
+    fields["schedule"] = {
+        Role(role): tuple((float(at_s), int(replicas)) for at_s, replicas in sizes)
+        for role, sizes in schedule.items()
+    }
+    return BaselineSettings(**fields)

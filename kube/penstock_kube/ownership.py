@@ -1,6 +1,6 @@
 """What this process may work on, beside other installations of its component: watches all their Leases.
 
-Nobody is asked and no clocks are compared. A process sees its own renewals come back in the same watch that
+No process asks another, and no clocks are compared. A process sees its own renewals come back in the same watch that
 shows the other Leases, so it knows how old its view is; with a view as old as a renewal that no longer holds
 leadership it writes nothing. A new leader in turn waits for one term before its first write, until whoever
 worked here before has stopped, unless its predecessor renewed so recently that nobody else can have begun, or
@@ -22,17 +22,26 @@ from penstock_kube.client import KubeClient
 from penstock_kube.informer import Informer, ObjectKey
 from penstock_kube.kinds import ACCESS_REVIEW, LEASE
 from penstock_kube.lease import FIELD_MANAGER, HELD_FRACTION, Election
-from penstock_kube.peers import CLUSTER, NAMESPACE, SETTLED_TERMS, Claim, Keys, Standing, above, claim_of
+from penstock_kube.lease_scopes import (
+    CLUSTER,
+    NAMESPACE,
+    SETTLED_TERMS,
+    Keys,
+    LeaseScope,
+    ObservedScope,
+    lease_scope,
+    preceding_scopes,
+)
 
-LOOK_S: Final = 1.0
-"""Chosen: between two looks for Leases that have run out."""
+REFRESH_S: Final = 1.0
+"""Chosen: between two checks for Leases that have expired."""
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
-    """What one installation stands for election for.
+class ElectionScope:
+    """What one installation asks to lead.
 
     Attributes:
         component: ``operator`` or ``planner``.
@@ -63,18 +72,18 @@ class Post:
         return f"{self.keys.component}={self.component},{self.keys.scope}"
 
 
-class Territory:
-    """One leader's view of the other installations.
+class GraphOwnership:
+    """Which graphs one leader owns, beside the other installations.
 
     Attributes:
-        rivals: Claims that stand and come before this process's own, first things first.
+        preceding: Scopes that take precedence over this process's own, the first in order first.
     """
 
     def __init__(
         self,
         client: KubeClient,
         election: Election,
-        post: Post,
+        election_scope: ElectionScope,
         *,
         on_change: Callable[[], None],
         now_s: Callable[[], float] = time.monotonic,
@@ -84,50 +93,50 @@ class Territory:
         Args:
             client: Reads.
             election: Won by this process.
-            post: What for.
-            on_change: Called when the answers of `has` may have changed.
+            election_scope: What for.
+            on_change: Called when the answers of `owns` may have changed.
             now_s: The clock by which ``election`` counts, too.
         """
         self._client = client
         self._election = election
-        self._post = post
+        self._election_scope = election_scope
         self._on_change = on_change
         self._now_s = now_s
-        self._others: dict[ObjectKey, Standing] = {}
-        self._mine: Claim | None = None
+        self._others: dict[ObjectKey, ObservedScope] = {}
+        self._own: LeaseScope | None = None
         self._lease: Mapping[str, Any] | None = None
         self._fresh_s: float | None = None
-        self._quiet_until_s: float | None = None
-        self._was_quiet = True
+        self._waits_until_s: float | None = None
+        self._was_waiting = True
         self._is_settled = asyncio.Event()
-        self._first_sight: asyncio.Future[Claim] = asyncio.get_running_loop().create_future()
+        self._first_observed: asyncio.Future[LeaseScope] = asyncio.get_running_loop().create_future()
         self._informer = Informer(
             client,
             LEASE,
-            namespace=None if post.cluster_wide else post.lease[0],
-            label_selector=post.selector,
+            namespace=None if election_scope.cluster_wide else election_scope.lease[0],
+            label_selector=election_scope.selector,
             trim=_whole,
             on_change=self._changed,
         )
-        self.rivals: tuple[Claim, ...] = ()
+        self.preceding: tuple[LeaseScope, ...] = ()
 
     async def run(self) -> None:
         """Watch until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._informer.run(), name="peers")
             await self._informer.synced.wait()
-            await self._settle(await self._first_sight)
+            await self._settle(await self._first_observed)
             while True:
-                self._look()
-                await asyncio.sleep(LOOK_S)
+                self._refresh()
+                await asyncio.sleep(REFRESH_S)
 
     async def settled(self) -> None:
-        """Wait until whoever worked here before must have stopped."""
+        """Wait until the previous leader must have stopped."""
         await self._is_settled.wait()
 
     @property
     def lease(self) -> Mapping[str, Any] | None:
-        """This process's own Lease, to tell users something about; None before it was seen."""
+        """This process's own Lease, for Events about it; None before it was seen."""
         return self._lease
 
     @property
@@ -140,18 +149,21 @@ class Territory:
     @property
     def is_idle(self) -> bool:
         """Whether another installation works on all that this one could."""
-        return any(each.namespace is None and each.graph in {None, self._post.graph} for each in self.rivals)
+        return any(
+            each.namespace is None and each.graph in {None, self._election_scope.graph}
+            for each in self.preceding
+        )
 
-    def has(self, namespace: str, graph: str | None) -> bool:
+    def owns(self, namespace: str, graph: str | None) -> bool:
         """Return whether this process may work on a graph now; None: on any of the namespace."""
-        if self._mine is None or self._quiet_until_s is None or self._now_s() < self._quiet_until_s:
+        if self._own is None or self._waits_until_s is None or self._now_s() < self._waits_until_s:
             return False
-        others = above(self._mine, self._still(self._others.values()))
+        others = preceding_scopes(self._own, self._current(self._others.values()))
         return not any(each.covers(namespace, graph) for each in others)
 
     def may_write_in(self, namespace: str) -> bool:
         """Return whether this process may write into a namespace now; for `KubeClient.within`."""
-        return self.is_fresh and self.has(namespace, self._post.graph)
+        return self.is_fresh and self.owns(namespace, self._election_scope.graph)
 
     def problem(self) -> str | None:
         """Return why nothing is written though this process leads; None if it may write."""
@@ -161,23 +173,23 @@ class Territory:
             return None
         return None if self.is_fresh else "leases: the watch does not show this process's own renewals"
 
-    def _still(self, standing: Iterable[Standing]) -> list[Claim]:
-        """Return the claims that have not fallen."""
+    def _current(self, observed: Iterable[ObservedScope]) -> list[LeaseScope]:
+        """Return the scopes that still count."""
         now_s, term_s = self._now_s(), self._election.duration_s
-        return [each.claim for each in standing if each.holds(now_s, own_term_s=term_s)]
+        return [each.scope for each in observed if each.is_current(now_s, own_term_s=term_s)]
 
-    async def _settle(self, mine: Claim) -> None:
+    async def _settle(self, own: LeaseScope) -> None:
         """Find out how long to wait, and wait."""
         term_s = self._election.duration_s
         server_s = await self._server_s()
         if server_s is not None:
-            self._date_back(server_s)
-        wait_s = 0.0 if self._succeeds(server_s) or await self._is_first(mine, server_s) else term_s
+            self._backdate(server_s)
+        wait_s = 0.0 if self._succeeds(server_s) or await self._is_first(own, server_s) else term_s
         if wait_s:
-            log.info("waits until whoever worked here before has stopped", wait_s=wait_s)
-        self._quiet_until_s = max(self._quiet_until_s or 0.0, self._now_s() + wait_s)
+            log.info("waits until the previous leader has stopped", wait_s=wait_s)
+        self._waits_until_s = max(self._waits_until_s or 0.0, self._now_s() + wait_s)
         await asyncio.sleep(wait_s)
-        self._look()
+        self._refresh()
         self._is_settled.set()
 
     async def _server_s(self) -> float | None:
@@ -193,18 +205,18 @@ class Territory:
             return False
         return server_s - changed_s < SETTLED_TERMS * self._election.duration_s
 
-    async def _is_first(self, mine: Claim, server_s: float | None) -> bool:
+    async def _is_first(self, own: LeaseScope, server_s: float | None) -> bool:
         """Return whether it is certain that nobody works here whom this process would take over from."""
-        if self._post.cluster_wide:
-            standing = self._still(self._others.values())
+        if self._election_scope.cluster_wide:
+            observed = self._current(self._others.values())
         else:
-            leases = await self._look_around()
+            leases = await self._list_all_leases()
             if leases is None:
                 return False
-            standing = self._still([self._dated(each, server_s) for each in leases])
-        return not any(each.meets(mine) and each.rank > mine.rank for each in standing)
+            observed = self._current([self._observed_earlier(each, server_s) for each in leases])
+        return not any(each.overlaps(own) and each.rank > own.rank for each in observed)
 
-    async def _look_around(self) -> list[dict[str, Any]] | None:
+    async def _list_all_leases(self) -> list[dict[str, Any]] | None:
         """Return the Leases of all namespaces; None if this process may not see them, as is usual."""
         group = LEASE.api_version.partition("/")[0]
         wanted = {"group": group, "resource": LEASE.plural, "verb": "list", "namespace": ""}
@@ -214,7 +226,7 @@ class Territory:
             "metadata": {},
             "spec": {"resourceAttributes": wanted},
         }
-        labels = {self._post.keys.component: self._post.component}
+        labels = {self._election_scope.keys.component: self._election_scope.component}
         try:
             answer = await self._client.create(review, field_manager=FIELD_MANAGER)
             if not (answer.get("status") or {}).get("allowed"):
@@ -223,8 +235,8 @@ class Territory:
         except ClusterError:
             return None
 
-    def _dated(self, lease: Mapping[str, Any], server_s: float | None) -> Standing:
-        """Return a claim that was seen only now, yet counts from when its Lease was changed last.
+    def _observed_earlier(self, lease: Mapping[str, Any], server_s: float | None) -> ObservedScope:
+        """Return a scope that was observed only now, yet counts from the last change of its Lease.
 
         Both times are the API servers' own; one term is left for the difference between two of those.
         """
@@ -233,50 +245,56 @@ class Territory:
         if changed_s is not None and server_s is not None:
             age_s = max(0.0, server_s - changed_s - self._election.duration_s)
         term_s = float((lease.get("spec") or {}).get("leaseDurationSeconds") or 0.0)
-        return Standing(claim_of(lease, self._post.keys), term_s, self._now_s() - age_s)
+        return ObservedScope(lease_scope(lease, self._election_scope.keys), term_s, self._now_s() - age_s)
 
-    def _date_back(self, server_s: float) -> None:
-        """Count Leases that nobody has renewed for long as fallen."""
+    def _backdate(self, server_s: float) -> None:
+        """Let Leases count from their last renewal, which may be long ago."""
         for key in self._others:
             lease = self._informer.objects.get(key)
             if lease is not None:
-                self._others[key] = self._dated(lease, server_s)
+                self._others[key] = self._observed_earlier(lease, server_s)
 
     def _changed(self, what: str, lease: dict[str, Any]) -> None:
-        claim = claim_of(lease, self._post.keys)
+        scope = lease_scope(lease, self._election_scope.keys)
         spec = lease.get("spec") or {}
-        if claim.lease == self._post.lease:
+        if scope.lease == self._election_scope.lease:
             sent_s = self._election.sent_s(str(spec.get("renewTime")))
             if what != "DELETED" and sent_s is not None:
-                self._mine, self._lease, self._fresh_s = claim, lease, sent_s
-                if not self._first_sight.done():
-                    self._first_sight.set_result(claim)
+                self._own, self._lease, self._fresh_s = scope, lease, sent_s
+                if not self._first_observed.done():
+                    self._first_observed.set_result(scope)
         else:
-            self._note(what, claim, float(spec.get("leaseDurationSeconds") or 0.0))
-        self._look()
+            self._note(what, scope, float(spec.get("leaseDurationSeconds") or 0.0))
+        self._refresh()
 
-    def _note(self, what: str, claim: Claim, term_s: float) -> None:
+    def _note(self, what: str, scope: LeaseScope, term_s: float) -> None:
         now_s = self._now_s()
-        known = self._others.get(claim.lease)
+        known = self._others.get(scope.lease)
         if what == "DELETED":
             return  # its holder may write it again; it falls like one that is not renewed
-        self._others[claim.lease] = Standing(claim, term_s, now_s)
-        if known is None or self._mine is None or known.claim == claim:
+        self._others[scope.lease] = ObservedScope(scope, term_s, now_s)
+        if known is None or self._own is None or known.scope == scope:
             return
-        if known.claim.rank < self._mine.rank < claim.rank:
+        if known.scope.rank < self._own.rank < scope.rank:
             # It came first until now, by a Lease that was deleted; it has to see this, too.
-            self._quiet_until_s = now_s + self._election.duration_s
+            self._waits_until_s = now_s + self._election.duration_s
 
-    def _look(self) -> None:
-        """Notice what has changed; forget what has fallen."""
+    def _refresh(self) -> None:
+        """Notice what has changed; forget what no longer counts."""
         now_s, term_s = self._now_s(), self._election.duration_s
-        for key in [key for key, each in self._others.items() if not each.holds(now_s, own_term_s=term_s)]:
+        for key in [
+            key for key, each in self._others.items() if not each.is_current(now_s, own_term_s=term_s)
+        ]:
             if key not in self._informer.objects:
                 del self._others[key]
-        rivals = () if self._mine is None else tuple(above(self._mine, self._still(self._others.values())))
-        is_quiet = self._quiet_until_s is None or now_s < self._quiet_until_s
-        if (rivals, is_quiet) != (self.rivals, self._was_quiet):
-            self.rivals, self._was_quiet = rivals, is_quiet
+        preceding = (
+            ()
+            if self._own is None
+            else tuple(preceding_scopes(self._own, self._current(self._others.values())))
+        )
+        is_waiting = self._waits_until_s is None or now_s < self._waits_until_s
+        if (preceding, is_waiting) != (self.preceding, self._was_waiting):
+            self.preceding, self._was_waiting = preceding, is_waiting
             self._on_change()
 
 

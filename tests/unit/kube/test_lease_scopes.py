@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_kube.peers import Claim, Keys, Standing, above, claim_of, winner
+from penstock_kube.lease_scopes import (
+    Keys,
+    LeaseScope,
+    ObservedScope,
+    lease_scope,
+    owner_of,
+    preceding_scopes,
+)
 
 KEYS = Keys("component", "scope", "graph")
 
@@ -16,7 +23,7 @@ EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z"
 def claim(lease="a/x", namespace=None, graph=None, created=EARLY):
     """A claim, of all graphs of all namespaces unless told otherwise."""
     home, _, name = lease.partition("/")
-    return Claim((home, name), namespace, graph, created)
+    return LeaseScope((home, name), namespace, graph, created)
 
 
 WIDE_OLD = claim("a/x")
@@ -57,8 +64,8 @@ WIDE_GRAPH = claim("c/x-g", graph="g", created=LATE)
 )
 def test_who_works_on_a_graph(claims, key, expected):
     """The more specific one, then the older one."""
-    assert winner(claims, *key) == expected
-    assert winner(reversed(claims), *key) == expected
+    assert owner_of(claims, *key) == expected
+    assert owner_of(reversed(claims), *key) == expected
 
 
 NAMESPACES = st.sampled_from(["n", "m", "o"])
@@ -70,7 +77,7 @@ def many(draw):
     """Claims of different Leases."""
     homes = draw(st.lists(st.tuples(NAMESPACES, st.sampled_from("xyz")), unique=True, max_size=6))
     return [
-        Claim(
+        LeaseScope(
             home,
             draw(st.sampled_from([None, home[0]])),
             draw(st.one_of(st.none(), GRAPHS)),
@@ -87,19 +94,19 @@ def test_exactly_one_of_those_that_claim_a_graph_takes_it(claims, namespace, gra
         mine
         for mine in claims
         if mine.covers(namespace, graph)
-        and not any(each.covers(namespace, graph) for each in above(mine, claims))
+        and not any(each.covers(namespace, graph) for each in preceding_scopes(mine, claims))
     ]
     claimed = [each for each in claims if each.covers(namespace, graph)]
-    assert takers == ([] if not claimed else [winner(claims, namespace, graph)])
+    assert takers == ([] if not claimed else [owner_of(claims, namespace, graph)])
 
 
 @given(claims=many())
 def test_only_claims_that_can_meet_come_before_one_another(claims):
     """Installations of different namespaces or graphs do not care about each other."""
     for mine in claims:
-        for other in above(mine, claims):
+        for other in preceding_scopes(mine, claims):
             assert other.namespace is None or mine.namespace in {None, other.namespace}
-            assert mine not in above(other, claims)
+            assert mine not in preceding_scopes(other, claims)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +121,7 @@ def test_only_claims_that_can_meet_come_before_one_another(claims):
 def test_what_a_lease_claims(labels, namespace, graph):
     """A namespaced one claims where it lies, so a namespace named cluster is nothing special."""
     metadata = {"namespace": "n", "name": "x", "labels": labels, "creationTimestamp": EARLY}
-    assert claim_of({"metadata": metadata}, KEYS) == Claim(("n", "x"), namespace, graph, EARLY)
+    assert lease_scope({"metadata": metadata}, KEYS) == LeaseScope(("n", "x"), namespace, graph, EARLY)
 
 
 @pytest.mark.parametrize(
@@ -123,5 +130,5 @@ def test_what_a_lease_claims(labels, namespace, graph):
 )
 def test_how_long_a_claim_stands(term_s, age_s, expected):
     """Three terms, of the longer one; a Lease that was given back says 1 s and stands as long as any."""
-    standing = Standing(WIDE_OLD, term_s, changed_s=100.0)
-    assert standing.holds(100.0 + age_s, own_term_s=15.0) is expected
+    standing = ObservedScope(WIDE_OLD, term_s, changed_s=100.0)
+    assert standing.is_current(100.0 + age_s, own_term_s=15.0) is expected

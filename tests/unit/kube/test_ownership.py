@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 from penstock_core.errors import UnavailableError
-from penstock_kube.peers import Keys
-from penstock_kube.territory import Post, Territory
+from penstock_kube.lease_scopes import Keys
+from penstock_kube.ownership import ElectionScope, GraphOwnership
 
 KEYS = Keys("component", "scope", "graph")
 TERM_S = 15.0
@@ -106,16 +106,16 @@ class Won:
 
 
 class World:
-    """One territory with its own clock."""
+    """One ownership with its own clock."""
 
     def __init__(self, api, won, *, cluster_wide=True, graph=None):
         self.api = api
         self.now_s = 0.0
         self.changes = 0
         home = "system" if cluster_wide else "n"
-        post = Post("operator", KEYS, (home, "mine"), cluster_wide=cluster_wide, graph=graph)
+        post = ElectionScope("operator", KEYS, (home, "mine"), cluster_wide=cluster_wide, graph=graph)
         self.won = won
-        self.territory = Territory(api, won, post, on_change=self._changed, now_s=lambda: self.now_s)
+        self.ownership = GraphOwnership(api, won, post, on_change=self._changed, now_s=lambda: self.now_s)
 
     def _changed(self):
         self.changes += 1
@@ -123,18 +123,18 @@ class World:
     def pass_s(self, seconds):
         """Let time pass with renewals that are seen."""
         self.now_s += seconds
-        self.territory._fresh_s = self.now_s
-        self.territory._look()
+        self.ownership._fresh_s = self.now_s
+        self.ownership._refresh()
 
 
 @asynccontextmanager
 async def world(api, *, won=None, settles=True, **post):
-    """Run a territory until it has listed."""
+    """Run a ownership until it has listed."""
     made = World(api, won or Won(), **post)
-    task = asyncio.create_task(made.territory.run())
+    task = asyncio.create_task(made.ownership.run())
     for _ in range(60):
         await asyncio.sleep(0)
-    assert made.territory._is_settled.is_set() is settles
+    assert made.ownership._is_settled.is_set() is settles
     try:
         yield made
     finally:
@@ -154,10 +154,10 @@ async def api():
 async def test_alone_everything_is_its_own_at_once(api):
     """A cluster-wide one that sees no other does not wait."""
     async with world(api) as made:
-        assert made.territory.has("n", "g")
-        assert made.territory.may_write_in("n")
-        assert made.territory.problem() is None
-        assert not made.territory.is_idle
+        assert made.ownership.owns("n", "g")
+        assert made.ownership.may_write_in("n")
+        assert made.ownership.problem() is None
+        assert not made.ownership.is_idle
 
 
 async def test_a_namespaces_own_installation_takes_it_and_its_claim_falls_after_three_terms(api):
@@ -165,19 +165,19 @@ async def test_a_namespaces_own_installation_takes_it_and_its_claim_falls_after_
     async with world(api) as made:
         own = lease("own", "n", scope="namespace")
         await api.put(own)
-        assert [made.territory.has(each, "g") for each in ("n", "m")] == [False, True]
-        assert not made.territory.may_write_in("n")
-        assert [each.namespace for each in made.territory.rivals] == ["n"]
+        assert [made.ownership.owns(each, "g") for each in ("n", "m")] == [False, True]
+        assert not made.ownership.may_write_in("n")
+        assert [each.namespace for each in made.ownership.preceding] == ["n"]
         made.pass_s(44)
         own["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
         await api.put(own)
         made.pass_s(45)
-        assert not made.territory.has("n", "g")
+        assert not made.ownership.owns("n", "g")
         changes = made.changes
         made.pass_s(0.1)
-        assert made.territory.has("n", "g")
+        assert made.ownership.owns("n", "g")
         assert made.changes == changes + 1
-        assert made.territory.rivals == ()
+        assert made.ownership.preceding == ()
 
 
 async def test_a_deleted_lease_stands_like_one_that_is_not_renewed(api):
@@ -187,9 +187,9 @@ async def test_a_deleted_lease_stands_like_one_that_is_not_renewed(api):
         await api.put(own)
         await api.put(own, "DELETED")
         made.pass_s(45)
-        assert not made.territory.has("n", "g")
+        assert not made.ownership.owns("n", "g")
         made.pass_s(0.1)
-        assert made.territory.has("n", "g")
+        assert made.ownership.owns("n", "g")
 
 
 @pytest.mark.parametrize(("created", "idle"), [(101, True), (99, False)])
@@ -197,36 +197,36 @@ async def test_of_two_cluster_wide_ones_the_older_lease_works(api, created, idle
     """The younger of the two is idle."""
     async with world(api) as made:
         await api.put(lease("other", "elsewhere", created=created))
-        assert made.territory.is_idle is idle
-        assert made.territory.has("n", "g") is not idle
+        assert made.ownership.is_idle is idle
+        assert made.ownership.owns("n", "g") is not idle
 
 
 async def test_a_lease_that_was_made_anew_loses_its_place_only_after_a_term(api):
     """The other one has to see it, too; meanwhile nobody works."""
     async with world(api) as made:
         await api.put(lease("other", "elsewhere", created=200))
-        assert made.territory.is_idle
+        assert made.ownership.is_idle
         await api.put(lease("other", "elsewhere", created=1))
-        assert not made.territory.is_idle
-        assert not made.territory.has("n", "g")
+        assert not made.ownership.is_idle
+        assert not made.ownership.owns("n", "g")
         made.pass_s(15)
-        assert made.territory.has("n", "g")
+        assert made.ownership.owns("n", "g")
 
 
 async def test_without_its_own_renewals_in_the_watch_nothing_is_written(api):
     """The view is as old as the newest of them: 10 s of a term of 15, as leadership itself."""
     async with world(api) as made:
         made.now_s = 9.9
-        assert made.territory.may_write_in("n")
+        assert made.ownership.may_write_in("n")
         made.now_s = 10.0
-        assert not made.territory.may_write_in("n")
-        assert "own renewals" in made.territory.problem()
+        assert not made.ownership.may_write_in("n")
+        assert "own renewals" in made.ownership.problem()
         made.won.sent["s"] = 9.0
         mine = lease("mine", created=100)
         mine["spec"]["renewTime"] = "s"
         await api.put(mine)
-        assert made.territory.may_write_in("n")
-        assert made.territory.lease["spec"]["renewTime"] == "s"
+        assert made.ownership.may_write_in("n")
+        assert made.ownership.lease["spec"]["renewTime"] == "s"
 
 
 async def test_leases_that_nobody_renews_are_no_obstacle_at_the_start(api):
@@ -236,9 +236,9 @@ async def test_leases_that_nobody_renews_are_no_obstacle_at_the_start(api):
         lease("young", "n", scope="namespace", changed=59),
     ]
     async with world(api) as made:
-        assert [each.lease for each in made.territory.rivals] == [("n", "young")]
+        assert [each.lease for each in made.ownership.preceding] == [("n", "young")]
         made.pass_s(1.1)
-        assert made.territory.rivals == ()
+        assert made.ownership.preceding == ()
 
 
 async def test_without_the_servers_clock_every_lease_counts_as_new(api):
@@ -247,7 +247,7 @@ async def test_without_the_servers_clock_every_lease_counts_as_new(api):
     api.leases.append(lease("old", "n", scope="namespace", changed=10**6))
     async with world(api) as made:
         made.pass_s(45)
-        assert not made.territory.has("n", "g")
+        assert not made.ownership.owns("n", "g")
 
 
 @pytest.mark.parametrize(
@@ -268,10 +268,10 @@ async def test_who_sees_one_namespace_waits_unless_it_succeeds_itself(api, other
         settles=not waits,
         cluster_wide=False,
     ) as made:
-        assert made.territory.has("n", "g") is not waits
-        assert made.territory.problem() is None
+        assert made.ownership.owns("n", "g") is not waits
+        assert made.ownership.problem() is None
         made.pass_s(15)
-        assert made.territory.has("n", "g")
+        assert made.ownership.owns("n", "g")
 
 
 @pytest.mark.parametrize(
@@ -284,16 +284,16 @@ async def test_who_may_look_around_waits_only_if_somebody_is_there(api, other, w
     api.may_look_around = True
     api.leases = [lease("mine", "n", scope="namespace"), *([other] if other else [])]
     async with world(api, settles=not waits, cluster_wide=False) as made:
-        assert made.territory.has("n", "g") is not waits
+        assert made.ownership.owns("n", "g") is not waits
 
 
 async def test_a_cluster_wide_one_waits_for_a_younger_one_to_stop(api):
     """It was away, and the other one took over."""
     api.leases.append(lease("younger", "elsewhere", created=1))
     async with world(api, settles=False) as made:
-        assert not made.territory.has("n", "g")
+        assert not made.ownership.owns("n", "g")
         made.pass_s(15)
-        assert made.territory.has("n", "g")
+        assert made.ownership.owns("n", "g")
 
 
 async def test_a_planner_of_one_graph_takes_only_that(api):
@@ -302,17 +302,17 @@ async def test_a_planner_of_one_graph_takes_only_that(api):
     api.leases = [lease("mine", "n", scope="namespace")]
     async with world(api, cluster_wide=False) as made:
         await api.put(lease("g", "n", scope="namespace", graph="g"))
-        assert [made.territory.has("n", each) for each in ("g", "h")] == [False, True]
-        assert made.territory.may_write_in("n")
-        assert not made.territory.is_idle
+        assert [made.ownership.owns("n", each) for each in ("g", "h")] == [False, True]
+        assert made.ownership.may_write_in("n")
+        assert not made.ownership.is_idle
 
 
 def test_labels_and_selector():
     """What the Lease says is what other installations select."""
-    post = Post("planner", KEYS, ("n", "x"), cluster_wide=False, graph="g")
+    post = ElectionScope("planner", KEYS, ("n", "x"), cluster_wide=False, graph="g")
     assert post.labels == {"component": "planner", "scope": "namespace", "graph": "g"}
     assert post.selector == "component=planner,scope"
-    assert Post("operator", KEYS, ("n", "x"), cluster_wide=True).labels == {
+    assert ElectionScope("operator", KEYS, ("n", "x"), cluster_wide=True).labels == {
         "component": "operator",
         "scope": "cluster",
     }

@@ -1,0 +1,112 @@
+"""What Dynamo's profiler has measured of one engine, as its throughput loop looks it up.
+
+Dynamo interpolates its points cubically; here lines join them. All figures are of one engine rather than of one GPU: the
+GPUs of an engine cancel out where the loop divides by both.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTable:
+    """TTFT by prompt length, one prompt at a time.
+
+    Attributes:
+        prompt_tokens: Prompt lengths, strictly increasing, two at least.
+        ttft_s: Their TTFT without queueing, > 0.
+    """
+
+    prompt_tokens: tuple[float, ...]
+    ttft_s: tuple[float, ...]
+
+    def ttft_of(self, prompt_tokens: float) -> float:
+        """Return the TTFT of a length, that of the nearest end outside the table."""
+        return _on_line(self.prompt_tokens, self.ttft_s, prompt_tokens)
+
+    def tokens_per_s(self, prompt_tokens: float) -> float:
+        """Return the prompt tokens per second of an engine that computes such prompts one after the other.
+
+        Example: 3,000 tokens in 0.075 s: 40,000.
+        """
+        length = min(max(prompt_tokens, self.prompt_tokens[0]), self.prompt_tokens[-1])
+        return length / self.ttft_of(length)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTable:
+    """Inter-token latency and throughput over KV usage, a row per context length.
+
+    Attributes:
+        contexts: Tokens that each request holds, strictly increasing.
+        kv_usage: Shares of the KV cache in use, strictly increasing, in (0, 1].
+        itl_s: By context and usage, > 0.
+        tokens_per_s: By context and usage, > 0.
+        kv_tokens: KV cache of the engine, tokens.
+    """
+
+    contexts: tuple[float, ...]
+    kv_usage: tuple[float, ...]
+    itl_s: tuple[tuple[float, ...], ...]
+    tokens_per_s: tuple[tuple[float, ...], ...]
+    kv_tokens: float
+
+    def itl_of(self, concurrency: float, context: float) -> float:
+        """Return the ITL of so many requests, each holding ``context`` tokens."""
+        row = _between_rows(self.contexts, self.itl_s, context)
+        return _on_line(self.kv_usage, row, concurrency * context / self.kv_tokens)
+
+    def best_tokens_per_s(self, itl_s: float, context: float) -> float:
+        """Return the throughput at the highest KV usage whose ITL is no higher than the target.
+
+        Where none is, that of the lowest usage: the loop does what it can.
+        """
+        itls = _between_rows(self.contexts, self.itl_s, context)
+        rates = _between_rows(self.contexts, self.tokens_per_s, context)
+        fitting = [rate for itl, rate in zip(itls, rates, strict=True) if itl <= itl_s]
+        return fitting[-1] if fitting else rates[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputProfile:
+    """One graph's profile: an engine that prefills and one that decodes, the same one where they are aggregated."""
+
+    prefill: PrefillTable
+    decode: DecodeTable
+
+
+def profile_from(plain: Mapping[str, Any]) -> ThroughputProfile:
+    """Return the profile that was written as plain data.
+
+    Raises:
+        KeyError, TypeError, ValueError: the data is not a profile.
+    """
+    prefill, decode = plain["prefill"], plain["decode"]
+    return ThroughputProfile(
+        PrefillTable(tuple(prefill["prompt_tokens"]), tuple(prefill["ttft_s"])),
+        DecodeTable(
+            tuple(decode["contexts"]),
+            tuple(decode["kv_usage"]),
+            tuple(tuple(row) for row in decode["itl_s"]),
+            tuple(tuple(row) for row in decode["tokens_per_s"]),
+            float(decode["kv_tokens"]),
+        ),
+    )
+
+
+def _on_line(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    right = bisect_left(xs, x)
+    if right == 0:
+        return ys[0]
+    if right == len(xs):
+        return ys[-1]
+    weight = (x - xs[right - 1]) / (xs[right] - xs[right - 1])
+    return ys[right - 1] + weight * (ys[right] - ys[right - 1])
+
+
+def _between_rows(keys: Sequence[float], rows: Sequence[Sequence[float]], key: float) -> list[float]:
+    return [_on_line(keys, column, key) for column in zip(*rows, strict=True)]

@@ -1,0 +1,139 @@
+"""Which workers are busy or at capacity, kept up with every load event, and when the first will take requests. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import inf
+
+from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds, Excess, RankLoad, worker_excess
+from penstock_router.policy.drain_rate import DrainRate
+from penstock_router.policy.load import WorkerLoad
+
+ALL_BUSY = "Service temporarily unavailable: All workers are busy, please retry later"
+"""What a rejected client is told. Source: NVIDIA Dynamo's document "Request Rejection", "Error Response"."""
+
+AT_CAPACITY_S = 1.0
+"""Chosen: one interval of health checks; a worker that refused for want of room is asked again after this long even if
+nothing else is heard of it, simulated seconds."""
+
+
+class BusyWorkers:
+    """The workers of one stage that take no new requests for now.
+
+    Attributes:
+        thresholds: Above which a worker is busy.
+        batch_tokens: Most tokens of one step of a worker; None: unknown.
+    """
+
+    def __init__(
+        self, thresholds: BusyThresholds = NO_THRESHOLDS, *, batch_tokens: int | None = None
+    ) -> None:
+        """Begin with no worker known to be busy."""
+        self.thresholds = thresholds
+        self.batch_tokens = batch_tokens
+        self._computed = DrainRate()
+        self._released = DrainRate()
+        # By name: seconds until it is not busy any more, and when it refused a request for want of room.
+        self._busy: dict[str, float] = {}
+        self._at_capacity: dict[str, float] = {}
+
+    # ------------------------------------------------------------------ load events
+
+    def refresh(self, load: WorkerLoad, *, prefill_tokens: int, peer_tokens: int, now_s: float) -> None:
+        """Decide anew whether a worker is busy.
+
+        Args:
+            load: The worker's.
+            prefill_tokens: Prompt tokens that it has still to compute, those that wait for it included.
+            peer_tokens: Tokens that other routers have in flight there, as far as known.
+            now_s: Simulated seconds.
+        """
+        if not self.thresholds.is_set:
+            return
+        usages = load.kv_ranks_now(load.inflight_tokens + peer_tokens, now_s)
+        share = prefill_tokens / len(usages)
+        excess = worker_excess([RankLoad(each, share) for each in usages], self.thresholds, self.batch_tokens)
+        if excess is None:
+            self._busy.pop(load.name, None)
+        else:
+            self._busy[load.name] = self._free_in_s(load, excess, now_s)
+
+    def computed(self, tokens: int, now_s: float) -> None:
+        """Count prompt tokens that a worker has computed."""
+        self._computed.drained(tokens, now_s)
+
+    def released(self, load: WorkerLoad, tokens: int, now_s: float) -> None:
+        """Count the tokens of a request that has left its worker, which has room for another."""
+        self._released.drained(tokens, now_s)
+        self._at_capacity.pop(load.name, None)
+
+    def load_read(self, load: WorkerLoad) -> None:
+        """Take note of a new reading of a worker's metrics: what it refused before says nothing any more."""
+        self._at_capacity.pop(load.name, None)
+
+    def refused(self, name: str, now_s: float) -> None:
+        """Take note that a worker has refused a request for want of room."""
+        self._at_capacity[name] = now_s
+
+    def keep_only(self, names: Collection[str], now_s: float) -> None:
+        """Forget the workers that have left, and refusals of long ago."""
+        self._busy = {name: wait_s for name, wait_s in self._busy.items() if name in names}
+        self._at_capacity = {
+            name: at_s
+            for name, at_s in self._at_capacity.items()
+            if name in names and 0 <= now_s - at_s < AT_CAPACITY_S
+        }
+
+    def set_thresholds(self, thresholds: BusyThresholds) -> None:
+        """Take new thresholds; every worker has to be refreshed."""
+        self.thresholds = thresholds
+        self._busy.clear()
+
+    # ------------------------------------------------------------------ decisions
+
+    @property
+    def is_any(self) -> bool:
+        """Whether any worker takes no new requests."""
+        return bool(self._busy or self._at_capacity)
+
+    def at_capacity(self) -> frozenset[str]:
+        """Return the workers that have refused a request for want of room since they were last heard of."""
+        return frozenset(self._at_capacity)
+
+    def none_takes(self, names: frozenset[str]) -> bool:
+        """Return whether there are workers, and each of them is busy or at capacity."""
+        busy, full = self._busy, self._at_capacity
+        if not names or len(busy) + len(full) < len(names):
+            return False
+        return all(name in busy or name in full for name in names) if full else names <= busy.keys()
+
+    def all_at_capacity(self, names: frozenset[str]) -> bool:
+        """Return whether there are workers, and each of them has refused a request for want of room."""
+        return bool(names) and len(self._at_capacity) >= len(names) and names <= self._at_capacity.keys()
+
+    def not_taking(self, names: frozenset[str]) -> frozenset[str]:
+        """Return those of some workers that take no new requests; none when that is all of them."""
+        found = names & (self._busy.keys() | self._at_capacity)
+        return frozenset() if len(found) == len(names) else found
+
+    def prefill_limit_exceeded(self, share: float) -> bool:
+        """Return whether every worker is busy, each with an even share of the tokens that wait in a central queue."""
+        limit = self.thresholds.prefill_limit(self.batch_tokens)
+        return limit is not None and share > limit
+
+    def free_in_s(self) -> float | None:
+        """Return the seconds until the first busy worker is expected to take requests again; None: unknown."""
+        soonest = min(self._busy.values(), default=inf)
+        return None if soonest == inf else soonest
+
+    def _free_in_s(self, load: WorkerLoad, excess: Excess, now_s: float) -> float:
+        """Return the time in which this stage's workers, one by one, drain what is above the thresholds."""
+        workers = max(1, len(self._busy))
+        waits = []
+        if excess.prefill_tokens:
+            waits.append((excess.prefill_tokens, self._computed.tokens_per_s(now_s)))
+        if excess.decode_blocks_fraction and load.kv_capacity_tokens:
+            tokens = excess.decode_blocks_fraction * load.kv_capacity_tokens
+            waits.append((tokens, self._released.tokens_per_s(now_s)))
+        known = [tokens * workers / rate for tokens, rate in waits if rate is not None]
+        return max(known) if known and len(known) == len(waits) else inf

@@ -1,0 +1,59 @@
+"""Whose requests may still enter a queue of bounded length: a room for each tier, a part of it for each tenant. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import ceil
+
+from penstock_api import Tier
+from penstock_router.core.queue_settings import QueueSettings
+from penstock_router.policy.arrival import Arrival
+from penstock_router.policy.tiers import SHARED
+
+
+class QueueRoom:
+    """Waiting requests by tier and by tenant.
+
+    Each tier's share of the queue is kept for it: lower tiers may fill what the higher ones' shares leave, so a full
+    background queue never refuses a premium request. System requests always enter. Requests that belong to nobody in
+    particular are bounded by their tier alone.
+
+    Attributes:
+        tiers: Waiting requests by tier.
+    """
+
+    __slots__ = ("_tenants", "tiers")
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self.tiers: Counter[Tier] = Counter()
+        self._tenants: Counter[str] = Counter()
+
+    def enter(self, arrival: Arrival) -> None:
+        """Count a request in."""
+        self.tiers[arrival.tier] += 1
+        self._tenants[arrival.tenant] += 1
+
+    def leave(self, arrival: Arrival) -> None:
+        """Count a request out."""
+        self.tiers[arrival.tier] -= 1
+        self._tenants[arrival.tenant] -= 1
+        if not self._tenants[arrival.tenant]:
+            del self._tenants[arrival.tenant]
+
+    def has_room(self, arrival: Arrival, settings: QueueSettings) -> bool:
+        """Return whether one more request may enter."""
+        tiers, most = settings.tiers, settings.max_requests
+        if most is None:
+            return True
+        if tiers is None:
+            return self.tiers.total() < most
+        if arrival.tier is Tier.SYSTEM:
+            return True
+        if arrival.tenant and self._tenants[arrival.tenant] >= max(1, ceil(most * tiers.max_tenant_share)):
+            return False
+        total, kept = self.tiers.total(), 0
+        whole = sum(tiers.shares.values())
+        for higher in SHARED[: SHARED.index(arrival.tier)]:
+            kept += max(0, ceil(most * tiers.shares[higher] / whole) - self.tiers[higher])
+        return total + kept < most

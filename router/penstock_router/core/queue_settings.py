@@ -1,0 +1,55 @@
+"""How a dispatch queue behaves, whatever the policy. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from penstock_api import QueueOrder, Tier
+from penstock_router.policy.tiers import TierSettings
+
+CACHE_BLOCKS = 8192
+"""Keys remembered per worker where nothing else is said. Chosen: 4M tokens of 512-token blocks, or 500,000 of
+prompts so short that their first block's sub-block keys are all they have; 90 KiB of memory where prompts bring 24 new
+keys, at most 512."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """How queues behave, whatever the policy.
+
+    Attributes:
+        slot_tokens: Uncached tokens dispatched to one worker at a time; None is unbounded. An idle worker always
+            takes one request, however long.
+        slot_requests: Requests dispatched to one worker at a time; None is unbounded.
+        max_requests: Most waiting requests; None is unbounded.
+        max_wait_s: Longest wait, simulated seconds; None is unbounded.
+        order: Who is next in a worker's queue; the central queue is first in, first out.
+        cache_blocks: Prefix blocks that one worker's cache holds.
+        slo_s: TTFT that rebalancing and the deadline-aware order aim for, simulated seconds.
+        bottleneck_s: See `decode_delay_s`.
+        tokens_per_s: Prefill throughput assumed until one is measured; None: none.
+        rebalances: Whether requests that wait for a decode-bound worker are moved as time passes.
+        tiers: How tiers share; None: requests are ordered as if all were of one tier.
+    """
+
+    slot_tokens: int | None = None
+    slot_requests: int | None = None
+    max_requests: int | None = None
+    max_wait_s: float | None = None
+    order: QueueOrder = QueueOrder.ARRIVAL
+    cache_blocks: int = CACHE_BLOCKS
+    slo_s: float = 5.0
+    bottleneck_s: float = 3.0
+    tokens_per_s: float | None = None
+    rebalances: bool = False
+    tiers: TierSettings | None = None
+
+    def ttft_slo_s(self, tier: Tier) -> float | None:
+        """Return the TTFT that the deadline-aware order aims for; None: any is in time."""
+        return self.slo_s if self.tiers is None else self.tiers.target(tier).ttft_s
+
+    def longest_wait_s(self, tier: Tier) -> float:
+        """Return how long a request may wait: after its tier's end-to-end target waiting on is of no use."""
+        e2e_s = None if self.tiers is None else self.tiers.target(tier).e2e_s
+        return min(bound for bound in (self.max_wait_s, e2e_s, inf) if bound is not None)

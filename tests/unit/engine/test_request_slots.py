@@ -1,0 +1,171 @@
+"""A worker's hard cap: exactly N in the engine and Q in its queue, whoever comes, leaves or disconnects, and when."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from penstock_core.errors import ConfigError
+from penstock_engine.core.request_slots import RequestSlots, SlotState
+from penstock_engine.serve.request_gate import AtCapacity, RequestGate
+from penstock_engine.serve.settings import ServeFlags, resolve
+
+LIMIT, QUEUE = 3, 2
+
+
+class Slots(RuleBasedStateMachine):
+    """Requests enter and leave in any order; a plain list says who should run."""
+
+    def __init__(self):
+        super().__init__()
+        self.slots = RequestSlots(LIMIT, QUEUE)
+        self.within = []
+        self.running = set()
+        self.count = 0
+        self.rejected = 0
+
+    @rule()
+    def enter(self):
+        """Rejected if and only if N + Q are within."""
+        self.count += 1
+        state = self.slots.enter(self.count)
+        if len(self.within) == LIMIT + QUEUE:
+            assert state is SlotState.REJECTED
+            self.rejected += 1
+            return
+        assert state is (SlotState.RUNNING if len(self.running) < LIMIT else SlotState.QUEUED)
+        self.within.append(self.count)
+        if state is SlotState.RUNNING:
+            self.running.add(self.count)
+
+    @rule(place=st.integers(0, 10))
+    def leave(self, place):
+        """Whoever leaves the engine makes room for the one that has waited longest."""
+        if not self.within:
+            assert self.slots.leave(-1) is None
+            return
+        item = self.within.pop(place % len(self.within))
+        following = self.slots.leave(item)
+        waiting = [each for each in self.within if each not in self.running]
+        if item in self.running:
+            self.running.remove(item)
+            assert following == (waiting[0] if waiting else None)
+            self.running |= set(waiting[:1])
+        else:
+            assert following is None
+
+    @invariant()
+    def counts_are_exact(self):
+        """Nobody waits while a slot is free."""
+        assert (self.slots.running, self.slots.rejected) == (len(self.running), self.rejected)
+        assert self.slots.queued == len(self.within) - len(self.running) <= QUEUE
+        assert self.slots.running == LIMIT or not self.slots.queued
+
+
+TestSlots = Slots.TestCase
+TestSlots.settings = settings(max_examples=50, deadline=None)
+
+
+class Client:
+    """A connection that may close."""
+
+    def __init__(self):
+        self.disconnected = False
+        self._callbacks = []
+
+    def on_disconnect(self, callback):
+        """Keep a callback."""
+        self._callbacks.append(callback)
+
+    def leave(self):
+        """Close."""
+        self.disconnected = True
+        for each in self._callbacks:
+            each()
+
+
+async def test_of_a_thousand_senders_at_once_exactly_n_and_q_get_in():
+    """64 run and never more, 16 wait, 920 are rejected; all that got in are served, but those that left."""
+    gate, release = RequestGate(64, 16), asyncio.Event()
+    clients = [Client() for _ in range(1000)]
+    outcomes = []
+
+    async def send(client):
+        try:
+            async with gate.enter(client) as is_wanted:
+                assert gate.slots.running <= 64
+                if is_wanted:
+                    await release.wait()
+                outcomes.append("served" if is_wanted else "left")
+        except AtCapacity:
+            outcomes.append("rejected")
+
+    tasks = [asyncio.ensure_future(send(each)) for each in clients]
+    await asyncio.sleep(0)
+    assert (gate.slots.running, gate.slots.queued, gate.slots.rejected) == (64, 16, 920)
+    for client in clients[70:75]:
+        client.leave()
+    assert gate.slots.queued == 11
+    release.set()
+    await asyncio.gather(*tasks)
+    counts = {each: outcomes.count(each) for each in set(outcomes)}
+    assert counts == {"served": 75, "left": 5, "rejected": 920}
+    assert gate.is_empty
+
+
+async def test_a_cancelled_request_gives_its_slot_to_the_next():
+    """Whether it ran or waited."""
+    gate = RequestGate(1, 2)
+    started = []
+
+    async def send(name):
+        async with gate.enter(Client()):
+            started.append(name)
+            await asyncio.Event().wait()
+
+    tasks = [asyncio.ensure_future(send(name)) for name in "abc"]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    tasks[0].cancel()
+    await asyncio.wait(tasks[:2])
+    await asyncio.sleep(0)
+    assert started == ["a", "c"]
+    assert (gate.slots.running, gate.slots.queued) == (1, 0)
+    tasks[2].cancel()
+    await asyncio.wait(tasks)
+
+
+async def test_a_worker_rejects_beyond_its_limit_and_queue(serving):
+    """One runs, two wait, the fourth gets the document's message; metrics tell; all three are served."""
+    async with serving(engine_request_limit=1, engine_request_queue=2, speed=1.0) as client:
+        posts = [asyncio.ensure_future(client.complete(max_tokens=40)) for _ in range(3)]
+        await client.until("penstock_request_queue", 2)
+        status, body, _ = await client.post("/v1/completions", {"prompt": "x"})
+        assert (status, body["error"]["message"]) == (503, "Server overloaded: worker at capacity")
+        assert await client.metric("penstock_engine_request") == 1
+        assert await client.metric("vllm:num_requests_running") <= 1
+        assert await client.metric("penstock_rejection_request_total") == 1
+        assert await client.metric("vllm:admission_rejections_total", reason="max_num_queued_reqs") == 1
+        stream = await client.stream(max_tokens=5)
+        assert stream.status == 503
+        assert json.loads(await stream.read(limit_bytes=1000))["error"]["code"] == 503
+        for post in posts:
+            assert (await post)["usage"]["completion_tokens"] == 40
+        assert await client.metric("penstock_engine_request") == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"engine_request_limit": 0}, "--engine-request-limit: 0 must be 1 or more"),
+        ({"engine_request_limit": -3}, "--engine-request-limit: -3 must be 1 or more"),
+        ({"engine_request_queue": 1}, "--engine-request-queue: 1 must be 2 or more"),
+    ],
+)
+def test_bounds_of_limit_and_queue(flags, says):
+    """Each names the flag, the value and the bound."""
+    with pytest.raises(ConfigError, match=says):
+        resolve(ServeFlags("llama", "h200-llama-3.1-8b-tp1", **flags))

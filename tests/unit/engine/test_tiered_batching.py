@@ -1,0 +1,226 @@
+"""Tiers in the batch: who gets room at whose expense, and how a victim comes back."""
+
+import pytest
+
+from penstock_engine.core.batching import BatchLimits
+from penstock_engine.core.engine import Engine, EngineSettings
+from penstock_engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
+from penstock_engine.core.preemption import PreemptionKind, PreemptionTerms
+from penstock_engine.core.requests import EngineRole, FinishReason, Status
+from penstock_engine.core.transfer import LinkTerms
+
+SLOW_LINK = LinkTerms(latency_s=0.0, bytes_per_s=10.0)
+"""A token of one byte takes 0.1 s each way."""
+
+
+@pytest.fixture
+def make(flat_latency):
+    """Make an engine of four-token blocks whose tiers preempt; recomputing costs 1 s and 1 ms a token."""
+
+    def build(*, blocks=10, seqs=8, budget=64, latency=flat_latency, **terms):
+        limits = BatchLimits(budget, seqs, 4, by_priority=True)
+        terms = PreemptionTerms(**{"reserved_fraction": 0.0, **terms})
+        return Engine(EngineSettings(EngineRole.AGGREGATED, blocks, 1, limits, preemption=terms), latency)
+
+    return build
+
+
+def step(engine, now_s=0.0):
+    """Run one step; return its batch."""
+    begun = engine.begin_step(now_s)
+    engine.finish_step(begun)
+    return begun.batch
+
+
+def test_a_waiting_premium_takes_the_blocks_of_background(make, request_of):
+    """It is computed in the very step in which it is seen; the victim's outputs are kept."""
+    engine = make()
+    low = engine.add(request_of("low", prompt=30, outputs=8, priority=2))
+    step(engine)
+    high = engine.add(request_of("high", prompt=16, outputs=2, priority=0))
+
+    batch = step(engine)
+
+    assert batch.preempted == [low]
+    assert [span.state for span in batch.spans] == [high]
+    assert (low.status, low.outputs, low.preemptions) == (Status.WAITING, 1, 1)
+    assert engine.counters.preemptions_by == {(PreemptionKind.RECOMPUTE, 2): 1}
+
+
+@pytest.mark.parametrize("priority", [1, 2])
+def test_only_lower_tiers_are_victims(make, request_of, priority):
+    """A standard request waits for a standard one, and a background request for a standard one."""
+    engine = make()
+    running = engine.add(request_of("running", prompt=30, outputs=8, priority=1))
+    step(engine)
+    waiting = engine.add(request_of("waiting", prompt=16, outputs=2, priority=priority))
+
+    assert step(engine).preempted == []
+    assert (running.status, waiting.status) == (Status.DECODING, Status.WAITING)
+
+
+def test_nobody_is_thrown_out_for_too_little(make, request_of):
+    """Background gives four blocks, standard keeps five; premium needs six of ten, so all stay."""
+    engine = make()
+    engine.add(request_of("premium", prompt=18, outputs=8, priority=0))
+    engine.add(request_of("background", prompt=14, outputs=8, priority=2))
+    step(engine)
+    engine.add(request_of("more", prompt=23, outputs=2, priority=0))
+    assert step(engine).preempted == []
+
+
+def test_a_full_batch_gives_a_place(make, request_of):
+    """Blocks there are plenty of; the one place goes to the higher tier."""
+    engine = make(blocks=50, seqs=1)
+    low = engine.add(request_of("low", outputs=8, priority=2))
+    step(engine)
+    high = engine.add(request_of("high", outputs=1, priority=1))
+    batch = step(engine)
+    assert (batch.preempted, batch.admitted) == ([low], [high])
+
+
+def test_a_higher_tier_goes_before_a_prompt_under_way(make, request_of):
+    """The step's budget is premium's first; the long background prompt takes what is left."""
+    engine = make(blocks=50, budget=16)
+    low = engine.add(request_of("low", prompt=60, outputs=1, priority=2))
+    step(engine)
+    high = engine.add(request_of("high", prompt=12, outputs=1, priority=0))
+
+    batch = step(engine)
+
+    assert [(span.state, span.end - span.start) for span in batch.spans] == [(high, 12), (low, 4)]
+    assert high.first_token_s is not None
+
+
+def test_a_swapped_victim_gives_no_block_before_its_copy_has_ended(make, request_of):
+    """30 tokens take 3 s out; premium begins then, and the victim goes on where it was without prefill."""
+    slow = LatencyModel(QuadraticPrefill(100.0, 0.0, 0.0), LinearDecode(0.1, 0.0, 0.0))
+    engine = make(host_blocks=10, host_link=SLOW_LINK, latency=slow)
+    low = engine.add(request_of("low", prompt=30, outputs=8, priority=2))
+    step(engine)
+    high = engine.add(request_of("high", prompt=16, outputs=1, priority=0))
+
+    assert engine.begin_step(100.0) is None
+    assert (low.status, engine.kv_used_blocks, engine.swapped_blocks) == (Status.SWAPPING, 8, 8)
+    assert engine.begin_step(102.9) is None
+    assert engine.next_event_s() == pytest.approx(103.0)
+    begun = engine.begin_step(103.0)
+    assert [span.state for span in begun.batch.spans] == [high]
+    assert (low.status, low.computed, engine.kv_used_blocks) == (Status.WAITING, 30, 4)
+
+    engine.finish_step(begun)
+    assert engine.begin_step(begun.end_s) is None
+    assert low.status is Status.LOADING
+    back = engine.begin_step(engine.next_event_s())
+    assert (back.batch.joined, back.batch.spans, engine.swapped_blocks) == ([low], [], 0)
+    outcome = engine.finish_step(back)
+    assert (engine.outputs_of(low), outcome.steady_tokens, len(outcome.late_gaps_s)) == (2, 0, 1)
+
+
+@pytest.mark.parametrize("at", ["out", "host", "in"])
+def test_aborting_a_swapped_request_frees_both_memories(make, request_of, at):
+    """While it is copied out, waits in host memory, or is copied in; blocks after the copy, not before."""
+    slow = LatencyModel(QuadraticPrefill(100.0, 0.0, 0.0), LinearDecode(0.1, 0.0, 0.0))
+    engine = make(host_blocks=10, host_link=SLOW_LINK, latency=slow)
+    engine.add(request_of("low", prompt=30, outputs=8, priority=2))
+    step(engine)
+    engine.add(request_of("high", prompt=16, outputs=1, priority=0))
+    assert engine.begin_step(100.0) is None
+    if at != "out":
+        begun = engine.begin_step(103.0)
+        if at == "in":
+            engine.finish_step(begun)
+            assert engine.begin_step(begun.end_s) is None
+    engine.abort("low", 104.0)
+    engine.abort("high", 104.0)
+    if at != "host":
+        assert engine.kv_used_blocks == 8
+        engine.advance(engine.next_event_s())
+    assert (engine.kv_used_blocks, engine.swapped_blocks) == (0, 0)
+    assert engine.is_idle
+
+
+def test_a_victim_past_the_bound_ends_with_an_error(make, request_of):
+    """Recomputing 31 tokens costs 1.031 s, more than was allowed."""
+    engine = make(drop_above_s=1.03)
+    low = engine.add(request_of("low", prompt=30, outputs=8, priority=2))
+    step(engine)
+    engine.add(request_of("high", prompt=16, outputs=2, priority=0))
+    step(engine, 2.0)
+    assert engine.take_events().dropped == [low]
+    assert (low.status, low.finish_reason, low.finished_s) == (Status.FINISHED, FinishReason.ERROR, 2.0)
+    assert engine.find("low") is None
+    assert engine.counters.preemptions_by == {(PreemptionKind.DROP, 2): 1}
+
+
+def test_past_its_limit_a_request_is_no_victim_and_holds_its_whole_length(make, request_of):
+    """Thrown out once, it comes back with ten blocks for its 40 tokens; the next premium waits."""
+    engine = make(max_per_request=1)
+    low = engine.add(request_of("low", prompt=30, outputs=8, priority=2))
+    step(engine)
+    engine.add(request_of("high", prompt=16, outputs=1, priority=0))
+    step(engine)
+    step(engine)
+    assert (low.status, len(low.blocks)) == (Status.DECODING, 10)
+    engine.add(request_of("late", prompt=16, outputs=1, priority=0))
+    assert step(engine).preempted == []
+    assert low.preemptions == 1
+
+
+def test_limit_zero_admits_whole_lengths_only(make, request_of):
+    """Two of 24 tokens each do not fit ten blocks together, so none is ever thrown out."""
+    engine = make(max_per_request=0)
+    engine.add(request_of("first", prompt=8, outputs=17, priority=1))
+    second = engine.add(request_of("second", prompt=8, outputs=17, priority=0))
+    step(engine)
+    assert len(engine.find("second").blocks) == 6
+    assert engine.find("first").status is Status.WAITING
+    while second.finish_reason is None:
+        step(engine)
+    assert engine.counters.preemptions == 0
+
+
+def test_a_victim_comes_back_behind_higher_tiers_and_with_headroom(make, request_of):
+    """No ping-pong: of 40 blocks two more than its own must be free, unless nothing else runs."""
+    engine = make(blocks=40, budget=256)
+    low = engine.add(request_of("low", prompt=80, outputs=40, priority=2))
+    step(engine)
+    for name, prompt in (("a", 60), ("b", 24)):
+        engine.add(request_of(name, prompt=prompt, outputs=40, priority=0))
+    assert step(engine).preempted == [low]
+    # a and b hold 16 and 7 blocks: 17 are free, low needs 21 with the token it has.
+    assert low.status is Status.WAITING
+    engine.abort("b", 0.0)
+    assert step(engine).admitted == [low]
+
+
+def test_lower_tiers_leave_the_reserve_alone(make, request_of):
+    """With three of ten blocks reserved, two standard prompts of four blocks do not fit; premium's does."""
+    engine = make(reserved_fraction=0.3)
+    engine.add(request_of("a", prompt=15, outputs=1, priority=1))
+    b = engine.add(request_of("b", prompt=15, outputs=1, priority=1))
+    engine.begin_step(0.0)
+    assert b.status is Status.WAITING
+    assert (engine.kv_used_blocks, engine.reserved_free_blocks) == (4, 3)
+
+
+def test_premium_may_take_reserve_and_rest(make, request_of):
+    """Nine of ten blocks at once; requests without a tier count as premium."""
+    engine = make(reserved_fraction=0.3)
+    engine.add(request_of("plain", prompt=35, outputs=1))
+    engine.begin_step(0.0)
+    assert engine.kv_used_blocks == 9
+
+
+def test_a_request_that_its_tier_can_never_hold_is_refused(make, request_of):
+    """At the door, not by waiting for ever."""
+    engine = make(reserved_fraction=0.3)
+    with pytest.raises(ValueError, match="30 tokens exceed the cache"):
+        engine.add(request_of("long", prompt=28, outputs=2, priority=1))
+    engine.add(request_of("premium", prompt=28, outputs=2, priority=0))
+
+
+def test_tiers_need_an_order(make):
+    """First come first served has no lower tier."""
+    with pytest.raises(ValueError, match="needs by_priority"):
+        EngineSettings(EngineRole.AGGREGATED, 10, 1, preemption=PreemptionTerms())

@@ -1,0 +1,125 @@
+"""What other fleets would have done, and what of a TTFT no fleet can shorten: figures and words."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from penstock_report.analysis import GpuUse
+from penstock_report.counterfactual import Counterfactual, FleetKind, outcome, sentences, served_outcome
+from penstock_report.service_time import service_lines, service_times
+from penstock_workload.record import RequestResult, RequestStatus
+
+
+class _PerToken:
+    """A prefill of 1 ms a token and half a second beside."""
+
+    def ttft_s(self, tokens):
+        return 0.5 + tokens / 1000
+
+
+def _result(ttft_s=1.0, *, tokens=1000, cached=0, status=RequestStatus.OK):
+    return RequestResult(
+        id="r",
+        line=1,
+        arrival_s=0,
+        sent_s=0,
+        ended_s=1,
+        status=status,
+        http_status=200,
+        error=None,
+        error_class=None,
+        trace_input_tokens=tokens,
+        trace_output_tokens=1,
+        prompt_tokens=tokens,
+        cached_tokens=cached,
+        ttft_s=ttft_s,
+    )
+
+
+def _use(end_s=100.0):
+    return GpuUse(0.0, end_s, 2.0, 4.0, 1.0, 3, 4)
+
+
+def _served(results, use=None):
+    return served_outcome(results, use, name="adaptive", slo_s=5.0, duration_s=100.0)
+
+
+def test_what_was_served_counts_lost_requests_as_late():
+    """A rejected request, and one that failed after its first token, were not served in time."""
+    results = [_result(1.0), _result(6.0), _result(None, status=RequestStatus.REJECTED)]
+    results.append(_result(1.0, status=RequestStatus.FAILED))
+
+    served = _served(results, _use())
+
+    assert (served.in_time, served.lost, served.gpu_hours) == (0.25, 2, 2.0)
+    assert served.ttft_p99_s == 6.0
+    assert served.source == "measured"
+
+
+@pytest.mark.parametrize("use", [None, _use(end_s=98.0)])
+def test_a_ledger_that_saw_part_of_the_run_gives_no_cost(use):
+    """Unknown is never zero, and half of a run is not passed off as the whole."""
+    assert _served([_result()], use).gpu_hours is None
+
+
+def test_the_sentences_say_what_a_fixed_fleet_would_have_cost():
+    """Cost and attainment, each beside what was served, and the planner's own row as the simulation's error."""
+    served = _served([_result(1.0), _result(9.0)], _use())
+    planner = outcome(
+        np.array([1.0, 9.0]),
+        name="adaptive",
+        kind=FleetKind.PLANNER,
+        requests=2,
+        slo_s=5.0,
+        gpu_hours=2.2,
+    )
+    fixed = replace(
+        planner, name="3P+1D", kind=FleetKind.FIXED, in_time=0.75, gpu_hours=3.0, remark="cheapest"
+    )
+
+    lines = sentences(Counterfactual(5.0, (served, planner, fixed), (fixed,), ()))
+
+    assert lines[0].startswith(
+        "adaptive itself, simulated: cost 2.200 GPU-hours (+10%) and kept 50.0% in time"
+    )
+    assert "the simulation's error" in lines[0]
+    assert lines[1] == (
+        "a fixed 3P+1D would have cost 3.000 GPU-hours (+50%) and kept 75.0% in time (+25.0 points) (cheapest)"
+    )
+
+
+def test_the_tail_is_split_into_service_and_waiting():
+    """99 prompts of 1.5 s that wait 0.5 s, and one of 20.5 s that waits 1 s: the p99 is a fitting one's."""
+    results = [_result(2.0) for _ in range(99)] + [_result(21.5, tokens=20_000)]
+
+    found = service_times(results, _PerToken(), slo_s=5.0)
+
+    assert (found.requests, found.too_long) == (100, 1)
+    assert (found.service_p99_s, found.ttft_p99_s) == (1.5, 2.0)
+    assert (found.fitting_p99_s, found.fitting_in_time) == (2.0, 1.0)
+
+
+def test_a_p99_of_long_prompts_is_said_to_be_their_own():
+    """Three of a hundred need 20.5 s by themselves: no fleet goes below, and those that fit are shown apart."""
+    results = [_result(2.0) for _ in range(97)] + [_result(22.5, tokens=20_000) for _ in range(3)]
+
+    found = service_times(results, _PerToken(), slo_s=5.0)
+    first, second = service_lines(found)
+
+    assert (found.tail, found.tail_too_long, found.tail_service_s, found.tail_wait_s) == (3, 3, 20.5, 2.0)
+    assert "No number of these workers brings the p99 below 20.5 s" in first
+    assert second == "requests whose own prefill fits the SLO (97): TTFT p99 2.0 s, 100.0% in time"
+
+
+def test_a_cached_prefix_is_not_computed():
+    """19,000 of 20,000 tokens in the cache leave 1 s and the beginning."""
+    found = service_times([_result(2.0, tokens=20_000, cached=19_000)], _PerToken(), slo_s=5.0)
+
+    assert found.service_p99_s == pytest.approx(1.5)
+    assert found.too_long == 0
+
+
+def test_nothing_served_has_no_service_time():
+    """No answer, no figure."""
+    assert service_times([_result(None, status=RequestStatus.FAILED)], _PerToken(), slo_s=5.0) is None

@@ -1,0 +1,206 @@
+"""Rejection over HTTP: the document's answer, thresholds at run time, workers at capacity, and what is counted."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from penstock_router.proxy.retry_after import retry_after
+
+BUSY = {"admission": {"mode": "token-capacity", "retryAfterSeconds": 3}}
+AT_CAPACITY = b'{"error":{"message":"Server overloaded: worker at capacity","type":"ServiceUnavailableError","code":503}}'
+JSON = ((b"content-type", b"application/json"),)
+
+
+async def set_thresholds(router, headers=JSON, **body):
+    """Change thresholds; returns status and JSON."""
+    answer = await router.post(
+        "/busy_threshold", headers=headers, raw=orjson.dumps({"model": "llama", **body})
+    )
+    return answer.status, orjson.loads(answer.body)
+
+
+async def test_a_client_is_told_what_the_document_says(harness):
+    """Status, body and Retry-After; counted by model and endpoint, as refused at the door, and never sent on."""
+    worker = await harness.worker("aggregated")
+    worker.kv_usage = "0.95"
+    router = await harness.router(worker, config=BUSY)
+    await router.until(lambda: router.server.core.busy[router.server.core.entry].is_any)
+    answer = await router.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}])
+    assert answer.status == 503
+    assert orjson.loads(answer.body) == {
+        "message": "Service temporarily unavailable: All workers are busy, please retry later",
+        "type": "service_unavailable",
+        "code": 503,
+    }
+    assert (answer.headers[b"content-type"], answer.headers[b"retry-after"]) == (b"application/json", b"3")
+    assert worker.seen == []
+    labels = {"endpoint": "chat_completions", "model": "llama", "reason": "all_workers_busy"}
+    assert await router.metric("penstock_router_model_rejection_total", **labels) == 1
+    assert await router.metric("penstock_router_refused_requests_total", model_name="llama") == 1
+    worker.kv_usage = "0.2"
+    await router.until(lambda: not router.server.core.busy[router.server.core.entry].is_any)
+    assert (await router.post(max_tokens=1)).status == 200
+    await router.assert_idle()
+
+
+async def test_without_a_mode_nothing_is_rejected(harness):
+    """The default leaves the thresholds off, however full the workers."""
+    worker = await harness.worker("aggregated")
+    worker.kv_usage = "1.0"
+    router = await harness.router(worker)
+    assert (await router.post(max_tokens=1)).status == 200
+
+
+async def test_thresholds_are_read_set_and_unset(harness):
+    """As the document does, and unset by null; a key that is not named stays as it is."""
+    worker = await harness.worker("aggregated")
+    worker.kv_usage = "0.9"
+    router = await harness.router(worker)
+    page = await router.get("/busy_threshold")
+    none = {
+        "model": "llama",
+        "active_decode_blocks_threshold": None,
+        "active_prefill_tokens_threshold": None,
+        "active_prefill_tokens_threshold_frac": None,
+    }
+    assert (page.status, orjson.loads(page.body)) == (200, {"thresholds": [none]})
+    await router.until(lambda: all(each.kv_usage_fraction == 0.9 for each in router.server.core.pool))
+    both = {"active_decode_blocks_threshold": 0.85, "active_prefill_tokens_threshold": 10000}
+    assert await set_thresholds(router, **both) == (200, none | both)
+    assert orjson.loads((await router.get("/busy_threshold")).body) == {"thresholds": [none | both]}
+    assert (await router.post(max_tokens=1)).status == 503
+    left = none | both | {"active_decode_blocks_threshold": None}
+    assert await set_thresholds(router, active_decode_blocks_threshold=None) == (200, left)
+    assert (await router.post(max_tokens=1)).status == 200
+    assert await set_thresholds(router) == (200, left)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (400, {"active_decode_blocks_threshold": 1.85}, "must be between 0.0 and 1.0, got 1.85"),
+        (400, {"active_decode_blocks_threshold": -0.1}, "must be between 0.0 and 1.0, got -0.1"),
+        (400, {"active_prefill_tokens_threshold": -1}, "must be between 0 and"),
+        (400, {"active_prefill_tokens_threshold_frac": -1}, "must be at least 0, got -1"),
+        (400, {"active_prefill_tokens_threshold_frac": 1.5}, "engine.maxBatchTokens"),
+        (400, {"threshold": 1}, "no such threshold"),
+        (422, {"active_decode_blocks_threshold": "0.5"}, "must be a number or null"),
+        (422, {"active_decode_blocks_threshold": True}, "must be a number or null"),
+        (422, {"active_prefill_tokens_threshold": 10.5}, "must be a whole number"),
+        (404, {"model": "other"}, "not served here"),
+        (422, {"model": None}, "model: missing"),
+    ],
+)
+async def test_a_wrong_change_changes_nothing(harness, status, body, says):
+    """Each is refused with the documented status and the bound, also beside a right value."""
+    router = await harness.router(await harness.worker("aggregated"), config=BUSY)
+    before = (await router.get("/busy_threshold")).body
+    wrong = {"active_prefill_tokens_threshold": 7} | body
+    got, answer = await set_thresholds(router, **wrong)
+    assert got == status
+    assert says in answer["error"]
+    assert (await router.get("/busy_threshold")).body == before
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "raw"),
+    [(415, ((b"content-type", b"text/plain"),), b"{}"), (400, JSON, b"{"), (422, JSON, b"[]")],
+)
+async def test_what_is_no_json_object_is_refused(harness, status, headers, raw):
+    """Another content type, broken JSON, and JSON that is no object."""
+    router = await harness.router(await harness.worker("aggregated"))
+    assert (await router.post("/busy_threshold", headers=headers, raw=raw)).status == status
+
+
+async def test_an_admin_key_protects_the_thresholds(harness):
+    """With a key, reading and changing need it; a client's key does not do."""
+    worker = await harness.worker("aggregated")
+    router = await harness.router(worker, admin_keys=frozenset({b"root"}), api_keys=frozenset({b"client"}))
+    assert (await router.get("/busy_threshold")).status == 401
+    client = (*JSON, (b"authorization", b"Bearer client"))
+    admin = (*JSON, (b"authorization", b"Bearer root"))
+    assert (await set_thresholds(router, client, active_decode_blocks_threshold=0.5))[0] == 401
+    assert (await set_thresholds(router, admin, active_decode_blocks_threshold=0.5))[0] == 200
+    web = (*JSON, (b"origin", b"https://evil.example"))
+    assert (await set_thresholds(router, web, active_decode_blocks_threshold=0.5))[0] == 403
+
+
+async def test_without_an_admin_key_only_this_machine_may_change_thresholds(harness):
+    """As for drains: a router that asks clients for keys is reached by others."""
+    router = await harness.router(await harness.worker("aggregated"), api_keys=frozenset({b"client"}))
+    assert (await router.get("/busy_threshold")).status == 200
+    assert (await set_thresholds(router, active_decode_blocks_threshold=0.5))[0] == 403
+
+
+@pytest.mark.parametrize("roles", [("aggregated", "aggregated"), ("prefill", "decode", "decode")])
+async def test_a_worker_at_capacity_is_skipped_for_another(harness, roles):
+    """The next one answers; neither the retry budget nor the worker's circuit pays for it."""
+    workers = [await harness.worker(role) for role in roles]
+    retries = {"retries": {"maxPerRequest": 0, "budgetFraction": 0, "minPerSecond": 0}}
+    router = await harness.router(*workers, config=retries)
+    assert (await router.post(max_tokens=1)).status == 200
+    preferred = next(each for each in reversed(workers) if each.seen)
+    preferred.seen.clear()
+    preferred.otherwise = harness.answers.status(503, AT_CAPACITY)
+    for _ in range(6):
+        assert (await router.post(max_tokens=1)).status == 200
+    assert preferred.seen
+    states = await router.workers()
+    assert {each["state"] for each in states.values()} == {"ready"}
+    assert not any(each.failures for each in router.server.core.pool)
+    await router.assert_idle()
+
+
+async def test_all_workers_at_capacity_reject(harness):
+    """Each is asked once; the client gets the document's answer, and the request counts as refused."""
+    workers = [await harness.worker("aggregated") for _ in range(3)]
+    for worker in workers:
+        worker.otherwise = harness.answers.status(503, AT_CAPACITY)
+    router = await harness.router(*workers)
+    answer = await router.post(max_tokens=1)
+    assert (answer.status, orjson.loads(answer.body)["type"]) == (503, "service_unavailable")
+    assert answer.headers[b"retry-after"] == b"1"
+    assert [len(worker.seen) for worker in workers] == [1, 1, 1]
+    assert await router.metric("penstock_router_refused_requests_total", model_name="llama") == 1
+    assert (await router.post(max_tokens=1)).status == 503
+    assert [len(worker.seen) for worker in workers] == [1, 1, 1]
+    for worker in workers:
+        worker.otherwise = worker.complete
+    entry = router.server.core.entry
+    await router.until(lambda: not router.server.core.busy[entry].is_any)
+    assert (await router.post(max_tokens=1)).status == 200
+    await router.assert_idle()
+
+
+async def test_the_load_that_makes_workers_busy_is_exported(harness):
+    """By the document's names: blocks in use and in total, and prompt tokens to be computed."""
+    worker, gate = await harness.worker("aggregated"), asyncio.Event()
+    router = await harness.router(worker)
+    name = {"role": "aggregated", "worker": worker.name}
+    await router.until(lambda: router.server.core.pool.get(worker.name).kv_total_blocks == 1000)
+    assert await router.metric("penstock_router_worker_kv_total_blocks", **name) == 1000
+    assert await router.metric("penstock_router_worker_active_decode_blocks", **name) == 250
+    worker.script = [harness.answers.events_then(event=gate)]
+    task = asyncio.ensure_future(router.post(prompt=[1] * 700, stream=True))
+    await router.until(lambda: worker.seen)
+    assert await router.metric("penstock_router_worker_active_prefill_tokens", **name) == 700
+    gate.set()
+    await task
+    assert await router.metric("penstock_router_worker_active_prefill_tokens", **name) == 0
+
+
+@pytest.mark.parametrize(
+    ("expected_s", "floor_s", "value"),
+    [
+        (None, 2, b"2"),
+        (0.2, 1, b"1"),
+        (7.1, 1, b"8"),
+        (500.0, 1, b"60"),
+        (7.1, 90, b"90"),
+        (float("inf"), 1, b"1"),
+    ],
+)
+def test_retry_after_is_bounded(expected_s, floor_s, value):
+    """Whole seconds from the drain rate, at least the setting, at most 60."""
+    assert retry_after(expected_s, floor_s=floor_s) == value

@@ -1,0 +1,227 @@
+"""Which tier a request has, and what workers and metrics are told of it."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from penstock_api import Tier, TiersConfig
+from penstock_core.errors import ConfigError
+from penstock_router.proxy.completion import parse_completion
+from penstock_router.proxy.refusal import RequestRefused
+from penstock_router.proxy.tier_door import TierDoor, TierIdentity
+from penstock_router.proxy.tier_keys import TierKey, TierKeys, read_tier_keys
+
+KEYS = TierKeys(
+    {
+        b"gold": TierKey(Tier.PREMIUM, "acme"),
+        b"plain": TierKey(Tier.STANDARD, "bolt"),
+        b"root": TierKey(Tier.SYSTEM, "ops"),
+    }
+)
+JSON = (b"content-type", b"application/json")
+
+
+def door(keys=KEYS, **config):
+    """Return a door with two aliases of the model."""
+    config = {"enabled": True, "models": {"llama-fast": "premium", "llama-batch": "background"}, **config}
+    return TierDoor(TiersConfig.model_validate(config), keys, model="llama")
+
+
+def headers(tier=None, key=None):
+    """Return a request's headers."""
+    found = {} if tier is None else {b"x-penstock-tier": tier}
+    return found if key is None else {**found, b"authorization": b"Bearer " + key}
+
+
+@pytest.mark.parametrize(
+    ("tier", "key", "model", "expected"),
+    [
+        (None, None, "llama", TierIdentity(Tier.STANDARD)),
+        (b"background", None, "llama", TierIdentity(Tier.BACKGROUND)),
+        (b"premium", None, "llama", TierIdentity(Tier.STANDARD, "", Tier.PREMIUM)),
+        (b"premium", b"wrong", "llama", TierIdentity(Tier.STANDARD, "", Tier.PREMIUM)),
+        (b"premium", b"plain", "llama", TierIdentity(Tier.STANDARD, "bolt", Tier.PREMIUM)),
+        (b" Premium ", b"gold", "llama", TierIdentity(Tier.PREMIUM, "acme")),
+        (None, b"gold", "llama", TierIdentity(Tier.PREMIUM, "acme")),
+        (b"background", b"gold", "llama", TierIdentity(Tier.BACKGROUND, "acme")),
+        (b"system", b"gold", "llama", TierIdentity(Tier.PREMIUM, "acme", Tier.SYSTEM)),
+        (b"system", b"root", "llama", TierIdentity(Tier.SYSTEM, "ops")),
+        (None, None, "llama-batch", TierIdentity(Tier.BACKGROUND)),
+        (None, None, "llama-fast", TierIdentity(Tier.STANDARD, "", Tier.PREMIUM)),
+        (None, b"gold", "llama-fast", TierIdentity(Tier.PREMIUM, "acme")),
+        (b"background", b"gold", "llama-fast", TierIdentity(Tier.BACKGROUND, "acme")),
+    ],
+)
+def test_a_key_allows_a_tier_and_those_below(tier, key, model, expected):
+    """Who asks for more than the key allows gets the key's tier, or the default one, and is counted."""
+    found = door()
+    assert found.identify(headers(tier, key), model) == expected
+    assert sum(found.downgraded.values()) == (expected.asked is not None)
+
+
+def test_without_keys_the_header_is_believed_for_all_tiers_but_system():
+    """An ingress has checked who may send it; nobody comes from outside as the cluster itself."""
+    open_door = door(TierKeys({}))
+    assert open_door.identify(headers(b"premium"), "llama").tier is Tier.PREMIUM
+    assert open_door.identify(headers(b"system"), "llama") == TierIdentity(Tier.STANDARD, "", Tier.SYSTEM)
+
+
+def test_an_unknown_tier_is_answered_with_the_known_ones():
+    """400, and the remedy."""
+    with pytest.raises(RequestRefused, match="'gold' is no tier; send one of system, premium") as refused:
+        door().identify(headers(b"gold"), "llama")
+    assert (refused.value.status, refused.value.code) == (400, "unknown_tier")
+
+
+@pytest.mark.parametrize(
+    ("sent", "tier", "expected"),
+    [
+        ({"model": "llama", "prompt": "a"}, Tier.PREMIUM, {"model": "llama", "prompt": "a"}),
+        ({"model": "llama", "prompt": "a"}, Tier.STANDARD, {"model": "llama", "prompt": "a", "priority": 1}),
+        ({"model": "llama-fast", "prompt": "a"}, Tier.PREMIUM, {"model": "llama", "prompt": "a"}),
+        (
+            {"priority": -99, "model": "llama", "prompt": "a"},
+            Tier.BACKGROUND,
+            {"model": "llama", "prompt": "a", "priority": 2},
+        ),
+        (
+            {"priority": -99, "model": "llama", "prompt": "a"},
+            Tier.PREMIUM,
+            {"model": "llama", "prompt": "a", "priority": 0},
+        ),
+        (
+            {"priority": False, "model": "llama", "prompt": "a"},
+            Tier.PREMIUM,
+            {"model": "llama", "prompt": "a", "priority": 0},
+        ),
+        ({"model": "llama", "prompt": "a"}, Tier.SYSTEM, {"model": "llama", "prompt": "a", "priority": -1}),
+    ],
+)
+def test_workers_get_the_tiers_priority_and_the_models_own_name(sent, tier, expected):
+    """Nobody raises their own priority, and an alias is the router's own affair; no key comes twice."""
+    raw = orjson.dumps(sent) + b" \n"
+    request = parse_completion(
+        "/v1/completions", b"application/json", raw, model="llama", aliases=("llama-fast",)
+    )
+    got = door().for_worker(request, tier)
+    assert orjson.loads(got.raw) == got.body == expected
+    assert got.raw.count(b'"priority"') == ("priority" in expected)
+
+
+def test_keys_are_read_from_lines_and_variable(tmp_path):
+    """KEY TIER TENANT; a key without a tenant is one by itself."""
+    (tmp_path / "keys").write_text("# ours\ngold premium acme\n\nlone background\n")
+    keys = read_tier_keys(tmp_path / "keys", "root system ops, plain standard bolt")
+    assert keys.of(b"Bearer gold") == TierKey(Tier.PREMIUM, "acme")
+    assert keys.of(b"bearer  plain ") == TierKey(Tier.STANDARD, "bolt")
+    assert keys.of(b"Bearer lone").tenant.startswith("key-")
+    assert keys.of(b"Basic gold") is keys.of(b"Bearer other") is keys.of(None) is None
+
+
+@pytest.mark.parametrize("line", ["secret", "secret gold", "secret premium acme more"])
+def test_a_malformed_line_is_refused_without_naming_the_key(line):
+    """Errors go to logs."""
+    with pytest.raises(
+        ConfigError, match="must be KEY TIER, or KEY TIER TENANT; tiers are system"
+    ) as refused:
+        read_tier_keys(None, line)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_key_of_two_tiers_is_refused():
+    """Which one counts would be chance."""
+    with pytest.raises(ConfigError, match="given twice, as premium and standard"):
+        read_tier_keys(None, "k premium a,k standard a")
+
+
+async def test_a_request_keeps_its_tier_on_its_way_through_the_router(harness):
+    """The worker sees the priority, the page counts the tier, and a forged header is counted."""
+    worker = await harness.worker("aggregated")
+    keys = TierKeys({b"gold": TierKey(Tier.PREMIUM, "acme")})
+    router = await harness.router(
+        worker, config={"tiers": {"enabled": True, "models": {"llama-batch": "background"}}}, tier_keys=keys
+    )
+    gold = (JSON, (b"authorization", b"Bearer gold"))
+    forged = (JSON, (b"x-penstock-tier", b"premium"))
+    body = orjson.dumps({"model": "llama-batch", "prompt": "hello"})
+    answers = [
+        await router.post(headers=gold),
+        await router.post(headers=forged),
+        await router.post(raw=body),
+        await router.post(headers=(JSON, (b"x-penstock-tier", b"gold"))),
+    ]
+    assert [answer.status for answer in answers] == [200, 200, 200, 400]
+    assert [seen.body.get("priority") for seen in worker.seen] == [None, 1, 2]
+    assert [seen.body["model"] for seen in worker.seen] == ["llama"] * 3
+    assert all(b"authorization" not in seen.headers for seen in worker.seen)
+    arrivals = [await router.metric("penstock_router_tier_arrivals_total", tier=tier) for tier in Tier]
+    assert arrivals == [0, 1, 1, 1]
+    assert await router.metric("penstock_router_tier_downgraded_requests_total", tier="premium") == 1
+    assert await router.metric("penstock_router_tier_slo_compliance_fraction", tier="premium") == 1
+    assert (
+        await router.metric("penstock_router_tier_e2e_request_latency_seconds_count", tier="background") == 1
+    )
+
+
+async def test_a_shed_request_is_answered_503_and_counts_as_an_arrival(harness):
+    """The planner scales by arrivals, so that protection never hides the need."""
+    worker = await harness.worker("aggregated")
+    router = await harness.router(worker, config={"tiers": {"enabled": True}})
+    monitor = router.server.core.tiers.monitor
+    router.server._ticker.cancel()
+    now_s = 0.0
+    for _ in range(2):
+        monitor.evaluate(now_s, {Tier.PREMIUM: [9.0] * 30})
+        now_s += 10.0
+    answer = await router.post(headers=(JSON, (b"x-penstock-tier", b"background")))
+    assert answer.status == 503
+    assert int(answer.headers[b"retry-after"]) >= 1
+    error = orjson.loads(answer.body)["error"]
+    assert error["code"] == "shed"
+    assert "tier background are shed" in error["message"]
+    assert (await router.post()).status == 200
+    assert worker.seen[-1].body["priority"] == 1
+    assert await router.metric("penstock_router_tier_shed_requests_total", tier="background") == 1
+    assert await router.metric("penstock_router_tier_shed_fraction", tier="background") == 1
+    assert await router.metric("penstock_router_arrivals_total", model_name="llama") == 2
+    assert await router.metric("penstock_router_refused_requests_total", model_name="llama") == 1
+
+
+async def test_a_premium_request_passes_those_that_wait(harness):
+    """Standard ones came first; the worker takes one prompt at a time."""
+    worker = await harness.worker("prefill")
+    decode = await harness.worker("decode")
+    first = asyncio.Event()
+    worker.script = [harness.answers.hang(first)]
+    config = {"tiers": {"enabled": True}, "prefillQueue": {"workerTokens": 1}}
+    router = await harness.router(worker, decode, config=config)
+    held = asyncio.create_task(router.post(prompt="first"))
+    await first.wait()
+    tasks = [asyncio.create_task(router.post(prompt=f"standard {at}")) for at in range(3)]
+    await router.until(lambda: len(router.server.core.entry_queue) == 3)
+    premium = (JSON, (b"x-penstock-tier", b"premium"))
+    tasks.append(asyncio.create_task(router.post(headers=premium, prompt="paid")))
+    await router.until(lambda: len(router.server.core.entry_queue) == 4)
+    assert await router.metric("penstock_router_tier_queue_requests", tier="standard") == 3
+    held.cancel()
+    await asyncio.gather(*tasks)
+    assert worker.seen[1].body["prompt"] == "paid"
+    await router.assert_idle()
+
+
+async def test_without_tiers_nothing_of_a_request_changes(harness):
+    """Body and priority go as they came, and no series has a tier."""
+    worker = await harness.worker("aggregated")
+    router = await harness.router(worker)
+    raw = b'{"model":"llama",  "prompt":"a","priority":3}'
+    assert (await router.post(raw=raw, headers=(JSON, (b"x-penstock-tier", b"nonsense")))).status == 200
+    assert worker.seen[0].raw == raw
+    assert b"penstock_router_tier" not in (await router.get("/metrics")).body
+
+
+async def test_tier_keys_without_tiers_are_refused(harness):
+    """An option without effect is an error."""
+    worker = await harness.worker("aggregated")
+    with pytest.raises(ConfigError, match=r"spec.router.tiers.enabled is false"):
+        await harness.router(worker, tier_keys=KEYS)

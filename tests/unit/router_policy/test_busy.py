@@ -1,0 +1,350 @@
+"""When a worker is busy, how long the wait is, and that no request is rejected while a worker has room."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_api import AdmissionConfig, BreakerConfig, Role, RouterConfig
+from penstock_router.core.busy_workers import ALL_BUSY
+from penstock_router.core.router import Dispatch, RefusalReason, Refuse
+from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.make_core import make_core
+from penstock_router.policy.arrival import Arrival
+from penstock_router.policy.busy import (
+    NO_THRESHOLDS,
+    BusyThresholds,
+    Excess,
+    RankLoad,
+    busy_thresholds,
+    worker_excess,
+)
+from penstock_router.policy.drain_rate import DrainRate
+
+BOTH = BusyThresholds(0.85, 10_000)
+POLICIES = ("prefix-cost", "dualmap", "least-loaded", "round-robin")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tokens", "is_busy"),
+    [
+        (0.85, 10_000, False),
+        (0.87, 0, True),
+        (0.1, 12_000, True),
+        (None, 10_000, False),
+        (None, 10_001, True),
+        (1.2, 0, True),
+    ],
+)
+def test_a_rank_is_busy_above_either_threshold_and_not_at_it(blocks, tokens, is_busy):
+    """The document's examples: 87% of blocks at 0.85, 12,000 tokens at 10,000."""
+    assert (worker_excess([RankLoad(blocks, tokens)], BOTH, None) is not None) is is_busy
+
+
+def test_a_worker_is_busy_only_if_all_its_ranks_are():
+    """One rank with room takes the next request; a worker without ranks is none to reject for."""
+    full, free = RankLoad(0.9, 0), RankLoad(0.2, 0)
+    assert worker_excess([full, full], BOTH, None) == Excess(pytest.approx(0.05), 0.0)
+    assert worker_excess([full, free], BOTH, None) is None
+    assert worker_excess([], BOTH, None) is None
+
+
+def test_the_lower_prefill_threshold_counts():
+    """The fraction is one of the batch token limit, and says nothing where that is unknown."""
+    both = BusyThresholds(None, 10_000, 0.5)
+    assert both.prefill_limit(8192) == 4096
+    assert both.prefill_limit(None) == 10_000
+    assert BusyThresholds(None, None, 0.5).prefill_limit(None) is None
+
+
+def test_what_is_unknown_makes_nobody_busy():
+    """Missing is not full, and without thresholds nothing is."""
+    assert worker_excess([RankLoad(None, 0)], BusyThresholds(0.0), None) is None
+    assert worker_excess([RankLoad(1.0, 10**9)], NO_THRESHOLDS, 8192) is None
+
+
+def test_mode_none_clears_the_thresholds():
+    """The section's own defaults wait for mode token-capacity."""
+    assert busy_thresholds(AdmissionConfig()) == NO_THRESHOLDS
+    config = AdmissionConfig.model_validate({"mode": "token-capacity"})
+    assert busy_thresholds(config) == BusyThresholds(0.85, 100_000)
+
+
+def test_the_drain_rate_is_what_has_left_lately():
+    """100 tokens each second are 100 tokens/s from the first seconds on, and fade when nothing leaves."""
+    rate = DrainRate()
+    assert rate.tokens_per_s(0.0) is None
+    for second in range(60):
+        rate.drained(100, float(second))
+    assert rate.tokens_per_s(60.0) == pytest.approx(100, rel=0.1)
+    assert rate.tokens_per_s(120.0) < 1
+    assert rate.tokens_per_s(1e6) is None
+
+
+class Stage:
+    """A core over aggregated workers, driven by hand."""
+
+    def __init__(self, *names, policy="least-loaded", batch_tokens=None, slot_tokens=8192, **admission):
+        self.now_s = 0.0
+        pool = WorkerPool(BreakerConfig())
+        config = RouterConfig.model_validate(
+            {
+                "policy": policy,
+                "admission": {"mode": "token-capacity", **admission},
+                "prefillQueue": {"workerTokens": slot_tokens},
+            }
+        )
+        self.core = make_core(config, pool, is_disaggregated=False, batch_tokens=batch_tokens)
+        specs = [WorkerSpec(name, Role.AGGREGATED, "http://x", supervised=True) for name in names]
+        self.core.set_workers(specs, 0.0)
+        self.held = {}
+        self.count = 0
+
+    def worker(self, name):
+        """Return a worker."""
+        return self.core.pool.get(name)
+
+    def read(self, name, usage, *, total_blocks=100, block_tokens=16, ranks=()):
+        """A worker's metrics are read."""
+        worker = self.worker(name)
+        worker.kv_usage_fraction, worker.kv_ranks = usage, ranks
+        worker.kv_total_blocks, worker.kv_capacity_tokens = total_blocks, total_blocks * block_tokens
+        worker.scraped_tokens, worker.metrics_at_s = worker.inflight_tokens, self.now_s
+        self.note(self.core.load_read(worker, self.now_s))
+
+    def ask(self, tokens=100, *, again=False):
+        """A request arrives; returns its worker's name, "waits", or its refusal."""
+        self.count += 1
+        item = self.count
+        arrival = Arrival((item,), tokens)
+        effects = self.core.acquire(item, Role.AGGREGATED, arrival, self.now_s, again=again)
+        self.note(effects)
+        refused = [each for each in effects if isinstance(each, Refuse) and each.item == item]
+        return refused[0] if refused else self.held[item].worker.name if item in self.held else "waits"
+
+    def note(self, effects):
+        """Keep the assignments."""
+        for effect in effects:
+            if isinstance(effect, Dispatch):
+                self.held[effect.assignment.item] = effect.assignment
+
+    def leave(self, item):
+        """A request leaves its worker."""
+        self.note(self.core.release(self.held.pop(item), self.now_s))
+
+
+def test_a_request_is_rejected_only_while_every_worker_is_busy():
+    """A busy worker is passed over; the last one's reading decides; and the next reading ends it."""
+    stage = Stage("a", "b")
+    stage.read("a", 0.9)
+    stage.read("b", 0.5)
+    assert stage.ask(10) == "b"
+    stage.read("b", 0.9)
+    refused = stage.ask(10)
+    assert (refused.reason, refused.message) == (RefusalReason.ALL_BUSY, ALL_BUSY)
+    assert len(stage.core.entry_queue) == 0
+    stage.read("a", 0.4)
+    assert stage.ask(10) == "a"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_busy_worker_is_passed_over_whatever_the_policy(policy):
+    """Also where a policy would choose it for its cache."""
+    stage = Stage("a", "b", "c", policy=policy)
+    stage.read("a", 0.9)
+    stage.read("c", 0.99)
+    assert {stage.ask(10) for _ in range(6)} == {"b"}
+
+
+def test_what_was_sent_since_the_reading_counts():
+    """1,600 tokens fit; 0.5 were in use, and 600 more make 0.875."""
+    stage = Stage("a", activePrefillTokensThreshold=None)
+    stage.read("a", 0.5)
+    assert stage.ask(600) == "a"
+    assert stage.ask(1).reason is RefusalReason.ALL_BUSY
+    stage.leave(1)
+    assert stage.ask(1) == "a"
+
+
+def test_an_old_reading_makes_nobody_busy():
+    """Metrics that stopped coming say nothing about now."""
+    stage = Stage("a")
+    stage.read("a", 1.0)
+    assert stage.ask().reason is RefusalReason.ALL_BUSY
+    stage.now_s = 60.0
+    stage.note(stage.core.tick(stage.now_s))
+    assert stage.ask() == "a"
+
+
+def test_prompts_to_be_computed_make_a_worker_busy_until_they_are():
+    """Two of 600 tokens are above 1,000, a third is rejected; computed, they are not."""
+    stage = Stage("a", policy="prefix-cost", activePrefillTokensThreshold=1000)
+    assert [stage.ask(600), stage.ask(600)] == ["a", "a"]
+    assert stage.ask(600).reason is RefusalReason.ALL_BUSY
+    stage.note(stage.core.prefilled(stage.held[1], 1.0))
+    assert stage.ask(600) == "a"
+
+
+@pytest.mark.parametrize("leaves", ["withdraw", "expire"])
+def test_a_request_that_leaves_the_queue_makes_room(leaves):
+    """One of 600 runs, one of 600 waits for the worker; gone, another of 600 is taken."""
+    stage = Stage("a", policy="prefix-cost", slot_tokens=300, activePrefillTokensThreshold=1000)
+    assert [stage.ask(600), stage.ask(600)] == ["a", "waits"]
+    assert stage.ask(600).reason is RefusalReason.ALL_BUSY
+    if leaves == "withdraw":
+        stage.core.withdraw(2, Role.AGGREGATED, 0.0)
+    else:
+        stage.now_s = 60.0
+        assert [each.item for each in stage.core.expire(60.0)] == [2]
+    assert stage.ask(600) == "waits"
+
+
+def test_requests_that_were_admitted_are_not_rejected():
+    """A retry has paid already; only workers that refuse it themselves can end it."""
+    stage = Stage("a")
+    stage.read("a", 1.0)
+    assert stage.ask(again=True) == "a"
+    stage.core.refused_at_capacity(stage.worker("a"), 0.0)
+    assert stage.ask(again=True).reason is RefusalReason.ALL_BUSY
+
+
+def test_a_worker_that_refused_is_skipped_until_it_is_heard_of():
+    """By its next reading, or a request that leaves it; else after a second."""
+    stage = Stage("a", "b")
+    assert stage.ask() == "a"
+    stage.core.refused_at_capacity(stage.worker("a"), 0.0)
+    assert {stage.ask() for _ in range(3)} == {"b"}
+    stage.leave(1)
+    assert stage.ask() == "a"
+    stage.core.refused_at_capacity(stage.worker("a"), 0.0)
+    stage.core.refused_at_capacity(stage.worker("b"), 0.0)
+    assert stage.ask().reason is RefusalReason.ALL_BUSY
+    stage.now_s = 1.0
+    stage.note(stage.core.tick(stage.now_s))
+    assert stage.ask() in {"a", "b"}
+
+
+def test_thresholds_hold_from_the_next_request_on():
+    """Unset, nothing is rejected; set again, at once."""
+    stage = Stage("a")
+    stage.read("a", 0.9)
+    assert stage.ask(1).reason is RefusalReason.ALL_BUSY
+    stage.core.set_thresholds(NO_THRESHOLDS, 0.0)
+    assert stage.ask(1) == "a"
+    stage.core.set_thresholds(BusyThresholds(0.5), 0.0)
+    assert stage.ask(1).reason is RefusalReason.ALL_BUSY
+
+
+def test_retry_after_follows_the_measured_drain():
+    """600 tokens above the threshold, 100 a second drained: room in 6 s; without a measurement nobody knows."""
+    stage = Stage(
+        "a", policy="prefix-cost", activePrefillTokensThreshold=1000, activeDecodeBlocksThreshold=None
+    )
+    stage.core.entry_queue.settings = stage.core.entry_queue.settings.__class__(slot_tokens=None)
+    for _ in range(12):
+        stage.ask(100)
+    assert stage.core.busy[Role.AGGREGATED].free_in_s() is None
+    items = list(stage.held)
+    for second in range(10):
+        stage.now_s = float(second)
+        stage.note(stage.core.prefilled(stage.held[items[second]], stage.now_s))
+    for _ in range(15):
+        stage.ask(100, again=True)
+    stage.now_s = 9.9
+    refused = stage.ask(100)
+    assert refused.retry_after_s == pytest.approx(6, rel=0.25)
+
+
+def test_a_full_decode_stage_rejects_at_the_door():
+    """Nothing is prefilled that no decode worker takes."""
+    pool = WorkerPool(BreakerConfig())
+    config = RouterConfig.model_validate({"admission": {"mode": "token-capacity"}})
+    core = make_core(config, pool, is_disaggregated=True)
+    core.set_workers(
+        [
+            WorkerSpec("p", Role.PREFILL, "", supervised=True),
+            WorkerSpec("d", Role.DECODE, "", supervised=True),
+        ],
+        0.0,
+    )
+    decode = pool.get("d")
+    decode.kv_usage_fraction, decode.metrics_at_s = 0.95, 0.0
+    core.load_read(decode, 0.0)
+    (refused,) = core.acquire(1, Role.PREFILL, Arrival((), 10), 0.0)
+    assert refused.reason is RefusalReason.ALL_BUSY
+    (admitted,) = core.acquire(2, Role.DECODE, Arrival((), 10), 0.0)
+    assert isinstance(admitted, Dispatch)
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["ask", "again", "leave", "prefilled", "read", "refused", "withdraw", "tick", "drain", "undrain"]
+        ),
+        st.integers(0, 7),
+        st.floats(0, 1),
+    ),
+    min_size=10,
+    max_size=80,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(events=EVENTS, policy=st.sampled_from(POLICIES))
+def test_no_request_is_rejected_while_an_eligible_worker_is_not_busy(  # noqa: C901 - one case per event
+    events, policy
+):
+    """After any history: a rejection means that each routable worker's load, counted afresh, is above a threshold."""
+    stage = Stage("a", "b", "c", policy=policy, slot_tokens=300, activePrefillTokensThreshold=900)
+    core, names = stage.core, ("a", "b", "c")
+    for kind, number, share in events:
+        stage.now_s += share / 4
+        name, held = names[number % 3], sorted(stage.held)
+        if kind in {"ask", "again"}:
+            expected = not any(
+                is_free(stage, each) for each in core.pool.routable(Role.AGGREGATED, stage.now_s)
+            )
+            before = bool(core.pool.routable(Role.AGGREGATED, stage.now_s))
+            outcome = stage.ask(100 + number * 100, again=kind == "again")
+            if isinstance(outcome, Refuse) and outcome.reason is RefusalReason.ALL_BUSY:
+                assert expected
+                assert before
+        elif kind in {"leave", "prefilled"} and held:
+            item = held[number % len(held)]
+            if kind == "leave":
+                stage.leave(item)
+            else:
+                stage.note(core.prefilled(stage.held[item], stage.now_s))
+        elif kind == "read":
+            stage.read(name, share)
+        elif kind == "refused":
+            core.refused_at_capacity(stage.worker(name), stage.now_s)
+        elif kind == "withdraw":
+            waiting = [each.item for each in core.entry_queue.waiting_requests()]
+            if waiting:
+                core.withdraw(waiting[number % len(waiting)], Role.AGGREGATED, stage.now_s)
+        elif kind == "tick":
+            stage.note(core.tick(stage.now_s))
+        elif kind in {"drain", "undrain"}:
+            core.pool.set_drained(name, drained=kind == "drain")
+            stage.note(core.workers_changed(stage.now_s))
+
+
+def is_free(stage, worker):
+    """Whether a worker's load, counted afresh, is within the thresholds, and it has not refused a request lately."""
+    core, busy = stage.core, stage.core.busy[Role.AGGREGATED]
+    if worker.name in busy.at_capacity():
+        return False
+    waiting = sum(each.uncached for each in core.entry_queue.waiting_requests() if each.worker == worker.name)
+    pending = sum(
+        core.entry_queue._assigned[item].weight
+        for item, held in stage.held.items()
+        if held.worker is worker
+        and item in core.entry_queue._assigned
+        and not core.entry_queue._assigned[item].is_prefilled
+    )
+    usage = worker.kv_usage_fraction
+    used = None
+    if usage is not None:
+        used = usage + (worker.inflight_tokens - worker.scraped_tokens) / worker.kv_capacity_tokens
+    return not (waiting + pending > 900 or (used is not None and used > 0.85))

@@ -1,0 +1,194 @@
+"""When the router sheds, whom, and how it comes back from it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_api import Tier
+from penstock_router.policy.sliding_window import SlidingWindow, percentile
+from penstock_router.policy.slo_monitor import EndedRequest, SheddingSettings, SloMonitor
+from penstock_router.policy.tiers import TierSettings
+
+SETTINGS = SheddingSettings()
+
+
+def monitor(**values: object) -> SloMonitor:
+    """Return a monitor of the usual targets."""
+    return SloMonitor(TierSettings(), SheddingSettings(**values))
+
+
+def run(slo: SloMonitor, seconds: range, ttft_s: dict[Tier, float], *, rps: int = 10) -> list[int]:
+    """Serve ``rps`` requests of each tier a second and return the step after each second."""
+    steps = []
+    for second in seconds:
+        for tier, value in ttft_s.items():
+            for _ in range(rps):
+                slo.first_token(tier, value, float(second))
+        slo.evaluate(float(second))
+        steps.append(slo.step)
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("count", "percent", "rank"),
+    [(100, 99, 99), (200, 99, 198), (99, 99, 99), (10, 50, 5), (1, 99, 1), (3, 100, 3)],
+)
+def test_a_percentile_is_the_nearest_rank(count: int, percent: float, rank: int) -> None:
+    """Of 100 values p99 is the 99th, not the largest."""
+    assert percentile(range(count, 0, -1), percent) == rank
+
+
+def test_nothing_has_no_percentile() -> None:
+    """Missing is not zero."""
+    assert percentile([], 99) is None
+
+
+def test_a_window_forgets_what_is_older_than_its_length() -> None:
+    """Ten seconds, the older end open."""
+    window = SlidingWindow(10.0)
+    for second in range(20):
+        window.add(second, float(second))
+    assert window.values(19.0) == list(range(10, 20))
+    assert window.values(19.0, since_s=15.0) == list(range(16, 20))
+    assert window.values(100.0) == []
+
+
+def test_nothing_is_shed_while_premium_and_standard_are_in_time() -> None:
+    """Targets are 200 and 500 ms; background has none."""
+    slo = monitor()
+    assert set(run(slo, range(60), {Tier.PREMIUM: 0.2, Tier.STANDARD: 0.5, Tier.BACKGROUND: 30.0})) == {0}
+    assert not any(slo.sheds(tier) for tier in Tier)
+
+
+def test_shedding_goes_up_in_steps_background_first_and_comes_down_in_reverse() -> None:
+    """Each step up waits 5 s, each step down 15 s of being well within the targets."""
+    slo = monitor()
+    up = run(slo, range(30), {Tier.PREMIUM: 0.3})
+    assert [up.index(step) for step in (1, 2, 3, 4)] == [1, 6, 11, 16]
+    assert slo.shed_fraction(Tier.STANDARD) == slo.shed_fraction(Tier.BACKGROUND) == 1.0
+    down = run(slo, range(30, 120), {Tier.PREMIUM: 0.1})
+    assert sorted(down, reverse=True) == down
+    assert down[-1] == 0
+    assert [down.index(step) for step in (3, 2, 1, 0)] == [14, 29, 44, 59]
+
+
+def test_a_value_between_recovery_and_target_holds_the_step() -> None:
+    """0.18 s of 0.2 s: neither missed nor well within."""
+    slo = monitor()
+    run(slo, range(2), {Tier.PREMIUM: 0.3})
+    assert set(run(slo, range(2, 100), {Tier.PREMIUM: 0.18})) == {1}
+
+
+def test_standard_in_need_sheds_background_alone() -> None:
+    """Standard is never shed to protect standard."""
+    slo = monitor()
+    assert max(run(slo, range(60), {Tier.PREMIUM: 0.1, Tier.STANDARD: 2.0})) == 2
+    assert slo.shed_fraction(Tier.STANDARD) == 0.0
+    assert slo.shed_fraction(Tier.BACKGROUND) == 1.0
+
+
+def test_what_was_shed_for_premium_alone_comes_back_while_standard_still_suffers() -> None:
+    """From step 4 to step 2, where standard's own need holds."""
+    slo = monitor()
+    run(slo, range(30), {Tier.PREMIUM: 0.3})
+    steps = run(slo, range(30, 150), {Tier.PREMIUM: 0.1, Tier.STANDARD: 2.0})
+    assert steps[-1] == min(steps) == 2
+
+
+def test_premium_and_system_are_never_shed() -> None:
+    """Whatever happens."""
+    slo = monitor()
+    run(slo, range(100), {Tier.PREMIUM: 9.0, Tier.STANDARD: 9.0})
+    assert not slo.sheds(Tier.PREMIUM)
+    assert not slo.sheds(Tier.SYSTEM)
+    assert slo.sheds(Tier.BACKGROUND)
+
+
+def test_of_half_a_tier_every_second_arrival_is_shed() -> None:
+    """Evenly spaced, without chance."""
+    slo = monitor()
+    run(slo, range(3), {Tier.PREMIUM: 0.3})
+    assert [slo.sheds(Tier.BACKGROUND) for _ in range(6)] == [False, True] * 3
+
+
+def test_time_per_token_counts_like_time_to_first_token() -> None:
+    """30 ms a token are promised to premium."""
+    slo = monitor()
+    for second in range(4):
+        for _ in range(10):
+            slo.ended(Tier.PREMIUM, EndedRequest(tpot_s=0.04), float(second))
+        slo.evaluate(float(second))
+    assert slo.step == 1
+
+
+def test_requests_that_only_wait_show_a_missed_target() -> None:
+    """While nothing moves no first token tells of it."""
+    slo = monitor()
+    slo.evaluate(0.0, {Tier.PREMIUM: [0.5] * 30})
+    assert slo.step == 1
+    calm = monitor()
+    calm.evaluate(0.0, {Tier.PREMIUM: [0.1] * 30})
+    assert calm.step == 0
+
+
+def test_few_samples_prove_nothing() -> None:
+    """Nineteen slow ones are not enough by default."""
+    slo = monitor()
+    assert set(run(slo, range(19), {Tier.PREMIUM: 9.0}, rps=1)) == {0}
+
+
+def test_a_tier_that_stops_asking_stops_shedding() -> None:
+    """With premium gone there is nobody to protect: all comes back, step by step."""
+    slo = monitor()
+    run(slo, range(30), {Tier.PREMIUM: 0.3})
+    assert run(slo, range(30, 130), {})[-1] == 0
+
+
+def test_switched_off_it_measures_and_sheds_nothing() -> None:
+    """Compliance is wanted all the same."""
+    slo = monitor(is_enabled=False)
+    run(slo, range(30), {Tier.PREMIUM: 0.3})
+    assert not slo.sheds(Tier.BACKGROUND)
+    assert slo.ttft_s(Tier.PREMIUM, 29.0) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("tier", "ended", "is_met"),
+    [
+        (Tier.PREMIUM, EndedRequest(0.2, 0.03, 5.0), True),
+        (Tier.PREMIUM, EndedRequest(0.21, 0.03, 5.0), False),
+        (Tier.PREMIUM, EndedRequest(0.2, 0.031, 5.0), False),
+        (Tier.PREMIUM, EndedRequest(0.2, 0.03, 5.1), False),
+        (Tier.PREMIUM, EndedRequest(None, None, 4.0), True),
+        (Tier.BACKGROUND, EndedRequest(30.0, 1.0, 60.0), True),
+        (Tier.STANDARD, EndedRequest(is_failed=True), False),
+    ],
+)
+def test_compliance_is_the_share_of_requests_that_kept_all_targets(
+    tier: Tier, ended: EndedRequest, is_met: bool
+) -> None:
+    """Bounds included; an unmeasured figure misses none, a failure misses all."""
+    slo = monitor()
+    assert slo.compliance(tier, 0.0) is None
+    slo.ended(tier, ended, 0.0)
+    assert slo.compliance(tier, 0.0) == is_met
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.05, 0.18, 0.3]), st.sampled_from([0.1, 0.45, 2.0])), max_size=120)
+)
+def test_the_step_moves_by_one_and_not_too_often(values: list[tuple[float, float]]) -> None:
+    """Up at most each 5 s, down at most each 15 s, whatever is measured."""
+    slo = monitor()
+    steps, changed_s = [0], float("-inf")
+    for second, (premium_s, standard_s) in enumerate(values):
+        steps += run(
+            slo, range(second, second + 1), {Tier.PREMIUM: premium_s, Tier.STANDARD: standard_s}, rps=30
+        )
+        change = steps[-1] - steps[-2]
+        assert change in {-1, 0, 1}
+        if change:
+            assert second - changed_s >= (SETTINGS.step_s if change > 0 else SETTINGS.recover_s)
+            changed_s = second

@@ -1,0 +1,163 @@
+"""Twice the load that a fleet can serve, through the live router's core: with rejection TTFT is kept, without it grows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from penstock_api import Role
+from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds
+from penstock_simulator.jobs import JobOutcome
+from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock_simulator.world import World
+
+PROFILE = ProfiledModel("a100-llama-8b-bf16-tp1")
+POLICIES = ("least-loaded", "prefix-cost")
+PROMPT_TOKENS, OUTPUT_TOKENS = 2000, 20
+
+
+def world_of(
+    policy,
+    thresholds,
+    request_at,
+    *,
+    gap_s,
+    last_s,
+    split=False,
+    routers=1,
+    delay_s=0.0,
+    workers=2,
+    limit=None,
+):
+    """Make a world to which a request comes each ``gap_s``."""
+    roles = (Role.PREFILL, Role.DECODE) if split else (Role.AGGREGATED,)
+    router = RouterSpec(policy, thresholds=thresholds, routers=routers, propagation_delay_s=delay_s)
+    model = replace(PROFILE, request_limit=limit, request_queue=2)
+    scenario = Scenario(pools=[PoolSpec(role, workers, model) for role in roles], router=router)
+    count = int(last_s / gap_s)
+    requests = [
+        request_at(index * gap_s, PROMPT_TOKENS, OUTPUT_TOKENS, line=index + 1) for index in range(count)
+    ]
+    return World(scenario, requests)
+
+
+def ttft_by_third(world):
+    """Return the p99 TTFT of the accepted requests of each third of a run, seconds."""
+    jobs = [job for job in world.jobs if job.outcome is JobOutcome.OK]
+    last_s = world.jobs[-1].request.arrival_s
+    thirds = [[], [], []]
+    for job in jobs:
+        third = min(2, int(3 * job.request.arrival_s / last_s))
+        thirds[third].append(job.first_token_s - job.request.arrival_s)
+    return [float(np.percentile(each, 99)) for each in thirds]
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_accepted_requests_keep_their_ttft_under_twice_the_load(policy, split, request_at):
+    """A request takes about 0.13 s of prefill; two workers get one each 0.033 s for 60 s."""
+    shape = {"gap_s": 0.033, "last_s": 60.0, "split": split}
+    with_it = world_of(policy, BusyThresholds(0.9, 4000), request_at, **shape)
+    with_it.run()
+    without = world_of(policy, NO_THRESHOLDS, request_at, **shape)
+    without.run()
+
+    kept, grown = ttft_by_third(with_it), ttft_by_third(without)
+    assert max(kept) < 1.0
+    assert kept[2] < 1.5 * kept[0]
+    assert grown[2] > 4 * grown[0] / 3 > 4
+    rejected = sum(job.outcome is JobOutcome.REJECTED for job in with_it.jobs)
+    served = sum(job.outcome is JobOutcome.OK for job in with_it.jobs)
+    assert rejected + served == len(with_it.jobs)
+    assert 0.3 < rejected / len(with_it.jobs) < 0.7
+
+
+@pytest.mark.parametrize("gap_s", [0.033, 0.0132])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_threshold_below_a_prompt_keeps_ttft_as_if_unloaded(policy, gap_s, request_at):
+    """At twice and five times the load a worker takes a prompt only while it has none: within 1.2 times alone."""
+    thresholds = BusyThresholds(0.9, PROMPT_TOKENS // 2)
+    alone = world_of(policy, thresholds, request_at, gap_s=1.0, last_s=30.0)
+    alone.run()
+    loaded = world_of(policy, thresholds, request_at, gap_s=gap_s, last_s=30.0)
+    loaded.run()
+    assert max(ttft_by_third(loaded)) <= 1.2 * max(ttft_by_third(alone))
+    served = sum(job.outcome is JobOutcome.OK for job in loaded.jobs)
+    assert served / 30.0 > 10
+
+
+def test_below_its_capacity_nothing_is_rejected(request_at):
+    """Half the load."""
+    world = world_of("prefix-cost", BusyThresholds(0.9, 8000), request_at, gap_s=0.14, last_s=30.0)
+    world.run()
+    assert all(job.outcome is JobOutcome.OK for job in world.jobs)
+
+
+@pytest.mark.parametrize("policy", ["prefix-cost", "dualmap", "least-loaded"])
+@pytest.mark.parametrize(
+    ("routers", "delay_s", "limit"), [(1, 0.0, 8000), (2, 0.0, 8000), (2, 0.5, 40_000), (4, 1.0, 8000)]
+)
+def test_several_routers_oversubscribe_a_worker_within_a_bound(policy, routers, delay_s, limit, request_at):
+    """No more than the threshold and one prompt, and of each peer what it admits between two pieces of news.
+
+    That is at most what comes to it in a second and the delay, and at most a threshold and a prompt of its own.
+    """
+    gap_s = 0.02
+    world = world_of(
+        policy,
+        BusyThresholds(None, limit),
+        request_at,
+        gap_s=gap_s,
+        last_s=20.0,
+        routers=routers,
+        delay_s=delay_s,
+    )
+    peaks = dict.fromkeys(("aggregated-0", "aggregated-1"), 0)
+    apply = world.apply
+
+    def watched(effects):
+        apply(effects)
+        for name in peaks:
+            assigned = sum(tokens_of(router, name) for router in world._routers)
+            peaks[name] = max(peaks[name], assigned)
+
+    world.apply = watched
+    world.run()
+
+    own = limit + PROMPT_TOKENS
+    arriving = PROMPT_TOKENS / gap_s / routers * (1.0 + delay_s) + PROMPT_TOKENS
+    assert limit < max(peaks.values()) <= own + (routers - 1) * min(own, arriving)
+    assert any(job.outcome is JobOutcome.REJECTED for job in world.jobs)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("split", [False, True])
+def test_a_worker_never_holds_more_than_its_limit_and_queue(policy, split, request_at):
+    """Two in the engine and two waiting, at each moment; who is turned away by all is rejected, and nobody is lost."""
+    world = world_of(policy, NO_THRESHOLDS, request_at, gap_s=0.033, last_s=20.0, split=split, limit=2)
+    peak = 0
+    apply = world.apply
+
+    def watched(effects):
+        nonlocal peak
+        apply(effects)
+        for worker in world.fleet:
+            peak = max(peak, worker.slots.running + worker.slots.queued)
+            assert len(worker.jobs) == worker.slots.running + worker.slots.queued
+            assert worker.slots.running <= 2
+
+    world.apply = watched
+    world.run()
+
+    assert peak == 4
+    counts = {outcome: sum(job.outcome is outcome for job in world.jobs) for outcome in JobOutcome}
+    assert counts[JobOutcome.REJECTED] > 50
+    assert counts[JobOutcome.OK] + counts[JobOutcome.REJECTED] == len(world.jobs)
+    assert all(worker.slots.running == worker.slots.queued == 0 for worker in world.fleet)
+
+
+def tokens_of(router, name):
+    """Return the prompt tokens that one router has waiting for or running at a worker."""
+    queue = router.core.entry_queue
+    central = queue.backlog_tokens / 2
+    return central or queue.queued_tokens(name) + queue.prompt_tokens.pending.get(name, 0)
