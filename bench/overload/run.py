@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 from page import draw_tiers, overload_section, tiers_section, verdicts, write
+from rejection import sweep
+from rejection_page import draw_rejection, rejection_section, rejection_verdicts
 from worker import MODES, Run, drive
 from workload import traffic
 
@@ -40,12 +42,16 @@ def main() -> int:
     requests = traffic(RATE, seconds, seed=0)
     runs = {mode.name: drive(mode, requests, seconds) for mode in MODES}
     draw_tiers(runs, options.folder / "tiers.png")
+    found = sweep(60.0 if options.quick else QUICK_S, lambda what: sys.stderr.write(f"{what}\n"))
+    draw_rejection(found, options.folder / "rejection.png")
     sections = [
         tiers_section(runs, rate=RATE, seconds=seconds),
         overload_section({factor: saturated(factor) for factor in FACTORS}, seconds=QUICK_S),
+        rejection_section(found, seconds=60.0 if options.quick else QUICK_S),
     ]
     write(options.folder / "RESULTS.md", sections)
-    missed = [f"{what}: {measured}" for what, measured, holds in verdicts(runs) if not holds]
+    held_to = [*verdicts(runs), *rejection_verdicts(found)]
+    missed = [f"{what}: {measured}" for what, measured, holds in held_to if not holds]
     sys.stdout.write("\n".join(missed) + "\n" if missed else f"{options.folder / 'RESULTS.md'}\n")
     return 1 if missed else 0
 
