@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage test-lowest test-cluster e2e fuzz check types form crds format image manifests manifests-check bench bench-dualmap bench-planner clean
+.PHONY: help demo test test-fast test-slow coverage test-lowest test-cluster e2e fuzz check types form crds format image manifests manifests-check bench bench-dualmap bench-overload bench-planner clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -103,8 +103,11 @@ manifests-check: # Drift of manifests/install.yaml from the chart; part of check
 bench: $(VENV)/.dev ## Print every benchmark, ratios measured side by side in one run
 	$(BIN)/python bench/run.py
 
-bench-planner: $(VENV)/.dev ## The planner's scoreboard; ARGS="--quick" three minutes, TRACES=DIR adds the traces that are not packaged
+bench-planner: $(VENV)/.dev ## The planner's scoreboard; ARGS="--quick" a minute or two, TRACES=DIR adds the traces that are not packaged
 	$(BIN)/python bench/planner/run.py $(if $(TRACES),--data $(TRACES)) $(ARGS)
+
+bench-overload: $(VENV)/.dev ## Tiers, preemption and rejection under overload; ARGS="--quick" ten minutes of virtual time
+	$(BIN)/python bench/overload/run.py $(ARGS)
 
 bench-dualmap: $(VENV)/.dev ## Reproduce the DualMap paper; TRACES="--conversation FILE ..." gives the whole traces
 	$(BIN)/python bench/dualmap/run.py $(TRACES)

@@ -98,7 +98,8 @@ class PlannerConfig(SpecModel):
         default=1, description="Fewest GPUs of each role, prefill and decode."
     )
     max_step: Annotated[Integer, Field(ge=1, le=1000)] = Field(
-        default=1, description="Most replicas by which one decision changes a role."
+        default=1,
+        description="Most replicas by which one decision changes a role; more than 1 counts in mode adaptive, when it grows.",
     )
     decode_kv_scale_up_threshold: KvThreshold = Field(
         default=0.9, description="Mean KV usage above which decode grows; a fraction, above 0 to 1."

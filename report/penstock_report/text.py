@@ -11,6 +11,7 @@ from rich.text import Text
 
 from penstock_report.analysis import GpuUse, Violations
 from penstock_report.counterfactual import Counterfactual, sentences
+from penstock_report.demand import demand_line
 from penstock_report.findings import RunReport
 from penstock_report.ledger_view import PlannerRun
 from penstock_report.service_time import service_lines
@@ -182,6 +183,8 @@ def report_text(report: RunReport) -> RenderableType:
     parts.extend(Text(line) for line in violation_lines(report.violations))
     if report.service is not None:
         parts.extend(Text(line) for line in service_lines(report.service))
+    if report.demand is not None:
+        parts.append(Text(demand_line(report.demand)))
     if report.planner is not None:
         parts.append(planner_summary(report.planner, report.use))
     if report.counterfactual is not None:

@@ -7,13 +7,12 @@ simulated fleets and in processor time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from penstock_api import GraphDeployment
-from penstock_planner.decide.baselines.rhythm import in_mode
 from penstock_planner.decide.config import Mode
 from penstock_report.counterfactual import Counterfactual, FleetKind, FleetOutcome, outcome, served_outcome
 from penstock_report.findings import RunReport
@@ -26,8 +25,8 @@ from penstock_simulator.scenario import Scenario
 from penstock_simulator.world import World
 from penstock_workload.traces import TraceRequest
 
-_AIMS = tuple(Aim(deadline, 0.95) for deadline in (1.0, 0.75, 0.45))
-"""Chosen: the oracle's queue from just in time to half of it, the cheapest schedule first."""
+_AIMS = tuple(Aim(deadline, 0.95) for deadline in (2.0, 1.5, 1.0, 0.75, 0.45))
+"""Chosen: the oracle's queue from twice the SLO to half of it, the cheapest schedule first."""
 
 OnFleet = Callable[[str], None]
 """Told the name of each fleet that is about to be simulated."""
@@ -39,7 +38,8 @@ class Effort:
 
     Attributes:
         fleets: Simulated, >= 1.
-        cpu_s: Processor seconds, > 0; a fleet is begun only if one that takes as long as the last still fits.
+        cpu_s: Processor seconds, > 0; a fleet is begun only if one that takes as long as the last still fits, and
+            given up where it does not fit after all.
     """
 
     fleets: int = 60
@@ -61,18 +61,26 @@ class _Bench:
         self._begun_s = time.process_time()
         self._last_s = 0.0
 
+    def require(self) -> None:
+        """Check that one more fleet fits.
+
+        Raises:
+            _SpentError: it does not.
+        """
+        is_late = time.process_time() - self._begun_s + self._last_s > self._effort.cpu_s
+        if self._simulated == self._effort.fleets or is_late:
+            raise _SpentError
+
     def run(self, name: str, kind: FleetKind, scenario: Scenario) -> FleetOutcome:
         """Return what a scenario does.
 
         Raises:
             _SpentError: nothing may be simulated any more.
         """
+        self.require()
         begun_s = time.process_time()
-        is_late = begun_s - self._begun_s + self._last_s > self._effort.cpu_s
-        if self._simulated == self._effort.fleets or is_late:
-            raise _SpentError
         self._on_fleet(name)
-        recording = World(scenario, self.traffic).run()
+        recording = World(scenario, self.traffic).run(self._watch)
         self._simulated += 1
         self._last_s = time.process_time() - begun_s
         ttft = recording.requests.ttft_s
@@ -85,22 +93,42 @@ class _Bench:
             gpu_hours=recording.gpu_s / 3600,
         )
 
+    def _watch(self, _ended: int) -> None:
+        """Give a fleet up that takes longer than everything may."""
+        if time.process_time() - self._begun_s > self._effort.cpu_s:
+            raise _SpentError
+
 
 @dataclass(slots=True)
 class _Tried:
     """What was simulated so far.
 
     Attributes:
-        same_gpus: Size of the fixed fleets that cost about as much as what was served; None: unknown.
+        reference: What the fixed fleets and the oracle are held against.
+        duration_s: Of the measured run.
+        same_gpus: Size of the fixed fleets that cost about as much as the reference; None: unknown.
         scaled: By the planner and by other autoscalers.
         fixed: With the GPUs that each holds, the fewest first.
         scheduled: By the oracle.
     """
 
+    reference: FleetOutcome
+    duration_s: float
     same_gpus: int | None = None
     scaled: list[FleetOutcome] = field(default_factory=list)
     fixed: list[tuple[int, FleetOutcome]] = field(default_factory=list)
     scheduled: list[FleetOutcome] = field(default_factory=list)
+
+    def is_as_good(self, other: FleetOutcome) -> bool:
+        """Tell whether a fleet keeps as many requests in time as the reference."""
+        return other.in_time >= self.reference.in_time
+
+    def nearest_gpus(self, sizes: Iterable[int]) -> int | None:
+        """Return the size that costs about as much as the reference, the smaller of two as near; None: unknown."""
+        if self.reference.gpu_hours is None or not self.duration_s:
+            return None
+        mean = self.reference.gpu_hours * 3600 / self.duration_s
+        return min(sizes, key=lambda gpus: (abs(gpus - mean), gpus), default=None)
 
 
 def compare(
@@ -123,53 +151,63 @@ def compare(
     """
     traffic = recorded_traffic(report.load)
     setting = setting_of(report, graph)
+    duration_s = report.load.summary["throughput"]["duration_s"]
     served = served_outcome(
         report.load.results,
         report.use,
         name="as served" if report.planner is None else report.planner.config.mode.value,
         slo_s=setting.base.slo_s,
-        duration_s=report.load.summary["throughput"]["duration_s"],
+        duration_s=duration_s,
     )
     effort = effort or Effort()
     bench = _Bench(traffic, effort, on_fleet or (lambda _name: None))
-    tried, notes = _Tried(), list(setting.notes)
+    tried, notes = _Tried(served, duration_s), list(setting.notes)
     try:
-        _simulate(bench, setting, served, tried)
+        _simulate(bench, setting, tried, is_distorted=report.load.summary["lag"]["is_distorted"])
     except _SpentError:
         notes.append(
             f"the search was ended after {effort.fleets} fleets or {effort.cpu_s:g} s of processor time;"
             f" {len(tried.fixed)} fixed fleets were tried, and cheaper or better ones may exist"
         )
-    shown = (served, *tried.scaled, *_chosen_fixed(tried, served), *_chosen_schedule(tried, served))
+    if not tried.reference.is_measured:
+        notes.append(
+            f"the run was DISTORTED by lag, so that fixed fleets and the oracle are held against {served.name} as it"
+            " was simulated, not as it was measured"
+        )
+    shown = (served, *tried.scaled, *_chosen_fixed(tried), *_chosen_schedule(tried))
     return Counterfactual(setting.base.slo_s, shown, tuple(each for _, each in tried.fixed), tuple(notes))
 
 
-def _simulate(bench: _Bench, setting: Setting, served: FleetOutcome, tried: _Tried) -> None:
+def _simulate(bench: _Bench, setting: Setting, tried: _Tried, *, is_distorted: bool) -> None:
     """Fill ``tried``, the most telling fleets first.
 
     Raises:
         _SpentError: the effort is used up; what was simulated is there.
     """
     base, planner = setting.base, setting.planner
+
+    def planned(mode: Mode) -> Scenario:
+        return replace(base, planner=configured(planner, mode, base.pools))
+
     if setting.has_ledger:
-        config = replace(base, planner=planner)
-        tried.scaled.append(bench.run(planner.mode.value, FleetKind.PLANNER, config))
+        tried.scaled.append(bench.run(planner.mode.value, FleetKind.PLANNER, planned(planner.mode)))
+        if is_distorted:
+            tried.reference = tried.scaled[-1]
     if planner.mode is not Mode.HPA:
-        config = replace(base, planner=in_mode(planner, Mode.HPA))
-        tried.scaled.append(bench.run(Mode.HPA.value, FleetKind.AUTOSCALER, config))
-    _search_fixed(bench, setting, served, tried)
-    oracle = replace(base, planner=configured(planner, Mode.ORACLE, base.pools))
+        tried.scaled.append(bench.run(Mode.HPA.value, FleetKind.AUTOSCALER, planned(Mode.HPA)))
+    _search_fixed(bench, setting, tried)
     for aim in _AIMS:
-        foreseen = with_schedule(oracle, bench.traffic, aim)
+        bench.require()
+        foreseen = with_schedule(planned(Mode.ORACLE), bench.traffic, aim)
         tried.scheduled.append(bench.run(Mode.ORACLE.value, FleetKind.ORACLE, foreseen))
-        if tried.scheduled[-1].in_time >= served.in_time:
+        if tried.is_as_good(tried.scheduled[-1]):
             return
 
 
-def _search_fixed(bench: _Bench, setting: Setting, served: FleetOutcome, tried: _Tried) -> None:
-    """Try fixed fleets until one is as good as what was served, and those that cost as much."""
+def _search_fixed(bench: _Bench, setting: Setting, tried: _Tried) -> None:
+    """Try fixed fleets until one is as good as the reference, and those that cost as much."""
     by_size = setting.fleets(bench.traffic)
-    tried.same_gpus = setting.nearest_gpus(by_size)
+    tried.same_gpus = tried.nearest_gpus(by_size)
     is_enough = False
     for gpus, fleets in by_size.items():
         if is_enough and gpus != tried.same_gpus:
@@ -177,16 +215,16 @@ def _search_fixed(bench: _Bench, setting: Setting, served: FleetOutcome, tried: 
         for fleet in fleets:
             each = bench.run(setting.name_of(fleet), FleetKind.FIXED, setting.with_fleet(fleet))
             tried.fixed.append((gpus, each))
-            is_enough |= each.in_time >= served.in_time
+            is_enough |= tried.is_as_good(each)
 
 
-def _chosen_fixed(tried: _Tried, served: FleetOutcome) -> list[FleetOutcome]:
+def _chosen_fixed(tried: _Tried) -> list[FleetOutcome]:
     """Return the cheapest fixed fleet that is as good, or else the best one, and the best that costs as much."""
     if not tried.fixed:
         return []
     _, best = max(tried.fixed, key=lambda each: (each[1].in_time, -each[0]))
     remarks = {best.name: ["the best fixed fleet tried; none served as well"]}
-    as_good = [each for each in tried.fixed if each[1].in_time >= served.in_time]
+    as_good = [each for each in tried.fixed if tried.is_as_good(each[1])]
     if as_good:
         _, cheapest = min(as_good, key=lambda each: (each[0], -each[1].in_time))
         remarks = {cheapest.name: ["the cheapest fixed fleet that serves as well"]}
@@ -198,7 +236,7 @@ def _chosen_fixed(tried: _Tried, served: FleetOutcome) -> list[FleetOutcome]:
     return [replace(by_name[name], remark="; ".join(remark)) for name, remark in remarks.items()]
 
 
-def _chosen_schedule(tried: _Tried, served: FleetOutcome) -> list[FleetOutcome]:
+def _chosen_schedule(tried: _Tried) -> list[FleetOutcome]:
     """Return the oracle's cheapest schedule that is as good, or else its best; a fixed fleet is one as well."""
     if not tried.scheduled:
         return []
@@ -211,7 +249,7 @@ def _chosen_schedule(tried: _Tried, served: FleetOutcome) -> list[FleetOutcome]:
             for _, each in tried.fixed
         ),
     ]
-    as_good = [each for each in schedules if each.in_time >= served.in_time]
+    as_good = [each for each in schedules if tried.is_as_good(each)]
     if as_good:
         return [min(as_good, key=lambda each: (each.gpu_hours or 0.0, -each.in_time))]
     return [max(schedules, key=lambda each: each.in_time)]

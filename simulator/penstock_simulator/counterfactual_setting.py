@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import fmean
@@ -12,7 +12,6 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.options import join
 from penstock_report.findings import RunReport
 from penstock_report.ledger_view import PlannerRun
-from penstock_simulator.baselines import baseline_settings
 from penstock_simulator.graph_scenario import graph_pools, graph_router
 from penstock_simulator.oracle_needs import Utilisation, needs
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, Scenario
@@ -30,7 +29,7 @@ MOST_SPLITS = 7
 ASSUMED_START_UP_S = 30.0
 """Where neither ledger nor graph knows a start-up time: the default of `penstock simulate`."""
 
-_LETTERS = {Role.PREFILL: "P", Role.DECODE: "D", Role.AGGREGATED: " aggregated"}
+_LETTERS = {Role.PREFILL: "P", Role.DECODE: "D"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +40,12 @@ class Setting:
         base: The graph as the run found it, with nothing that scales.
         planner: The ledger's, or else the graph's.
         has_ledger: Whether that planner was at work.
-        mean_gpus: Held over the run; None: unknown.
         notes: What a reader must know of it.
     """
 
     base: Scenario
     planner: DecideConfig
     has_ledger: bool
-    mean_gpus: float | None
     notes: tuple[str, ...]
 
     def fleets(self, requests: Sequence[TraceRequest]) -> dict[int, list[Fleet]]:
@@ -78,20 +75,15 @@ class Setting:
         """Return the GPUs that a fleet holds."""
         return sum(count * pool.gpus for count, pool in zip(fleet, self.base.pools, strict=True))
 
-    def nearest_gpus(self, sizes: Iterable[int]) -> int | None:
-        """Return the size of fixed fleets that cost about as much as what was served; None: unknown."""
-        mean = self.mean_gpus
-        if mean is None:
-            return None
-        return min(sizes, key=lambda gpus: (abs(gpus - mean), gpus), default=None)
-
     def with_fleet(self, fleet: Fleet) -> Scenario:
         """Return the graph with a fleet that nothing scales."""
         pools = zip(self.base.pools, fleet, strict=True)
         return replace(self.base, pools=tuple(replace(pool, replicas=count) for pool, count in pools))
 
     def name_of(self, fleet: Fleet) -> str:
-        """Return ``3P+1D``, or ``3 aggregated``."""
+        """Return ``3P+1D``, or ``fleet of 3`` where each worker does both."""
+        if not self.base.is_disaggregated:
+            return f"fleet of {fleet[0]}"
         pools = zip(self.base.pools, fleet, strict=True)
         return "+".join(f"{count}{_LETTERS[pool.role]}" for pool, count in pools)
 
@@ -116,10 +108,8 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
             max_gpu_budget=budget,
             no_operation=False,
             ttft_slo_s=slo_s,
-            baseline=baseline_settings(pools),
         ),
         has_ledger=run is not None,
-        mean_gpus=_mean_gpus(report),
         notes=(note, *_engine_notes(graph)),
     )
 
@@ -141,11 +131,6 @@ def _budget(report: RunReport, config: DecideConfig, held: int) -> int:
     if config.max_gpu_budget is not None:
         return max(config.max_gpu_budget, held)
     return max(held, 2 * held if report.use is None else report.use.peak_gpus)
-
-
-def _mean_gpus(report: RunReport) -> float | None:
-    use = report.use
-    return None if use is None else use.used_hours * 3600 / (use.end_s - use.start_s)
 
 
 def _start_up(run: PlannerRun | None, graph: GraphDeployment) -> tuple[float, str]:

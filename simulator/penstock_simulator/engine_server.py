@@ -230,10 +230,15 @@ class SimulatedEngine:
                 reports.append(StageReport(job, ServiceStage.ENDED, at_s))
 
     def _take_events(self, now_s: float, reports: list[StageReport]) -> None:
-        for transfer in self.engine.take_events().transfers:
+        events = self.engine.take_events()
+        for transfer in events.transfers:
             job = self._jobs.get(transfer.state.request.request_id)
             if job is not None:
                 reports.append(StageReport(job, ServiceStage.LOADED, now_s))
+        for state in events.dropped:
+            job = self._jobs.pop(state.request.request_id, None)
+            if job is not None:
+                reports.append(StageReport(job, ServiceStage.DROPPED, now_s))
 
     # -- gauges ---------------------------------------------------------------------------------------
 

@@ -10,9 +10,10 @@ from enum import StrEnum
 
 from penstock_api import Role
 from penstock_core.errors import PenstockError
+from penstock_engine.core.request_slots import RequestSlots
 from penstock_planner.decide.observation import PoolCounts
 from penstock_simulator.jobs import Job
-from penstock_simulator.scenario import PoolSpec, Scenario
+from penstock_simulator.scenario import PoolSpec, ProfiledModel, Scenario
 from penstock_simulator.servers import Server
 
 
@@ -50,6 +51,7 @@ class SimulatedWorker:
         busy_tokens: Prompt tokens computed so far.
         kv_usage_fraction: As last scraped; None before the first scrape.
         scraped_tokens: In flight at that scrape.
+        slots: Which of its jobs run and which wait for its engine, by index.
     """
 
     __slots__ = (
@@ -66,6 +68,7 @@ class SimulatedWorker:
         "prompt_tokens",
         "scraped_tokens",
         "server",
+        "slots",
         "spec",
         "state",
         "version",
@@ -92,6 +95,12 @@ class SimulatedWorker:
         self.ended_outputs = 0
         self.kv_usage_fraction: float | None = None
         self.scraped_tokens = 0
+        model = self.spec.model
+        self.slots: RequestSlots[int] = (
+            RequestSlots(model.request_limit, model.request_queue)
+            if isinstance(model, ProfiledModel)
+            else RequestSlots(None, 1)
+        )
 
     @property
     def role(self) -> Role:

@@ -34,6 +34,8 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
                 max_num_batched_tokens=engine.max_batch_tokens or max(_BATCH_TOKENS, running),
                 max_num_seqs=running,
                 lease=LeaseTerms(graph.spec.lease.duration_seconds),
+                request_limit=engine.request_limit,
+                request_queue=engine.request_queue,
                 preemption=None if preemption is None else PreemptionConfig.model_validate(preemption),
             ),
             service.gpus,

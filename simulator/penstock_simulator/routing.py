@@ -183,6 +183,15 @@ class VirtualRouter:
         """Note that a job's answer has ended at its decode worker."""
         return self._succeeded(_assigned(job.decode_assignment), now_s)
 
+    def turned_away(self, assignment: Assignment[Job], now_s: float) -> bool:
+        """Note that a worker has no room for a job; returns whether another may be asked."""
+        job, worker = assignment.item, assignment.worker
+        self._release(assignment, now_s)
+        self.core.refused_at_capacity(worker, now_s)
+        is_first = worker.name not in job.tries.avoid
+        job.tries.avoid |= {worker.name}
+        return is_first
+
     def lost(self, assignment: Assignment[Job], now_s: float) -> None:
         """Note that a job's worker has died; nothing is dispatched before `set_workers` has said so."""
         assignment.failed(now_s, "broke off")

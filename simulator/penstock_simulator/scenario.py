@@ -78,6 +78,8 @@ class ProfiledModel:
         link: Incoming KV link.
         lease: Terms that a prefill worker grants.
         preemption: How tiers preempt; None: requests have none.
+        request_limit: Most requests in the engine; further ones wait, or are turned away. None: no bound.
+        request_queue: Most requests that wait beyond the limit, >= 1.
     """
 
     profile: str
@@ -88,6 +90,8 @@ class ProfiledModel:
     link: LinkTerms = field(default_factory=LinkTerms)
     lease: LeaseTerms = field(default_factory=LeaseTerms)
     preemption: PreemptionConfig | None = None
+    request_limit: int | None = None
+    request_queue: int = 16
 
     def __post_init__(self) -> None:
         """Check the bounds."""
@@ -100,6 +104,9 @@ class ProfiledModel:
             is_fine=self.max_num_batched_tokens >= self.max_num_seqs,
             bound=f"at least max_num_seqs ({self.max_num_seqs})",
         )
+        limit, queue = self.request_limit, self.request_queue
+        _require("request_limit", limit, is_fine=limit is None or limit >= 1, bound="at least 1, or none")
+        _require("request_queue", queue, is_fine=queue >= 1, bound="at least 1")
         if self.kv_tokens is not None:
             _require("kv_tokens", self.kv_tokens, is_fine=self.kv_tokens >= 1, bound="at least 1")
 

@@ -23,6 +23,7 @@ class ServiceStage(Enum):
     LOADED = auto()
     FIRST_TOKEN = auto()
     ENDED = auto()
+    DROPPED = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,17 @@ aggregated worker. The bodies are the live ones: engine core, routing policies, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from penstock_api import Role
+from penstock_engine.core.request_slots import SlotState
 from penstock_router.core.assignment import Assignment
 from penstock_router.core.router import Dispatch, Effects
 from penstock_router.policy.baselines import LeastLoaded
 from penstock_simulator.control import Control
 from penstock_simulator.door import DoorCounters
-from penstock_simulator.engine_server import EngineModel, SimulatedEngine
+from penstock_simulator.engine_server import EngineModel
 from penstock_simulator.faults import Fault
 from penstock_simulator.fleet import SimulatedFleet, SimulatedWorker, State
 from penstock_simulator.gaps import GapHistogram
@@ -23,14 +24,12 @@ from penstock_simulator.handover import Heartbeats
 from penstock_simulator.jobs import Job, JobOutcome, PrefixChains, make_jobs
 from penstock_simulator.kernel import Kernel, Order
 from penstock_simulator.observer import Recording, RunRecorder
-from penstock_simulator.routing import DecodeLoad, VirtualRouter
+from penstock_simulator.routing import VirtualRouter
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, Resize, Scenario, WorkerFailure
+from penstock_simulator.scrapes import Scrapes
 from penstock_simulator.servers import Server, ServiceStage, SimpleServer
 from penstock_simulator.worker_size import worker_size
 from penstock_workload.traces import TraceRequest
-
-SCRAPE_S = 1.0
-"""Between two scrapes of the workers' metrics; the live router's default."""
 
 PATIENCE_S = 3600.0
 """Chosen: how long after the last arrival the world goes on; what has not ended then has failed."""
@@ -91,6 +90,7 @@ class World:
         self.control = None if scenario.planner is None else Control(self, scenario.planner)
         self.door = DoorCounters(self.gaps)
         self._heartbeats = Heartbeats(self)
+        self._scrapes = Scrapes(self, self._routers)
         self._observer = RunRecorder(self)
         self._open = len(self.jobs)
         self._next_job = 0
@@ -137,7 +137,7 @@ class World:
         if self.control is not None:
             self.control.start()
         kernel.at(0.0, Order.SAMPLE, self._sample)
-        kernel.at(0.0, Order.MESSAGE, self._scrape)
+        self._scrapes.start()
         self._schedule_arrival()
 
     def _schedule_faults(self) -> None:
@@ -190,7 +190,7 @@ class World:
         if not again:
             self.door.arrived(job, router.uncached_tokens(job))
         self.door.queued(job)
-        self._apply(effects)
+        self.apply(effects)
         if job.outcome is None:
             self._expire_later(router, job)
 
@@ -200,9 +200,9 @@ class World:
             self.kernel.at(self.kernel.now_s + max_wait_s, Order.MESSAGE, self._expire, router)
 
     def _expire(self, router: VirtualRouter) -> None:
-        self._apply(router.expire(self.kernel.now_s))
+        self.apply(router.expire(self.kernel.now_s))
 
-    def _apply(self, effects: Effects[Job]) -> None:
+    def apply(self, effects: Effects[Job]) -> None:
         """Do what a router has decided."""
         reached: set[str] = set()
         for effect in effects:
@@ -217,6 +217,10 @@ class World:
     def _dispatched(self, assignment: Assignment[Job], reached: set[str]) -> None:
         """Let a job go to its worker; ``reached`` are those that have got one at this moment."""
         job, worker = assignment.item, self.fleet[assignment.worker.name]
+        slot = worker.slots.enter(job.index)
+        if slot is SlotState.REJECTED:
+            self._turned_away(assignment)
+            return
         if worker.role is Role.DECODE:
             job.decode_assignment = assignment
             job.decoder = worker.name
@@ -229,12 +233,25 @@ class World:
             worker.pending_tokens += job.pending_tokens
             self.door.given(job, worker.name)
         self._count_in(worker, job)
+        if slot is SlotState.QUEUED:
+            return
         if worker.name in reached:
             # Requests reach a worker one after the other: an idle one begins with the first alone.
             self.kernel.at(self.kernel.now_s, Order.MESSAGE, self._deliver_later, worker, job, job.attempt)
         else:
             reached.add(worker.name)
             self._deliver(worker, job)
+
+    def _turned_away(self, assignment: Assignment[Job]) -> None:
+        """Ask another worker for a job that one has no room for, each at most once."""
+        job, now_s = assignment.item, self.kernel.now_s
+        if not self._routers[job.router].turned_away(assignment, now_s):
+            self.door.refused(job)
+            self._end(job, JobOutcome.REJECTED)
+        elif assignment.role is Role.DECODE:
+            self._decode(job)
+        else:
+            self._submit(job, again=True)
 
     def _count_in(self, worker: SimulatedWorker, job: Job) -> None:
         worker.jobs[job.index] = job
@@ -277,15 +294,25 @@ class World:
             job.first_token_s = now_s
             self._routers[job.router].first_token(job, now_s)
             self.door.first_token(job, now_s)
+        elif stage is ServiceStage.DROPPED:
+            worker.pending_tokens -= job.pending_tokens
+            job.pending_tokens = 0
+            self.door.lost(job)
+            self._leave(worker, job, JobOutcome.FAILED)
         else:
-            self.quit(worker, job)
             worker.ended_outputs += job.request.output_tokens
-            router = self._routers[job.router]
-            is_decode = worker.role is Role.DECODE
-            effects = router.left_decode(job, now_s) if is_decode else router.left_entry(job, now_s)
             self.door.completed(job)
-            self._end(job, JobOutcome.OK)
-            self._apply(effects)
+            self._leave(worker, job, JobOutcome.OK)
+
+    def _leave(self, worker: SimulatedWorker, job: Job, outcome: JobOutcome) -> None:
+        """End a job whose last worker is done with it."""
+        now_s = self.kernel.now_s
+        self.quit(worker, job)
+        router = self._routers[job.router]
+        is_decode = worker.role is Role.DECODE
+        effects = router.left_decode(job, now_s) if is_decode else router.left_entry(job, now_s)
+        self._end(job, outcome)
+        self.apply(effects)
 
     def _prefilled(self, worker: SimulatedWorker, job: Job) -> None:
         job.prefilled_s = self.kernel.now_s
@@ -300,12 +327,18 @@ class World:
             self.quit(worker, job)
             effects += router.left_entry(job, self.kernel.now_s)
             self._decode(job)
-        self._apply(effects)
+        self.apply(effects)
 
     def quit(self, worker: SimulatedWorker, job: Job) -> None:
         """Take a job off a worker."""
         if worker.jobs.pop(job.index, None) is not None:
             worker.prompt_tokens -= job.request.input_tokens
+        following = worker.slots.leave(job.index)
+        if following is not None:
+            queued = worker.jobs[following]
+            self.kernel.at(
+                self.kernel.now_s, Order.MESSAGE, self._deliver_later, worker, queued, queued.attempt
+            )
 
     def let_go_if_idle(self, worker: SimulatedWorker) -> None:
         """Remove a draining worker once nothing is left on it."""
@@ -317,77 +350,9 @@ class World:
 
     def _decode(self, job: Job) -> None:
         router = self._routers[job.router]
-        self._apply(router.acquire_decode(job, self._decode_loads(), self.kernel.now_s))
+        self.apply(router.acquire_decode(job, self._scrapes.decode_loads(), self.kernel.now_s))
         if job.outcome is None and job.decode_assignment is None:
             self._expire_later(router, job)
-
-    def _decode_loads(self) -> list[DecodeLoad]:
-        return [
-            DecodeLoad(
-                each.name, len(each.jobs), self._tokens_on(each), each.kv_usage_fraction, each.scraped_tokens
-            )
-            for each in self.fleet.of(Role.DECODE, State.READY)
-        ]
-
-    def _tokens_on(self, worker: SimulatedWorker) -> int:
-        """Return prompts in flight plus what was generated for them so far."""
-        server = worker.server
-        assert isinstance(server, SimulatedEngine)  # noqa: S101 - decode pools are never simple, the scenario says
-        server.kv_usage_fraction(self.kernel.now_s)
-        return worker.prompt_tokens + max(0, server.engine.counters.generation_tokens - worker.ended_outputs)
-
-    def _scrape(self) -> None:
-        """Read the workers' gauges; the routers know them ``propagation_delay_s`` later."""
-        now_s, delay_s = self.kernel.now_s, self.scenario.router.propagation_delay_s
-        usage = {}
-        for worker in self.fleet.of(Role.DECODE, State.READY, State.DRAINING):
-            usage[worker.name] = (
-                worker.incarnation,
-                worker.server.kv_usage_fraction(now_s),
-                self._tokens_on(worker),
-            )
-        self.kernel.at(now_s + delay_s, Order.MESSAGE, self._propagate, usage, self._peer_tokens())
-        if any(router.reads_usage for router in self._routers):
-            entry = self.fleet.of(self.scenario.entry_role, State.READY)
-            gauges = {worker.name: worker.server.kv_usage_fraction(now_s) for worker in entry}
-            for router in self._routers:
-                tokens = router.inflight_tokens()
-                self.kernel.at(now_s + delay_s, Order.MESSAGE, self._tell_usage, router, gauges, tokens)
-        for router in self._routers:
-            self._apply(router.tick(now_s))
-        self.kernel.at(now_s + SCRAPE_S, Order.MESSAGE, self._scrape)
-
-    def _tell_usage(
-        self, router: VirtualRouter, usage: Mapping[str, float], tokens: Mapping[str, int]
-    ) -> None:
-        self._apply(router.set_usage(usage, tokens, self.kernel.now_s))
-
-    def _peer_tokens(self) -> list[dict[str, int]]:
-        """Return, for each router, what the others have pending at each entry worker."""
-        if len(self._routers) == 1:
-            return []
-        names = [worker.name for worker in self.fleet.of(self.scenario.entry_role, State.READY)]
-        own = [[router.pending_tokens(name) for name in names] for router in self._routers]
-        total = [sum(column) for column in zip(*own, strict=True)]
-        return [
-            {name: whole - part for name, whole, part in zip(names, total, parts, strict=True)}
-            for parts in own
-        ]
-
-    def _propagate(
-        self, usage: Mapping[str, tuple[int, float, int]], others: Sequence[Mapping[str, int]]
-    ) -> None:
-        for name, (incarnation, fraction, tokens) in usage.items():
-            worker = self.fleet.get(name)
-            if worker is not None and worker.incarnation == incarnation:
-                worker.kv_usage_fraction, worker.scraped_tokens = fraction, tokens
-        if self.scenario.is_disaggregated and self.scenario.router.thresholds.is_set:
-            loads = self._decode_loads()
-            for router in self._routers:
-                self._apply(router.read_decode_loads(loads, self.kernel.now_s))
-        if others:
-            for router, tokens_of in zip(self._routers, others, strict=True):
-                router.set_peer_tokens(tokens_of, self.kernel.now_s)
 
     # -- ends -----------------------------------------------------------------------------------------
 
@@ -418,7 +383,7 @@ class World:
     def _tell_routers(self) -> None:
         workers = [worker for worker in self.fleet if worker.state is State.READY]
         for router in self._routers:
-            self._apply(router.set_workers(workers, self.kernel.now_s))
+            self.apply(router.set_workers(workers, self.kernel.now_s))
 
     def scale(self, role: Role, replicas: int) -> None:
         """Bring ready + starting replicas of a role to a number; leaves drain first."""

@@ -147,7 +147,11 @@ class _Step:
         is_idle = schedule.blocked_s is None and actuation is None
         if is_idle and self.now_s >= history.start_s + 2 * self.config.adjustment_interval_s:
             return False
-        self._schedule(replace(schedule.begun(history.start_s), tick=history.tick, pulls=history.pulls))
+        self._schedule(
+            replace(
+                schedule.begun(history.start_s, self._interval_s()), tick=history.tick, pulls=history.pulls
+            )
+        )
         return True
 
     # -- a tick ---------------------------------------------------------------------------------------
@@ -255,7 +259,9 @@ class _Step:
         if blocked_s is not None:
             keys = {"took_s": round(took_s, 1), "overdue": state.is_overdue}
             self._emit(Log("adjustment over", keys))
-        self._schedule(state.schedule.converged(self.now_s))
+        state = replace(state, decided=replace(state.decided, interval_s=None))
+        self._set(decided=state.decided)
+        self._schedule(state.schedule.converged(self.now_s, self._interval_s()))
         record = records.converged_record(
             self._place(self.now_s),
             at_s=self.now_s,
@@ -384,7 +390,7 @@ class _Step:
         schedule = self.state.schedule
         self._set(actuation=None)
         if actuation.kind is DecisionKind.ROLL_BACK:
-            self._schedule(schedule.rolled_back(actuation.decided_s))
+            self._schedule(schedule.rolled_back(actuation.decided_s, self._interval_s()))
             self._next_roll_back()
             return
         if actuation.is_any_applied:
@@ -398,7 +404,7 @@ class _Step:
     def _end_interval(self) -> None:
         schedule = self.state.schedule
         end_s = schedule.window.end_s
-        self._schedule(schedule.begun(schedule.next_start_s))
+        self._schedule(schedule.begun(schedule.next_start_s, self._interval_s()))
         if schedule.blocked_s is None:
             self._emit(Checkpoint(self._header(end_s, is_resumed=False)))
         self._end_tick()
@@ -412,7 +418,8 @@ class _Step:
             return False
         if pool.replicas == change.desired or change.desired < change.current:
             return pool.replicas in (change.desired, change.current)
-        needed = existing_gpus(pools, config) + config.engine_gpus(change.role, pool.gpus)
+        added = change.desired - change.current
+        needed = existing_gpus(pools, config) + added * config.engine_gpus(change.role, pool.gpus)
         ceiling = config.max_gpu_budget
         return pool.replicas == change.current and (ceiling is None or needed <= ceiling)
 
@@ -420,6 +427,11 @@ class _Step:
 
     def _pools(self) -> Mapping[Role, PoolCounts]:
         return self.state.observed.pools if self.state.observed is not None else {}
+
+    def _interval_s(self) -> float:
+        """Return the simulated seconds until the next decision: what the last one asked for, else the mode's."""
+        asked_s = self.state.decided.interval_s
+        return self.config.interval_s if asked_s is None else asked_s
 
     def _forget_asked(self, role: Role) -> None:
         self._set(decided=records.without_asked(self.state.decided, role))

@@ -90,9 +90,9 @@ class Schedule:
     def _tick_after(self, tick: int, now_s: float, start_s: float) -> int:
         return max(tick + 1, math.ceil((now_s - start_s) / self.pull_s - 1e-9))
 
-    def begun(self, start_s: float) -> Schedule:
-        """Return the schedule of the next interval; a block stays."""
-        return replace(self, start_s=start_s, tick=0, pulls=())
+    def begun(self, start_s: float, interval_s: float) -> Schedule:
+        """Return the schedule of the next interval, which is decided after ``interval_s``; a block stays."""
+        return replace(self, start_s=start_s, interval_s=interval_s, tick=0, pulls=())
 
     def blocked(self, at_s: float) -> Schedule:
         """Return the schedule stopped for an adjustment, in a mode that waits for it; the first block counts."""
@@ -100,13 +100,13 @@ class Schedule:
             return self
         return replace(self, blocked_s=at_s)
 
-    def converged(self, at_s: float) -> Schedule:
+    def converged(self, at_s: float, interval_s: float) -> Schedule:
         """Return the schedule of an interval that begins after an adjustment, or after what made this one worthless."""
-        return replace(self.begun(at_s), blocked_s=None)
+        return replace(self.begun(at_s, interval_s), blocked_s=None)
 
-    def rolled_back(self, at_s: float) -> Schedule:
+    def rolled_back(self, at_s: float, interval_s: float) -> Schedule:
         """Return the schedule after a roll-back: a new interval, and an adjustment of its own."""
-        return self.converged(at_s).blocked(at_s)
+        return self.converged(at_s, interval_s).blocked(at_s)
 
     def pulled(self, pull: Pull) -> Schedule:
         """Return the schedule with one more pull."""

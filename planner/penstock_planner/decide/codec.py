@@ -55,7 +55,9 @@ def state_from(plain: Mapping[str, Any]) -> PlannerState:
         KeyError, TypeError, ValueError: the data is not a state.
     """
     roles = {Role(role): RoleState(**fields) for role, fields in plain.get("roles", {}).items()}
-    return PlannerState(int(plain.get("sequence", 0)), roles, dict(plain.get("memory", {})))
+    return PlannerState(
+        int(plain.get("sequence", 0)), roles, dict(plain.get("memory", {})), plain.get("interval_s")
+    )
 
 
 def reading_from(plain: Mapping[str, Any]) -> Reading:

@@ -10,9 +10,12 @@ from enum import StrEnum
 from penstock_api import Role
 from penstock_planner.decide.baselines.settings import BaselineSettings
 
-ADAPTIVE_INTERVAL_S = 5.0
+ADAPTIVE_INTERVAL_S = 2.0
 """Chosen: Dynamo's load loop has the same; at 30 s a step per decision follows no ramp, at 1 s a ledger grows to
 no use."""
+
+AGAIN_S = 1.0
+"""Chosen: the shortest time between two decisions of mode adaptive, one pull by default."""
 
 MAX_BACKOFF_INTERVALS = 16
 """Chosen: 8 minutes at the default interval; long enough to stop churn, short enough to notice a repair."""
@@ -118,6 +121,13 @@ class DecideConfig:
         if self.mode is not Mode.ADAPTIVE:
             return self.adjustment_interval_s
         return min(self.adjustment_interval_s, max(ADAPTIVE_INTERVAL_S, self.metric_pulling_interval_s))
+
+    @property
+    def again_s(self) -> float:
+        """Return the simulated seconds between a decision that grows a role and the next one."""
+        if self.mode is not Mode.ADAPTIVE:
+            return self.interval_s
+        return min(self.interval_s, max(AGAIN_S, self.metric_pulling_interval_s))
 
     def engine_gpus(self, role: Role, observed: int) -> int:
         """Return the GPUs of one engine of ``role``: the larger of configured and observed.

@@ -197,6 +197,11 @@ def kv_role(pools: Mapping[Role, PoolCounts]) -> Role:
     return Role.AGGREGATED if Role.AGGREGATED in pools else Role.DECODE
 
 
+def entry_role(pools: Mapping[Role, PoolCounts]) -> Role:
+    """Return the role that requests reach first: aggregated where there is such a pool, prefill otherwise."""
+    return Role.AGGREGATED if Role.AGGREGATED in pools else Role.PREFILL
+
+
 def summarise(observation: Observation) -> Pull:
     """Return the pull's sums; a ready worker without a reading counts as unknown.
 

@@ -5,6 +5,7 @@ Same input, same output, bit for bit: replay depends on it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock_api import Role
@@ -65,6 +66,9 @@ def finish(
     stepped = [_limit(proposal, config) for proposal in proposed.proposals]
     bounded = within_bounds(release(stepped, owed), gpus, config, owed=owed)
     bounded, reserved = reserve(bounded, owed, pools)
+    again_s = _again_s(bounded, config)
+    if again_s is not None:
+        bounded = [_once_more(proposal, again_s) for proposal in bounded]
     roles = tuple(_finish(proposal) for proposal in bounded)
     added = sum(
         proposal.engine_gpus * proposal.amount for proposal in bounded if proposal.action is Action.UP
@@ -74,11 +78,13 @@ def finish(
     )
     memory = dict(state.roles)
     for each in roles:
-        memory[each.role] = replace(age(seen[each.role]), owed=each.role in reserved)
+        # Back-off and grace count whole intervals.
+        aged = age(seen[each.role]) if state.interval_s is None else seen[each.role]
+        memory[each.role] = replace(aged, owed=each.role in reserved)
         if each.action is not Action.HOLD and not config.no_operation:
             asked = each.desired if each.action is Action.UP else None
             memory[each.role] = replace(memory[each.role], asked=asked)
-    return decision, PlannerState(sequence, memory, proposed.memory)
+    return decision, PlannerState(sequence, memory, proposed.memory, again_s)
 
 
 def roll_back(
@@ -117,7 +123,8 @@ def roll_back(
     decision = Decision(
         f"d{sequence:06d}", pull.at_s, config.no_operation, (taken,), gpus, gpus, config.max_gpu_budget
     )
-    return decision, replace(state, sequence=sequence, roles={**state.roles, role: after})
+    roles = {**state.roles, role: after}
+    return decision, replace(state, sequence=sequence, roles=roles, interval_s=None)
 
 
 def _limit(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
@@ -127,6 +134,24 @@ def _limit(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
         "max_step", {"replicas_wanted": proposal.amount}, config.max_step, f"limited to {config.max_step}"
     )
     return replace(proposal.passed(step), amount=config.max_step)
+
+
+def _again_s(proposals: Sequence[RoleProposal], config: DecideConfig) -> float | None:
+    """Return after how long to decide again because a role grows; None: after the mode's interval.
+
+    One step a decision bounds a mistake, not the speed: what starts counts as supply, so the next decision asks for
+    more only if that is not enough.
+    """
+    is_growing = any(proposal.action is Action.UP for proposal in proposals)
+    if config.no_operation or not is_growing or config.again_s >= config.interval_s:
+        return None
+    return config.again_s
+
+
+def _once_more(proposal: RoleProposal, again_s: float) -> RoleProposal:
+    if proposal.action is not Action.UP:
+        return proposal
+    return proposal.passed(Step("again", {"in_s": again_s}, None, "decides again: more may be needed"))
 
 
 def _finish(proposal: RoleProposal) -> RoleDecision:

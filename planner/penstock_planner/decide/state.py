@@ -43,11 +43,13 @@ class PlannerState:
         sequence: Decisions and withdrawals so far; the next id is made of it.
         roles: By role; absent means `RoleState()`.
         memory: What the mode remembers besides; each mode reads and writes its own keys.
+        interval_s: Simulated seconds until the next decision; None: the mode's interval.
     """
 
     sequence: int = 0
     roles: Mapping[Role, RoleState] = field(default_factory=dict)
     memory: Memory = field(default_factory=dict)
+    interval_s: float | None = None
 
     def of(self, role: Role) -> RoleState:
         """Return the role's memory, a blank one if there is none."""

@@ -96,13 +96,9 @@ class BusyWorkers:
         """Whether any worker takes no new requests."""
         return bool(self._busy or self._at_capacity)
 
-    def takes(self, name: str) -> bool:
-        """Return whether a worker takes new requests."""
-        return name not in self._busy and name not in self._at_capacity
-
-    def is_at_capacity(self, name: str) -> bool:
-        """Return whether a worker has refused a request for want of room since it was last heard of."""
-        return name in self._at_capacity
+    def at_capacity(self) -> frozenset[str]:
+        """Return the workers that have refused a request for want of room since they were last heard of."""
+        return frozenset(self._at_capacity)
 
     def none_takes(self, names: frozenset[str]) -> bool:
         """Return whether there are workers, and each of them is busy or at capacity."""
@@ -117,7 +113,7 @@ class BusyWorkers:
 
     def not_taking(self, names: frozenset[str]) -> frozenset[str]:
         """Return those of some workers that take no new requests; none when that is all of them."""
-        found = names & {*self._busy, *self._at_capacity}
+        found = names & (self._busy.keys() | self._at_capacity)
         return frozenset() if len(found) == len(names) else found
 
     def prefill_limit_exceeded(self, share: float) -> bool:

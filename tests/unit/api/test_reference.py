@@ -50,6 +50,7 @@ def test_the_samples_are_there():
         "aggregated",
         "disaggregated",
         "dynamo",
+        "overload",
         "two-node-pools",
         "vllm-disaggregated",
     ]
@@ -57,11 +58,13 @@ def test_the_samples_are_there():
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
 def test_each_sample_is_valid_and_becomes_processes(path):
-    """A sample can be loaded and rendered, with a router, workers and a planner."""
+    """A sample can be loaded and rendered, with a router, workers and a planner unless it asks for none."""
     graph = load_graph(path)
     context = RuntimeContext(python="py", graph_file=str(path), discovery="/s.json", namespace=graph.name)
     roles = {spec.role for spec in process_specs(graph, context)}
-    assert {"router", "planner"} < roles
+    assert "router" in roles
+    assert ("planner" in roles) is graph.spec.planner.enabled
+    assert roles & {"prefill", "decode", "aggregated"}
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)

@@ -8,6 +8,7 @@ from penstock_engine.core.batching import BatchLimits
 from penstock_engine.core.engine import Engine, EngineSettings
 from penstock_engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
 from penstock_engine.core.lease import LeaseTerms
+from penstock_engine.core.preemption import PreemptionTerms
 from penstock_engine.core.requests import EngineRequest, EngineRole
 from penstock_engine.core.transfer import LinkTerms
 
@@ -21,10 +22,21 @@ rows = st.lists(
 )
 
 
-def engine_of(blocks, seqs):
+TIERS = PreemptionTerms(reserved_fraction=0.1, host_blocks=12, host_link=LinkTerms(0.002, 5000.0))
+
+
+def engine_of(blocks, seqs, preemption=None):
     """Make a decode worker whose cache may be too small for everybody at once."""
-    limits = BatchLimits(40, seqs, BLOCK)
-    chosen = EngineSettings(EngineRole.DECODE, blocks, 1, limits, LeaseTerms(6), LinkTerms(0.01, 500.0))
+    limits = BatchLimits(40, seqs, BLOCK, by_priority=preemption is not None)
+    chosen = EngineSettings(
+        EngineRole.DECODE,
+        blocks,
+        1,
+        limits,
+        LeaseTerms(6),
+        LinkTerms(0.01, 500.0),
+        preemption=preemption,
+    )
     return Engine(chosen, LATENCY)
 
 
@@ -34,7 +46,10 @@ def requests_of(workload):
     for number, (prompt, outputs, gap_s, is_remote) in enumerate(workload):
         arrival_s += gap_s
         keys = list(range(prompt // BLOCK))
-        made.append(EngineRequest(f"r{number}", prompt, outputs, arrival_s, keys, load_remote=is_remote))
+        priority = number * 7 % 3
+        made.append(
+            EngineRequest(f"r{number}", prompt, outputs, arrival_s, keys, priority, load_remote=is_remote)
+        )
     return made
 
 
@@ -103,3 +118,14 @@ def test_a_prompt_is_never_skipped():
     assert engine.foresee(step) == [step.end_s]
     with pytest.raises(ValueError, match="foreseen"):
         engine.skip(step, [step.end_s], 1)
+
+
+@settings(max_examples=150)
+@given(workload=rows, blocks=st.integers(22, 60), seqs=st.integers(1, 6))
+def test_skipping_is_stepping_with_tiers(workload, blocks, seqs):
+    """Whoever waits for victims, a copy or the reserve is let in by the same step."""
+    requests = requests_of(workload)
+
+    stepped = run(engine_of(blocks, seqs, TIERS), requests, is_skipping=False)
+
+    assert run(engine_of(blocks, seqs, TIERS), requests, is_skipping=True) == stepped

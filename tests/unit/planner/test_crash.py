@@ -55,28 +55,25 @@ def _prepare_failing_on(world):
 
 
 def _prepare_adaptive(world):
-    """Let demand at the door rise and fall in mode adaptive: 30 s to start, a decision every 15 s."""
-    config = replace(
-        world.config, mode=Mode.ADAPTIVE, metric_pulling_interval_s=5.0, adjustment_interval_s=15.0
-    )
-    world.config = config
-    world.backend.start_s = 30.0
-    world.load.kv = lambda now, workers: min(1.0, 1.3 / workers) if now < 1060 else 0.1
+    """Let demand at the door rise and fall in mode adaptive: 10 s to start, a decision every 2 s, and 1 s after growing."""
+    world.config = replace(world.config, mode=Mode.ADAPTIVE, metric_pulling_interval_s=1.0)
+    world.backend.start_s = 10.0
+    world.load.kv = lambda now, workers: min(1.0, 1.3 / workers) if now < 1020 else 0.1
     world.load.demand = lambda now: (
         Demand(
-            period_s=5.0,
-            arrivals=10.0,
-            prompt_tokens=80_000.0,
-            uncached_tokens=80_000.0,
-            prefilled_tokens=50_000.0,
+            period_s=1.0,
+            arrivals=2.0,
+            prompt_tokens=16_000.0,
+            uncached_tokens=16_000.0,
+            prefilled_tokens=10_000.0,
             waiting=30.0,
             waiting_tokens=240_000.0,
             oldest_wait_s=12.0,
             in_flight_tokens=8000.0,
             prefilling_workers=1.0,
         )
-        if now < 1060
-        else Demand(period_s=5.0, arrivals=1.0, uncached_tokens=1000.0, prefilled_tokens=1000.0)
+        if now < 1020
+        else Demand(period_s=1.0, arrivals=1.0, uncached_tokens=1000.0, prefilled_tokens=1000.0)
     )
     return world
 
@@ -85,7 +82,7 @@ SCENARIOS = {
     "up and down": (_prepare, 260.0, [(D, 2), (P, 2), (D, 3), (P, 1), (D, 2), (D, 1)]),
     "never ready": (_prepare_failing, 260.0, [(D, 2), (D, 2)]),
     # How much it asks for is the policy's own tests' business.
-    "adaptive": (_prepare_adaptive, 80.0, None),
+    "adaptive": (_prepare_adaptive, 30.0, None),
     "up while others start": (_prepare_going_on, 110.0, [(D, 2), (P, 3), (D, 3)]),
     "never ready while others start": (
         _prepare_failing_on,

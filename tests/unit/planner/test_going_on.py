@@ -131,7 +131,7 @@ def test_the_schedule_blocks_only_modes_that_wait():
     going = Schedule.of(DecideConfig(mode=Mode.HPA), 0.0).blocked(30.5)
     assert (waiting.blocked_s, going.blocked_s) == (30.5, None)
     assert [waiting.advanced(now_s)[1] for now_s in (30.5, 32.0, 32.5)] == [31.5, 32.5, 32.5]
-    converged = waiting.converged(40.0)
+    converged = waiting.converged(40.0, 30.0)
     assert (converged.blocked_s, converged.advanced(40.0)[1], converged.end_s) == (None, 41.0, 70.0)
 
 

@@ -333,7 +333,7 @@ def test_no_request_is_rejected_while_an_eligible_worker_is_not_busy(  # noqa: C
 def is_free(stage, worker):
     """Whether a worker's load, counted afresh, is within the thresholds, and it has not refused a request lately."""
     core, busy = stage.core, stage.core.busy[Role.AGGREGATED]
-    if busy.is_at_capacity(worker.name):
+    if worker.name in busy.at_capacity():
         return False
     waiting = sum(each.uncached for each in core.entry_queue.waiting_requests() if each.worker == worker.name)
     pending = sum(

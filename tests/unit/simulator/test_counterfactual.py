@@ -6,11 +6,16 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from penstock_api import Role
 from penstock_cli.report import report as report_command
 from penstock_core.errors import ConfigError
 from penstock_manifests import load_graph
-from penstock_report.analysis import violations
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.observation import PoolCounts
+from penstock_report.analysis import GpuUse, violations
+from penstock_report.counterfactual import sentences
 from penstock_report.findings import RunReport, analyse
+from penstock_report.ledger_view import LedgerSample, PlannerRun
 from penstock_simulator.counterfactual import Effort, compare
 from penstock_simulator.recorded import recorded_traffic
 from penstock_workload.record import RequestResult, RequestStatus
@@ -154,6 +159,71 @@ def test_where_no_fleet_serves_as_well_the_best_is_shown_as_such(graph):
     assert shown[0].in_time == max(each.in_time for each in found.fixed)
 
 
+def _ledger(config):
+    """A planner that held two GPUs for as long as the run took."""
+    pools = {Role.PREFILL: PoolCounts(1, 0, 0, 1), Role.DECODE: PoolCounts(1, 0, 0, 1)}
+    samples = (LedgerSample(0.0, pools, 2, None, None, None),)
+    return PlannerRun(config, samples, (), (), DURATION_S, (), (12.0,))
+
+
+def _with_planner(load, gpu_hours, *, mode=Mode.ADAPTIVE):
+    run = _ledger(DecideConfig(mode=mode, max_gpu_budget=5))
+    use = GpuUse(0.0, DURATION_S, gpu_hours, 1.0, 0.1, 5, 5)
+    return replace(_report(load), planner=run, use=use)
+
+
+def test_the_planner_is_there_twice_and_a_fleet_of_equal_cost_is_shown(graph):
+    """Measured and simulated side by side; three GPUs for the whole run cost about what 2.9 did on average."""
+    load = _load([_result(line, ttft_s=0.5) for line in range(1, 61)])
+
+    found = compare(_with_planner(load, 2.9 * DURATION_S / 3600), graph)
+
+    assert [(each.name, each.source) for each in found.outcomes[:3]] == [
+        ("adaptive", "measured"),
+        ("adaptive", "simulated"),
+        ("hpa", "simulated"),
+    ]
+    equal = next(each for each in found.outcomes if "about the same GPU-hours" in each.remark)
+    assert _gpus(equal) == 3
+
+
+def test_a_distorted_run_is_not_what_others_are_held_against(graph):
+    """Lag made half of the requests late; a fleet that would be late as often is not called as good."""
+    load = _load([_result(line, ttft_s=0.5 if line % 2 else 9.0) for line in range(1, 61)])
+    lag = {**load.summary["lag"], "is_distorted": True}
+    late = replace(load, summary={**load.summary, "lag": lag})
+
+    found = compare(_with_planner(late, 0.05), graph)
+
+    simulated = found.outcomes[1]
+    chosen = next(each for each in found.outcomes if "serves as well" in each.remark)
+    assert chosen.in_time >= simulated.in_time > found.served.in_time
+    assert any("held against adaptive as it was simulated" in note for note in found.notes)
+
+
+def test_an_hpa_that_served_is_not_simulated_as_another(graph):
+    """It has its two rows as any planner has."""
+    load = _load([_result(line) for line in range(1, 31)])
+
+    found = compare(_with_planner(load, 0.05, mode=Mode.HPA), graph)
+
+    assert [each.source for each in found.outcomes if each.name == "hpa"] == ["measured", "simulated"]
+
+
+def test_an_aggregated_graph_has_fleets_of_one_kind(tmp_path):
+    """Each worker does both; one after the other is tried."""
+    path = tmp_path / "graph.yaml"
+    prefill, decode = (line for line in MANIFEST.splitlines() if "scaling" in line)
+    path.write_text(
+        MANIFEST.replace(decode + "\n", "").replace(prefill, prefill.replace("prefill", "aggregated"))
+    )
+
+    found = compare(_report(_load([_result(line) for line in range(1, 31)])), load_graph(path))
+
+    assert [each.name for each in found.fixed][:2] == ["fleet of 1", "fleet of 2"]
+    assert any(line.startswith("a fixed fleet of ") for line in sentences(found))
+
+
 def test_the_work_is_bounded_and_says_so(graph):
     """Two fleets and no more; what was found is shown, with a note that it was not all."""
     results = [_result(line) for line in range(1, 31)]
@@ -164,6 +234,16 @@ def test_the_work_is_bounded_and_says_so(graph):
     assert len(begun) == 2
     assert any(note.startswith("the search was ended after 2 fleets") for note in found.notes)
     assert found.outcomes[0].is_measured
+
+
+def test_without_any_effort_left_what_was_served_is_shown_alone(graph):
+    """A traffic too large for the processor time gives no half of a figure."""
+    found = compare(
+        _report(_load([_result(line) for line in range(1, 31)])), graph, effort=Effort(cpu_s=1e-9)
+    )
+
+    assert [each.source for each in found.outcomes] == ["measured"]
+    assert found.fixed == ()
 
 
 def test_the_traffic_is_what_was_sent_in_its_order():

@@ -106,7 +106,6 @@ def test_without_a_ledger_the_graphs_planner_is_not_passed_off_as_what_served(ma
 
     assert not setting.has_ledger
     assert setting.base.max_gpus == 6
-    assert setting.nearest_gpus([2, 3, 4]) is None
 
 
 def test_without_a_budget_fleets_hold_what_the_run_held(make_graph):
@@ -116,14 +115,6 @@ def test_without_a_budget_fleets_hold_what_the_run_held(make_graph):
     setting = setting_of(_report(_run(_sample(0, 1), config=config), _use(3.0)), make_graph())
 
     assert (setting.base.max_gpus, setting.planner.max_gpu_budget) == (5, 5)
-
-
-def test_the_fleet_of_equal_cost_is_the_nearest_size(make_graph):
-    """3.4 GPUs on average are three; half-way is the cheaper one."""
-    graph = make_graph()
-
-    assert setting_of(_report(_run(_sample(0, 1)), _use(3.4)), graph).nearest_gpus([2, 3, 4]) == 3
-    assert setting_of(_report(_run(_sample(0, 1)), _use(3.5)), graph).nearest_gpus([2, 3, 4]) == 3
 
 
 def test_fleets_come_by_what_they_hold_within_the_budget(make_graph):

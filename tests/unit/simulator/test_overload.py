@@ -1,5 +1,7 @@
 """Twice the load that a fleet can serve, through the live router's core: with rejection TTFT is kept, without it grows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,12 +17,23 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 2000, 20
 
 
 def world_of(
-    policy, thresholds, request_at, *, gap_s, last_s, split=False, routers=1, delay_s=0.0, workers=2
+    policy,
+    thresholds,
+    request_at,
+    *,
+    gap_s,
+    last_s,
+    split=False,
+    routers=1,
+    delay_s=0.0,
+    workers=2,
+    limit=None,
 ):
     """Make a world to which a request comes each ``gap_s``."""
     roles = (Role.PREFILL, Role.DECODE) if split else (Role.AGGREGATED,)
     router = RouterSpec(policy, thresholds=thresholds, routers=routers, propagation_delay_s=delay_s)
-    scenario = Scenario(pools=[PoolSpec(role, workers, PROFILE) for role in roles], router=router)
+    model = replace(PROFILE, request_limit=limit, request_queue=2)
+    scenario = Scenario(pools=[PoolSpec(role, workers, model) for role in roles], router=router)
     count = int(last_s / gap_s)
     requests = [
         request_at(index * gap_s, PROMPT_TOKENS, OUTPUT_TOKENS, line=index + 1) for index in range(count)
@@ -59,6 +72,20 @@ def test_accepted_requests_keep_their_ttft_under_twice_the_load(policy, split, r
     assert 0.3 < rejected / len(with_it.jobs) < 0.7
 
 
+@pytest.mark.parametrize("gap_s", [0.033, 0.0132])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_threshold_below_a_prompt_keeps_ttft_as_if_unloaded(policy, gap_s, request_at):
+    """At twice and five times the load a worker takes a prompt only while it has none: within 1.2 times alone."""
+    thresholds = BusyThresholds(0.9, PROMPT_TOKENS // 2)
+    alone = world_of(policy, thresholds, request_at, gap_s=1.0, last_s=30.0)
+    alone.run()
+    loaded = world_of(policy, thresholds, request_at, gap_s=gap_s, last_s=30.0)
+    loaded.run()
+    assert max(ttft_by_third(loaded)) <= 1.2 * max(ttft_by_third(alone))
+    served = sum(job.outcome is JobOutcome.OK for job in loaded.jobs)
+    assert served / 30.0 > 10
+
+
 def test_below_its_capacity_nothing_is_rejected(request_at):
     """Half the load."""
     world = world_of("prefix-cost", BusyThresholds(0.9, 8000), request_at, gap_s=0.14, last_s=30.0)
@@ -86,7 +113,7 @@ def test_several_routers_oversubscribe_a_worker_within_a_bound(policy, routers, 
         delay_s=delay_s,
     )
     peaks = dict.fromkeys(("aggregated-0", "aggregated-1"), 0)
-    apply = world._apply
+    apply = world.apply
 
     def watched(effects):
         apply(effects)
@@ -94,13 +121,39 @@ def test_several_routers_oversubscribe_a_worker_within_a_bound(policy, routers, 
             assigned = sum(tokens_of(router, name) for router in world._routers)
             peaks[name] = max(peaks[name], assigned)
 
-    world._apply = watched
+    world.apply = watched
     world.run()
 
     own = limit + PROMPT_TOKENS
     arriving = PROMPT_TOKENS / gap_s / routers * (1.0 + delay_s) + PROMPT_TOKENS
     assert limit < max(peaks.values()) <= own + (routers - 1) * min(own, arriving)
     assert any(job.outcome is JobOutcome.REJECTED for job in world.jobs)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("split", [False, True])
+def test_a_worker_never_holds_more_than_its_limit_and_queue(policy, split, request_at):
+    """Two in the engine and two waiting, at each moment; who is turned away by all is rejected, and nobody is lost."""
+    world = world_of(policy, NO_THRESHOLDS, request_at, gap_s=0.033, last_s=20.0, split=split, limit=2)
+    peak = 0
+    apply = world.apply
+
+    def watched(effects):
+        nonlocal peak
+        apply(effects)
+        for worker in world.fleet:
+            peak = max(peak, worker.slots.running + worker.slots.queued)
+            assert len(worker.jobs) == worker.slots.running + worker.slots.queued
+            assert worker.slots.running <= 2
+
+    world.apply = watched
+    world.run()
+
+    assert peak == 4
+    counts = {outcome: sum(job.outcome is outcome for job in world.jobs) for outcome in JobOutcome}
+    assert counts[JobOutcome.REJECTED] > 50
+    assert counts[JobOutcome.OK] + counts[JobOutcome.REJECTED] == len(world.jobs)
+    assert all(worker.slots.running == worker.slots.queued == 0 for worker in world.fleet)
 
 
 def tokens_of(router, name):

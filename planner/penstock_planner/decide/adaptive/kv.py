@@ -23,6 +23,14 @@ PEAK_TAU_S = 300.0
 FULL_TAU_S = 120.0
 """Chosen: two minutes weigh in the share of time in which a fleet would have been full."""
 
+SLOWDOWN = 3.0
+"""By how much longer a worker with a full KV cache takes for a token than an idle one, against the idle one's time: 2.9,
+3.3 and 7.3 in the shipped profiles of H100 70B, A100 8B and H200 8B. Without it ten times the load held thirty times
+the KV, and a flash crowd found its decode workers a start-up late."""
+
+LOAD_MOST = 2.0
+"""Chosen: an overloaded worker counts as two full ones at most; beyond that only time tells."""
+
 WAITING_SHARE = 0.02
 """KV of a waiting request where running ones do not tell: the planner document's own figure."""
 
@@ -33,15 +41,28 @@ class KvView:
 
     Attributes:
         load: Workers' worth of KV in use or waited for, now and when a new replica could be ready.
-        demanded: What arrivals forecast for then will hold, if each token holds as much as the last minutes' did.
+        light: What the arrivals expected then would hold on idle workers, if each token holds as much as the last
+            minutes' did; `demanded` says what they hold on busy ones.
         peak: Highest load of the last minutes, decayed.
         full: Share of recent time in which n workers would have been full; element n - 1.
     """
 
     load: Forecast
-    demanded: float
+    light: float
     peak: float
     full: tuple[float, ...]
+
+    def demanded(self, workers: int) -> float:
+        """Return the KV load that the expected arrivals bring ``workers`` to, at most `LOAD_MOST` of each.
+
+        A worker at usage u decodes `SLOWDOWN` x u longer than an idle one, and holds the KV as much longer:
+        u = h (1 + s u), where h is what it would hold if it stayed fast. Hence u = h / (1 - s h).
+        """
+        if workers < 1:
+            return self.light
+        share = self.light / workers
+        left = 1.0 - SLOWDOWN * share
+        return workers * (LOAD_MOST if share > LOAD_MOST * left else share / left)
 
     def full_with(self, workers: int) -> float:
         """Return the share for a fleet of ``workers``; that of the largest followed for larger ones."""
@@ -64,17 +85,19 @@ def load_of(pull: Pull, role: Role) -> float | None:
     return pull.kv.total + waiting * min(share, 1.0)
 
 
-def followed(kv: KvLoad, load: float, tokens: float, *, dt_s: float, sizes: int) -> KvLoad:
+def followed(kv: KvLoad, load: float, tokens: float, *, ready: int, dt_s: float, sizes: int) -> KvLoad:
     """Return the KV load after one pull.
 
     Args:
         kv: Before.
         load: Of the pull, held for ``dt_s``.
-        tokens: Uncached tokens that arrived meanwhile.
+        tokens: Uncached tokens whose prefill ended meanwhile.
+        ready: Workers that hold it.
         dt_s: Since the pull before, > 0.
         sizes: Fleets of 1 to this many workers are followed.
     """
     kept = math.exp(-dt_s / FULL_TAU_S)
+    usage = min(1.0, load / ready) if ready else 1.0
     full = []
     for size in range(1, sizes + 1):
         before = kv.full_s[size - 1] if size <= len(kv.full_s) else 0.0
@@ -82,19 +105,19 @@ def followed(kv: KvLoad, load: float, tokens: float, *, dt_s: float, sizes: int)
     return KvLoad(
         load=trend.followed(kv.load, load, dt_s, LOAD_TAU_S),
         peak=max(load, kv.peak * math.exp(-dt_s / PEAK_TAU_S)),
-        load_s=kv.load_s * kept + load * dt_s,
-        demand_tokens=kv.demand_tokens * kept + tokens,
+        light_s=kv.light_s * kept + load * dt_s / (1.0 + SLOWDOWN * usage),
+        done_tokens=kv.done_tokens * kept + tokens,
         seen_s=kv.seen_s * kept + dt_s,
         full_s=tuple(full),
     )
 
 
-def view(kv: KvLoad, rate: Forecast, horizon_s: float) -> KvView:
-    """Return what the rules look at; ``rate`` are the arriving tokens/s at the same horizon."""
-    held_s = kv.load_s / kv.demand_tokens if kv.demand_tokens > 0 else 0.0
+def view(kv: KvLoad, tokens_per_s: float, horizon_s: float) -> KvView:
+    """Return what the rules look at; ``tokens_per_s`` is expected to arrive at the same horizon."""
+    held_s = kv.light_s / kv.done_tokens if kv.done_tokens > 0 else 0.0
     return KvView(
         load=trend.forecast(kv.load, horizon_s, LOAD_TAU_S),
         peak=kv.peak,
-        demanded=held_s * rate.ahead,
+        light=held_s * tokens_per_s,
         full=tuple(full / kv.seen_s if kv.seen_s > 0 else 0.0 for full in kv.full_s),
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock_api import Role
 from penstock_planner.decide.state import Memory
+
+MadeT = TypeVar("MadeT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +68,16 @@ class KvLoad:
     Attributes:
         load: Of KV usage summed over workers, waiting requests' share included.
         peak: Highest load, decayed.
-        load_s: Of the same over some minutes.
-        demand_tokens: Uncached tokens that arrived, decayed as ``load_s`` is.
+        light_s: Worker-seconds of KV over some minutes, as if every worker had decoded as fast as an idle one.
+        done_tokens: Uncached tokens whose prefill ended, decayed alike.
         seen_s: Seconds, decayed.
         full_s: Seconds in which n workers would have been full, decayed alike; element n - 1.
     """
 
     load: Trend = Trend()
     peak: float = 0.0
-    load_s: float = 0.0
-    demand_tokens: float = 0.0
+    light_s: float = 0.0
+    done_tokens: float = 0.0
     seen_s: float = 0.0
     full_s: tuple[float, ...] = ()
 
@@ -90,6 +92,7 @@ class RoleMemory:
         startup_s: Learnt time from asked for to ready; None before the first.
         grown_s: When replicas were last added; None before that.
         shrunk_s: When replicas were last removed; None before that.
+        spare_s: Since when every decision has found one replica to spare; None: the last one did not.
         hold_down_s: How long after growing the role is not shrunk; raised by each shrinking that was regretted.
     """
 
@@ -98,6 +101,7 @@ class RoleMemory:
     startup_s: float | None = None
     grown_s: float | None = None
     shrunk_s: float | None = None
+    spare_s: float | None = None
     hold_down_s: float = 0.0
 
 
@@ -134,16 +138,21 @@ def read(plain: Memory) -> AdaptiveMemory:
     work, kv = data["work"], data["kv"]
     return AdaptiveMemory(
         pulled_s=data["pulled_s"],
-        work=Work(
-            **{**work, "rate": Trend(**work["rate"])}
-            | {key: tuple(work[key]) for key in ("backlogs", "late", "recent")}
-        ),
-        kv=KvLoad(**{**kv, "load": Trend(**kv["load"]), "full_s": tuple(kv["full_s"])}),
-        roles={
-            Role(role): RoleMemory(**{**fields, "begun_s": tuple(fields["begun_s"])})
-            for role, fields in data["roles"].items()
-        },
+        work=_made(Work, work, rate=Trend(**work["rate"])),
+        kv=_made(KvLoad, kv, load=Trend(**kv["load"])),
+        roles={Role(role): _made(RoleMemory, plain) for role, plain in data["roles"].items()},
     )
+
+
+def _made(kind: Callable[..., MadeT], plain: Mapping[str, Any], **built: Any) -> MadeT:
+    """Return a memory from its plain form: lists as tuples, keys of other versions left out or blank."""
+    known = {each.name for each in dataclasses.fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    values = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in plain.items()
+        if key in known
+    }
+    return kind(**{**values, **built})
 
 
 def write(memory: AdaptiveMemory) -> Memory:

@@ -11,13 +11,16 @@ from penstock_planner.decide.adaptive.memory import AdaptiveMemory, read, write
 from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, Step
-from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, kv_role
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, entry_role, kv_role
 from penstock_planner.decide.proposal import Proposal, RoleProposal
 from penstock_planner.decide.stabilise import back_off, remember
 from penstock_planner.decide.state import PlannerState
 
 SIZES_ABOVE = 2
 """Chosen: shadow fleets are followed up to two workers more than there are."""
+
+MOST_AT_ONCE = 64
+"""Chosen: more replicas than this are never asked for in one decision, whatever `max_step` allows."""
 
 REGRET_S = 60.0
 """Chosen: a worker is removed only if demand this long after two start-ups from now allows it."""
@@ -31,6 +34,11 @@ def adaptive(window: Window, state: PlannerState, config: DecideConfig) -> Propo
     pools = window.pulls[-1].pools
     seen = {role: remember(role, pool, state.of(role), config) for role, pool in pools.items()}
     proposals = [_draft(role, window, memory, config) for role in pools]
+    spared = {
+        each.role: supply.spared(memory.of(each.role), window.end_s, is_spare=_is_spare(each))
+        for each in proposals
+    }
+    memory = replace(memory, roles={**memory.roles, **spared})
     proposals = [back_off(each, seen[each.role]) if each.action is Action.UP else each for each in proposals]
     return Proposal(_within_budget(proposals, pools, config), seen, write(memory))
 
@@ -40,7 +48,7 @@ def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapt
     roles = {role: supply.followed(memory.of(role), pool, pull.at_s) for role, pool in pull.pools.items()}
     dt_s = 0.0 if memory.pulled_s is None else pull.at_s - memory.pulled_s
     holder = kv_role(pull.pools)
-    entry = Role.PREFILL if Role.PREFILL in pull.pools else Role.AGGREGATED
+    entry = entry_role(pull.pools)
     made, usage, demand = memory.work, memory.kv, pull.demand
     if demand is not None and entry in pull.pools:
         sizes = max(len(made.late), pull.pools[entry].replicas + SIZES_ABOVE)
@@ -49,9 +57,9 @@ def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapt
         )
     load = kv.load_of(pull, holder)
     if load is not None and holder in pull.pools and dt_s > 0:
-        tokens = 0.0 if demand is None else demand.uncached_tokens
+        tokens = 0.0 if demand is None else demand.prefilled_tokens
         sizes = max(len(usage.full_s), pull.pools[holder].replicas + SIZES_ABOVE)
-        usage = kv.followed(usage, load, tokens, dt_s=dt_s, sizes=sizes)
+        usage = kv.followed(usage, load, tokens, ready=pull.pools[holder].ready, dt_s=dt_s, sizes=sizes)
     return AdaptiveMemory(pull.at_s, made, usage, {**memory.roles, **roles})
 
 
@@ -64,7 +72,10 @@ def _draft(role: Role, window: Window, memory: AdaptiveMemory, config: DecideCon
     if pool.replicas < floor:
         step = Step("floor", {"replicas": pool.replicas, "floor": floor}, floor, Reason.BELOW_FLOOR.value)
         detail = f"{pool.replicas} below the floor of {floor}"
-        return replace(blank.passed(step), action=Action.UP, reason=Reason.BELOW_FLOOR, detail=detail)
+        amount = _at_most(floor - pool.replicas, config)
+        return replace(
+            blank.passed(step), action=Action.UP, reason=Reason.BELOW_FLOOR, detail=detail, amount=amount
+        )
     unknown = _unknown(role, pull)
     if unknown or pull.demand is None:
         step = Step("known", {"demand": "unknown" if pull.demand is None else "known"}, None, "hold")
@@ -74,8 +85,17 @@ def _draft(role: Role, window: Window, memory: AdaptiveMemory, config: DecideCon
     blank = replace(blank, steps=tuple(found.step for found in findings))
     for found in findings:
         if found.applies:
-            return replace(blank, action=Action.UP, reason=found.reason, detail=found.detail)
+            amount = rules.missing(case, _at_most(MOST_AT_ONCE, config))
+            return replace(blank, action=Action.UP, reason=found.reason, detail=found.detail, amount=amount)
     return _spared(blank, case, window, memory)
+
+
+def _at_most(replicas: int, config: DecideConfig) -> int:
+    return replicas if config.max_step is None else min(replicas, config.max_step)
+
+
+def _is_spare(proposal: RoleProposal) -> bool:
+    return proposal.action is Action.DOWN or proposal.reason is Reason.HOLD_DOWN
 
 
 def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: AdaptiveMemory) -> RoleProposal:
@@ -101,7 +121,8 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
         step = Step("all_ready", {"starting": pool.starting}, 0, "hold: supply is not what it will be")
         detail = f"{pool.starting} of {pool.replicas} replicas not ready"
         return proposal.held(Reason.REPLICA_NOT_READY, detail, step)
-    left_s = supply.held_s(memory.of(role), case.horizon_s, window.end_s)
+    spared = supply.spared(memory.of(role), window.end_s, is_spare=True)
+    left_s = supply.held_s(spared, case.horizon_s, window.end_s)
     step = Step("hold_down", {"left_s": left_s}, 0, "hold" if left_s > 0 else "pass")
     if left_s > 0:
         return proposal.held(Reason.HOLD_DOWN, f"{left_s:.0f} s of hold-down are left", step)
@@ -111,18 +132,24 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
 def _case(
     role: Role, demand: Demand, window: Window, memory: AdaptiveMemory, config: DecideConfig
 ) -> rules.Case:
-    at_s = window.pulls[-1].at_s
+    pull = window.pulls[-1]
+    at_s = pull.at_s
     startup_s = supply.startup_s(memory, role, at_s)
     horizon_s = startup_s + config.metric_pulling_interval_s
     made = work.view(memory.work, demand, horizon_s=horizon_s, far_s=2 * horizon_s + REGRET_S)
+    entry = entry_role(pull.pools)
+    due_s = supply.arrivals_s(memory.of(entry), supply.startup_s(memory, entry, at_s), at_s)
+    prefilled_per_s = rules.prefilled_per_s(
+        made, pull.pools[entry], due_s, horizon_s=horizon_s, slo_s=config.ttft_slo_s
+    )
     return rules.Case(
         role=role,
-        pool=window.pulls[-1].pools[role],
+        pool=pull.pools[role],
         slo_s=config.ttft_slo_s,
         horizon_s=horizon_s,
         arrivals_s=supply.arrivals_s(memory.of(role), startup_s, at_s),
         work=None if role is Role.DECODE else made,
-        kv=None if role is Role.PREFILL else kv.view(memory.kv, made.rate, horizon_s),
+        kv=None if role is Role.PREFILL else kv.view(memory.kv, prefilled_per_s, horizon_s),
         oldest_wait_s=demand.oldest_wait_s,
         rejected=sum(p.demand.refused + p.demand.timed_out for p in window.pulls if p.demand is not None),
     )

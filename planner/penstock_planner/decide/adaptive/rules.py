@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock_api import Role
 from penstock_planner.decide.adaptive.kv import FULL, KvView
@@ -22,6 +22,9 @@ the router, so that three at 0.9 still answer log-normal prompts within seconds.
 BUSY_AFTER = 0.75
 """Chosen: and this share of what is left after a worker went; of 0.7, 0.75 and 0.8 the one with fewest reversals on
 the scoreboard's poisson, day and sine."""
+
+LAST_BUSY_AFTER = 0.5
+"""Chosen: the same where one worker is left."""
 
 MIXED_BUSY_MOST = 0.65
 MIXED_BUSY_AFTER = 0.5
@@ -52,14 +55,14 @@ CLEAR_SLOS = 2.0
 """Chosen: a backlog that is left when a new replica could be ready may take this many SLOs to clear; a replica for less
 than one SLO of late arrivals costs more than it saves."""
 
-KV_AHEAD_MOST = 0.75
+KV_AHEAD_MOST = 0.85
 """Chosen: mean KV usage, at the horizon, above which a pool grows. Usage of a worker with some twenty requests swings
 by a third about its mean, and what does not fit preempts streams; 0.9 is too late."""
 
 KV_TREND_MOST = 2.0
 """Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast and then no more."""
 
-KV_AFTER = 0.45
+KV_AFTER = 0.55
 """Chosen: mean KV usage that one worker fewer may have; a larger batch decodes more slowly and holds its KV longer, so
 usage rises by more than N / (N - 1). At 0.55 day lost 1% of its requests to decode workers wanted back."""
 
@@ -133,6 +136,18 @@ def lacks(case: Case) -> list[RoleFinding]:
     return found
 
 
+def missing(case: Case, most: int) -> int:
+    """Return how many replicas to add, 1 to ``most``: until no rule asks for another, each counted as starting."""
+    count = 1
+    while count < most:
+        pool = replace(case.pool, starting=case.pool.starting + 1)
+        case = replace(case, pool=pool, arrivals_s=(*case.arrivals_s, case.horizon_s))
+        if not any(found.applies for found in lacks(case)):
+            break
+        count += 1
+    return count
+
+
 def spares(case: Case) -> list[RoleFinding]:
     """Return every condition for shrinking by one; all must apply."""
     found = []
@@ -147,7 +162,7 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
     """Compare what may arrive per second with what the fleet, starting replicas included, can compute."""
     workers = case.pool.replicas
     ahead = work.rate.ahead + AHEAD_SIGMAS * work.rate.error
-    expected = max(ahead, work.level.now - LEVEL_SIGMAS * work.level.error)
+    expected = max(ahead, _jump(work))
     able = workers * (work.tokens_per_s or 0.0)
     inputs = {
         "tokens_per_s": work.rate.now,
@@ -167,6 +182,35 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
     return _finding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("demand", inputs, most, _grows(applies)))
 
 
+def arriving_per_s(work: WorkView) -> float:
+    """Return the uncached tokens/s expected to arrive: along the trend, or at once if they jumped."""
+    return max(work.rate.ahead, _jump(work))
+
+
+def left_tokens(work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], horizon_s: float) -> float:
+    """Return the tokens that ready and starting workers will not have computed at the horizon."""
+    worked_s = pool.ready * horizon_s + sum(max(0.0, horizon_s - at_s) for at_s in arrivals_s)
+    arrived = work.backlog_tokens + work.level.now * horizon_s
+    return max(0.0, arrived - worked_s * (work.tokens_per_s or 0.0))
+
+
+def prefilled_per_s(
+    work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], *, horizon_s: float, slo_s: float
+) -> float:
+    """Return the tokens/s whose prefill is expected to end at the horizon, which decode then has to hold.
+
+    That is what arrives; while a backlog is cleared, as much more as its workers can do.
+    """
+    arriving = arriving_per_s(work)
+    left = left_tokens(work, pool, arrivals_s, horizon_s)
+    clearing = arriving + left / (CLEAR_SLOS * slo_s) if left else 0.0
+    return max(arriving, min(clearing, pool.replicas * (work.tokens_per_s or 0.0)))
+
+
+def _jump(work: WorkView) -> float:
+    return work.level.now - LEVEL_SIGMAS * work.level.error
+
+
 def _late(case: Case, work: WorkView) -> RoleFinding:
     workers = case.pool.replicas
     late, saved, lately = work.late_with(workers), work.saved(workers), work.saved_lately(workers)
@@ -181,8 +225,7 @@ def _backlog(case: Case, work: WorkView) -> RoleFinding:
     if work.tokens_per_s is None:
         return _first_wait(case)
     horizon_s, speed = case.horizon_s, work.tokens_per_s
-    worked_s = case.pool.ready * horizon_s + sum(max(0.0, horizon_s - at_s) for at_s in case.arrivals_s)
-    left = max(0.0, work.backlog_tokens + work.level.now * horizon_s - worked_s * speed)
+    left = left_tokens(work, case.pool, case.arrivals_s, horizon_s)
     pace = case.pool.replicas * speed - work.level.now
     clears_s = left / pace if pace > 0 else (math.inf if left else 0.0)
     most_s = CLEAR_SLOS * case.slo_s
@@ -216,7 +259,8 @@ def _rejected(case: Case) -> RoleFinding:
 
 def _kv(case: Case, kv: KvView) -> RoleFinding:
     workers = case.pool.replicas
-    expected = max(min(kv.load.ahead, KV_TREND_MOST * kv.load.now), kv.demanded)
+    demanded = kv.demanded(workers)
+    expected = max(min(kv.load.ahead, KV_TREND_MOST * kv.load.now), demanded)
     ahead = expected / workers if workers else math.inf
     share = kv.full_with(workers)
     is_full = share > FULL_TIME_MOST and kv.load.now > FULL * workers
@@ -224,7 +268,7 @@ def _kv(case: Case, kv: KvView) -> RoleFinding:
     inputs = {
         "kv_load": kv.load.now,
         "kv_load_ahead": kv.load.ahead,
-        "kv_load_demanded": kv.demanded,
+        "kv_load_demanded": demanded,
         "workers": workers,
         "full_share": share,
     }
@@ -244,6 +288,8 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
     lost = work.saved_lately(workers)
     peak = work.peak / able if able else math.inf
     most = MIXED_BUSY_AFTER if case.role is Role.AGGREGATED else BUSY_AFTER
+    if workers == 1:
+        most = min(most, LAST_BUSY_AFTER)
     applies = busy <= most and lost <= LATE_LOST and (peak <= PEAK_AFTER or work.peak == 0)
     inputs = {
         "workers_after": workers,
@@ -259,8 +305,8 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
 
 def _kv_after(case: Case, kv: KvView) -> RoleFinding:
     workers = case.pool.replicas - 1
-    load = max(kv.load.now, kv.load.ahead, kv.demanded)
-    usage = load / workers if workers else math.inf
+    load = max(kv.load.now, kv.load.ahead)
+    usage = max(load, kv.demanded(workers)) / workers if workers else math.inf
     peak = kv.peak / workers if workers else math.inf
     applies = usage <= KV_AFTER and peak <= KV_PEAK_AFTER
     inputs = {"workers_after": workers, "kv_load": load, "kv_after": usage, "kv_peak_after": peak}

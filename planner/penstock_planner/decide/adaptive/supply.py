@@ -29,6 +29,9 @@ SETTLE_S = 15.0
 """Chosen: the least time between two scale-downs, so that the first one shows in the signals; half a start-up at
 least."""
 
+CALM_S = 10.0
+"""Chosen: for how long every decision must find a replica to spare before one goes, so that chance shrinks nothing."""
+
 _NEW_SHARE = 0.5
 """Chosen: weight of the newest start-up; three are enough to follow a slower image pull."""
 
@@ -79,6 +82,13 @@ def _least_hold_down_s(startup_s: float | None) -> float:
     return max(HOLD_DOWN_S, 2 * (STARTUP_S if startup_s is None else startup_s))
 
 
+def spared(memory: RoleMemory, at_s: float, *, is_spare: bool) -> RoleMemory:
+    """Return the role's memory after a decision that found one replica to spare, or did not."""
+    if not is_spare:
+        return replace(memory, spare_s=None)
+    return memory if memory.spare_s is not None else replace(memory, spare_s=at_s)
+
+
 def held_s(memory: RoleMemory, expected_s: float, now_s: float) -> float:
     """Return for how long the role may not shrink yet, 0 when it may.
 
@@ -87,7 +97,7 @@ def held_s(memory: RoleMemory, expected_s: float, now_s: float) -> float:
         expected_s: Start-up to expect.
         now_s: Time of the decision.
     """
-    until = [now_s]
+    until = [now_s if memory.spare_s is None else memory.spare_s + CALM_S]
     if memory.grown_s is not None:
         until.append(memory.grown_s + max(memory.hold_down_s, _least_hold_down_s(expected_s)))
     if memory.shrunk_s is not None:

@@ -21,7 +21,7 @@ RATE_TAU_S = 40.0
 """Chosen: longer lags behind a rise of ten minutes, shorter is noise; at 2 requests/s the prediction's error is some
 15%."""
 
-LEVEL_TAU_S = 15.0
+LEVEL_TAU_S = 6.0
 """Chosen: half a process's start-up, so that a jump of arrivals is known well before a replica could serve it."""
 
 SIZE_TAU_S = 120.0
@@ -42,7 +42,7 @@ RECENT_MOST = 0.05
 BUSY_TAU_S = 60.0
 """Chosen: a worker's throughput is averaged over a minute of computing, however long that takes to come by."""
 
-LEAST_BUSY_S = 2.0
+LEAST_BUSY_S = 5.0
 """Chosen: less computing than this says nothing about throughput."""
 
 OWN_SHARE_MOST = 0.5

@@ -1,0 +1,102 @@
+"""Rejection on and off, from half to five times what four workers serve: the simulator with the live router's core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock_api import Role
+from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds
+from penstock_simulator.observer import Requests
+from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock_simulator.world import World
+from penstock_workload.traces import TraceRequest
+
+PROFILE = "a100-llama-70b-bf16-tp8"
+WORKERS = 4
+PROMPT_TOKENS, PROMPT_SPREAD = 2048, 0.2
+OUTPUT_TOKENS, OUTPUT_SPREAD = 200, 0.5
+"""Means and sigmas of log-normal lengths, chosen: documents to summarise."""
+
+RATE = 14.0
+"""Requests/s that count as 1x, chosen: a little less than the workers serve where all that they cannot is rejected."""
+
+FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
+UNLOADED_FACTOR, UNLOADED_S = 0.02, 3000.0
+"""One request each 3.6 s for four workers: hardly any meets another."""
+
+THRESHOLDS = BusyThresholds(active_decode_blocks=0.9, active_prefill_tokens=0)
+"""A worker is busy while it computes any prompt: an accepted request never waits for another's."""
+
+MOST_TTFT = 1.2
+"""Times the unloaded p99 that an accepted request's p99 may take, and that counts as in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One load with or without rejection.
+
+    Attributes:
+        factor: Multiple of `RATE`.
+        p99: TTFT of the accepted, as a multiple of the unloaded p99.
+        goodput_rps: Requests/s whose TTFT was at most `MOST_TTFT` times the unloaded p99.
+        rejected: Share of the arrivals.
+    """
+
+    factor: float
+    p99: float
+    goodput_rps: float
+    rejected: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """All loads.
+
+    Attributes:
+        unloaded_s: p99 TTFT without load, seconds.
+        without, rejecting: By load.
+    """
+
+    unloaded_s: float
+    without: tuple[Point, ...]
+    rejecting: tuple[Point, ...]
+
+
+def sweep(seconds: float, note: Callable[[str], None]) -> Sweep:
+    """Run every load for ``seconds`` of arrivals."""
+    idle = _run(UNLOADED_FACTOR, NO_THRESHOLDS, UNLOADED_S)
+    unloaded_s = float(np.percentile(idle.ttft_s[idle.is_ok], 99))
+    found: dict[BusyThresholds, list[Point]] = {NO_THRESHOLDS: [], THRESHOLDS: []}
+    for factor in FACTORS:
+        for thresholds, points in found.items():
+            note(f"rejection {'on' if thresholds.is_set else 'off'}, {factor:g}x")
+            points.append(_point(factor, _run(factor, thresholds, seconds), unloaded_s, seconds))
+    return Sweep(unloaded_s, tuple(found[NO_THRESHOLDS]), tuple(found[THRESHOLDS]))
+
+
+def _point(factor: float, requests: Requests, unloaded_s: float, seconds: float) -> Point:
+    ttft_s = requests.ttft_s[requests.is_ok]
+    in_time = int((ttft_s <= MOST_TTFT * unloaded_s).sum())
+    p99 = float(np.percentile(ttft_s, 99)) / unloaded_s
+    return Point(factor, p99, in_time / seconds, float(requests.is_rejected.mean()))
+
+
+def _run(factor: float, thresholds: BusyThresholds, seconds: float) -> Requests:
+    pool = PoolSpec(Role.AGGREGATED, WORKERS, ProfiledModel(PROFILE, block_size=16))
+    router = RouterSpec(slot_tokens=None, thresholds=thresholds)
+    return World(Scenario([pool], router), _traffic(RATE * factor, seconds)).run().requests
+
+
+def _traffic(rate: float, seconds: float) -> list[TraceRequest]:
+    rng = np.random.default_rng(0)
+    times = np.cumsum(rng.exponential(1 / rate, int(rate * seconds * 1.3) + 100))
+    times = times[times < seconds]
+    prompts = PROMPT_TOKENS * np.exp(rng.normal(-(PROMPT_SPREAD**2) / 2, PROMPT_SPREAD, times.size))
+    outputs = OUTPUT_TOKENS * np.exp(rng.normal(-(OUTPUT_SPREAD**2) / 2, OUTPUT_SPREAD, times.size))
+    return [
+        TraceRequest(float(at_s), max(1, int(prompt)), max(1, int(output)), None, line)
+        for line, (at_s, prompt, output) in enumerate(zip(times, prompts, outputs, strict=True), 1)
+    ]

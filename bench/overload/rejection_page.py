@@ -1,0 +1,91 @@
+"""The part of RESULTS.md about rejection, and its picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rejection import (
+    MOST_TTFT,
+    OUTPUT_TOKENS,
+    PROFILE,
+    PROMPT_TOKENS,
+    RATE,
+    THRESHOLDS,
+    WORKERS,
+    Sweep,
+)
+
+from penstock_report.drawing import DPI, GREY, LINE_COLOURS, blank_figure
+
+
+def rejection_verdicts(found: Sweep) -> list[tuple[str, str, bool]]:
+    """Return what was asked, what was measured and whether it holds."""
+    worst = max(point.p99 for point in found.rejecting)
+    pairs = list(zip(found.without, found.rejecting, strict=True))
+    least = min(on.goodput_rps - off.goodput_rps for off, on in pairs)
+    return [
+        (
+            f"accepted p99 TTFT within {MOST_TTFT:g}x of the unloaded",
+            f"{worst:.2f}x at most",
+            worst <= MOST_TTFT,
+        ),
+        (
+            "goodput with rejection at least that without, at every load",
+            f"{least:+.2f}/s at least",
+            least >= 0,
+        ),
+    ]
+
+
+def rejection_section(found: Sweep, *, seconds: float) -> list[str]:
+    """Return the lines of the sweep over loads."""
+    lines = [
+        "## Rejection",
+        "",
+        (
+            f"{WORKERS} aggregated workers of profile `{PROFILE}` behind the router's core (policy least-loaded), "
+            f"{seconds / 60:g} minutes of synthetic Poisson arrivals, seed 0: prompts of {PROMPT_TOKENS}, outputs of "
+            f"{OUTPUT_TOKENS} tokens in the mean; 1x is {RATE:g} requests/s. With rejection a worker is busy above "
+            f"{THRESHOLDS.active_decode_blocks:.0%} of its KV blocks or while it has any prompt to compute "
+            f"(activePrefillTokensThreshold {THRESHOLDS.active_prefill_tokens}), and a request is rejected while all are. "
+            f"TTFT without load has a p99 of {1000 * found.unloaded_s:.0f} ms. Goodput counts requests with a TTFT of at most "
+            f"{MOST_TTFT:g} times that."
+        ),
+        "",
+        "| load | p99 TTFT / unloaded: off | on | goodput, requests/s: off | on | rejected: on |",
+        "|---:|---:|---:|---:|---:|---:|",
+    ]
+    for off, on in zip(found.without, found.rejecting, strict=True):
+        lines.append(
+            f"| {off.factor:g}x | {off.p99:.2f} | {on.p99:.2f} | {off.goodput_rps:.2f} | {on.goodput_rps:.2f} | "
+            f"{on.rejected:.1%} |"
+        )
+    lines += ["", "**Held to:**", ""]
+    lines += [
+        f"- {what}: {measured}, {'holds' if holds else 'does not hold'}"
+        for what, measured, holds in rejection_verdicts(found)
+    ]
+    return [*lines, "", "![](rejection.png)"]
+
+
+def draw_rejection(found: Sweep, path: Path) -> None:
+    """Draw accepted TTFT and goodput over the load."""
+    figure = blank_figure("Rejection off and on")
+    figure.set_size_inches(9, 3.4)
+    ttft, goodput = figure.subplots(1, 2)
+    for points, colour, label in zip(
+        (found.without, found.rejecting), LINE_COLOURS, ("off", "on"), strict=False
+    ):
+        loads = [point.factor for point in points]
+        ttft.plot(loads, [point.p99 for point in points], "o-", color=colour, label=label)
+        goodput.plot(loads, [point.goodput_rps for point in points], "o-", color=colour, label=label)
+    ttft.axhline(MOST_TTFT, color=GREY, linestyle=":")
+    ttft.set_yscale("log")
+    ttft.set_ylabel("accepted p99 TTFT / unloaded p99")
+    goodput.set_ylabel("goodput, requests/s")
+    goodput.set_ylim(bottom=0)
+    for axes in (ttft, goodput):
+        axes.set_xlabel("load, times what the workers serve")
+        axes.grid(alpha=0.25)
+        axes.legend()
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
