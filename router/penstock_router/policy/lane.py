@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-from penstock_api import Tier
 from penstock_router.policy.queued_request import QueuedRequest
 
 T = TypeVar("T")
@@ -32,8 +31,8 @@ class WaitingLine(Protocol[T]):
     def has_tiers(self) -> bool:
         """Whether `lower_tokens` may be other than 0."""
 
-    def lower_tokens(self, tier: Tier) -> int:
-        """Return the uncached tokens of lower tiers' requests that were not found late."""
+    def lower_tokens(self, rank: int) -> int:
+        """Return the uncached tokens of requests of tiers below a rank that were not found late."""
 
     def __bool__(self) -> bool:
         """Whether any request waits."""
@@ -85,7 +84,7 @@ class Lane(Generic[T]):
         self.late_tokens = 0
         self._late_turns = 0
 
-    def lower_tokens(self, tier: Tier) -> int:  # noqa: ARG002 - one lane has no tiers
+    def lower_tokens(self, rank: int) -> int:  # noqa: ARG002 - one lane has no tiers
         """Return 0: all are of one tier."""
         return 0
 

@@ -39,7 +39,7 @@ class TierQueue(Generic[T]):
         late_tokens: Uncached tokens of the requests that were found late.
     """
 
-    __slots__ = ("_credits", "_in_time_tokens", "_settings", "_tiers", "late_tokens")
+    __slots__ = ("_credits", "_lower_tokens", "_settings", "_tiers", "late_tokens")
     has_tiers = True
 
     def __init__(self, settings: TierSettings) -> None:
@@ -47,7 +47,8 @@ class TierQueue(Generic[T]):
         self._settings = settings
         self._tiers: dict[Tier, _TenantLanes[T]] = {tier: _TenantLanes() for tier in PRIORITIES}
         self._credits = {tier: settings.quantum(tier) for tier in SHARED}
-        self._in_time_tokens = dict.fromkeys(PRIORITIES, 0)
+        # Of the tiers below each, by rank.
+        self._lower_tokens = [0] * len(PRIORITIES)
         self.late_tokens = 0
 
     @property
@@ -65,10 +66,9 @@ class TierQueue(Generic[T]):
         """Requests that wait and were not found late, the highest tier's first."""
         return {queued.item: queued for queued in self.in_order(hit_first=False)}
 
-    def lower_tokens(self, tier: Tier) -> int:
-        """Return the uncached tokens of lower tiers' requests that were not found late."""
-        own = PRIORITIES[tier]
-        return sum(tokens for each, tokens in self._in_time_tokens.items() if PRIORITIES[each] > own)
+    def lower_tokens(self, rank: int) -> int:
+        """Return the uncached tokens of requests of tiers below a rank that were not found late."""
+        return self._lower_tokens[rank]
 
     def __bool__(self) -> bool:
         """Whether any request waits."""
@@ -87,16 +87,15 @@ class TierQueue(Generic[T]):
     def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
         """Add a request, at the end or before all others of its tier and tenant."""
         tier = queued.arrival.tier
-        self._in_time_tokens[tier] += queued.uncached
+        self._count_in_time(queued.arrival.rank, queued.uncached)
         self._tiers[tier].lane(queued.arrival.tenant).put(queued, is_first=is_first)
 
     def pull(self, queued: QueuedRequest[T]) -> None:
         """Take a request out."""
-        tier = queued.arrival.tier
-        if self._tiers[tier].pull(queued):
+        if self._tiers[queued.arrival.tier].pull(queued):
             self.late_tokens -= queued.uncached
         else:
-            self._in_time_tokens[tier] -= queued.uncached
+            self._count_in_time(queued.arrival.rank, -queued.uncached)
 
     def charge(self, queued: QueuedRequest[T]) -> None:
         """Count a request's tokens as served to its tier and tenant."""
@@ -122,9 +121,14 @@ class TierQueue(Generic[T]):
         late_tokens = lane.late_tokens
         queued = lane.next_up(now_s, hit_first=hit_first, is_late=is_late)
         found_late = lane.late_tokens - late_tokens
-        self.late_tokens += found_late
-        self._in_time_tokens[tier] -= found_late
+        if found_late and queued is not None:
+            self.late_tokens += found_late
+            self._count_in_time(queued.arrival.rank, -found_late)
         return queued
+
+    def _count_in_time(self, rank: int, tokens: int) -> None:
+        for higher in range(rank):
+            self._lower_tokens[higher] += tokens
 
     def _next_tier(self, now_s: float) -> Tier | None:
         if self._tiers[Tier.SYSTEM].lanes:

@@ -127,7 +127,7 @@ class WorkerQueue(Generic[T]):
         """
         line = self.line
         pending = self.queued_tokens - line.late_tokens + self.running_tokens + self.peer_tokens
-        return pending - line.lower_tokens(arrival.tier) if line.has_tiers else pending
+        return pending - line.lower_tokens(arrival.rank) if line.has_tiers else pending
 
     @property
     def inflight_tokens(self) -> int:
