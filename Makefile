@@ -103,7 +103,7 @@ manifests-check: # Drift of manifests/install.yaml from the chart; part of check
 bench: $(VENV)/.dev ## Print every benchmark, ratios measured side by side in one run
 	$(BIN)/python bench/run.py
 
-bench-planner: $(VENV)/.dev ## The planner's scoreboard; ARGS="--quick" three minutes, TRACES=DIR adds the traces that are not packaged
+bench-planner: $(VENV)/.dev ## The planner's scoreboard; ARGS="--quick" a minute or two, TRACES=DIR adds the traces that are not packaged
 	$(BIN)/python bench/planner/run.py $(if $(TRACES),--data $(TRACES)) $(ARGS)
 
 bench-overload: $(VENV)/.dev ## Tiers, preemption and rejection under overload; ARGS="--quick" ten minutes of virtual time

@@ -12,7 +12,9 @@ from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_simulator.baselines import configured
 from penstock_simulator.measures import measures
 from penstock_simulator.observer import Floats, Recording
-from penstock_simulator.scenario import Resize, Scenario
+from penstock_simulator.oracle import Aim
+from penstock_simulator.oracle_search import with_schedule
+from penstock_simulator.scenario import Scenario
 from penstock_simulator.workload import prepare
 from penstock_simulator.world import World
 
@@ -23,21 +25,21 @@ class Cell:
 
     Attributes:
         case: What is served.
-        policy: A mode's name, or a name for a fixed fleet or a schedule.
+        policy: A mode's name, or a name for a fixed fleet.
         seed: Of arrivals and lengths.
-        fleet: At time 0; None: the case's.
-        resizes: A schedule that knows the future; a policy that decides has none.
+        fleet: At time 0; None: the case's. A fleet that is given stays as it is.
+        aim: What an oracle's schedule is made for; None for every other policy.
     """
 
     case: Case
     policy: str
     seed: int
     fleet: tuple[int, ...] | None = None
-    resizes: tuple[Resize, ...] = ()
+    aim: Aim | None = None
 
 
 def config_of(case: Case, mode: Mode) -> DecideConfig:
-    """Return what a policy is configured with: the defaults, the case's budget, GPUs and TTFT target."""
+    """Return what a policy is configured with: the defaults, the case's budget, GPUs and targets."""
     base = DecideConfig(
         max_gpu_budget=case.budget,
         prefill_gpus=case.gpus,
@@ -48,15 +50,12 @@ def config_of(case: Case, mode: Mode) -> DecideConfig:
 
 
 def scenario_of(cell: Cell) -> Scenario:
-    """Return the cell's world."""
+    """Return the cell's world; an oracle has no schedule there yet."""
     case = cell.case
-    modes = {mode.value: mode for mode in Mode}
-    has_planner = not cell.resizes and cell.fleet is None and cell.policy in modes
     return Scenario(
         pools=case.pools(cell.fleet),
         router=case.router,
-        planner=config_of(case, modes[cell.policy]) if has_planner else None,
-        resizes=cell.resizes,
+        planner=config_of(case, Mode(cell.policy)) if cell.fleet is None else None,
         failures=case.failures,
         faults=case.faults,
         cold_start_s=case.cold_start_s,
@@ -69,8 +68,11 @@ def scenario_of(cell: Cell) -> Scenario:
 
 def record(cell: Cell) -> Recording:
     """Return the cell's run in full."""
-    workload = prepare(cell.case.spec, seed=cell.seed, qps=cell.case.qps)
-    return World(scenario_of(cell), workload.requests).run()
+    requests = prepare(cell.case.spec, seed=cell.seed, qps=cell.case.qps).requests
+    scenario = scenario_of(cell)
+    if cell.aim is not None:
+        scenario = with_schedule(scenario, requests, cell.aim)
+    return World(scenario, requests).run()
 
 
 def run_cell(cell: Cell) -> dict[str, Any]:

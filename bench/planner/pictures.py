@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from board import REFERENCES, Board
 from cells import Cell, record
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from results import ORACLE, Board
 from workloads import Case
 
 from penstock_report.drawing import DPI, GREY, LINE_COLOURS, blank_figure, legend_above, legend_beside
@@ -60,7 +60,10 @@ def attainment(board: Board) -> Figure:
     figure = blank_figure("Share of the requests in time")
     figure.set_size_inches(9, 1.5 + 0.27 * len(board.cases))
     axes = figure.subplots()
-    columns = [*board.policies, ORACLE]
+    columns = [
+        *board.policies,
+        *(name for name in REFERENCES if any(board.of(case, name) for case in board.cases)),
+    ]
     values = np.array([[_share(board, case, policy) for policy in columns] for case in board.cases])
     axes.imshow(values, aspect="auto", cmap="RdYlGn", vmin=0.4, vmax=1.0)
     for (row, column), value in np.ndenumerate(values):

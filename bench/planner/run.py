@@ -1,17 +1,16 @@
 """The planner's scoreboard: policies x workloads x seeds in virtual time; the body of `make bench-planner`.
 
-    python bench/planner/run.py [--quick] [--data DIR] [--cases NAME,...] [--policies NAME,...] [--seeds N]
+    python bench/planner/run.py [--quick] [--data DIR] [--workloads NAME,...] [--policies NAME,...] [--seeds N]
 
-Without `--cases` and `--policies` it writes RESULTS.md, results.json and the pictures beside this file (or to
-`--output`). Same options, same figures: nothing reads a clock.
+The whole suite writes RESULTS.md, results.json and the pictures beside this file; a part of it prints, and writes only to
+an `--output`. Same options, same figures: nothing reads a clock.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,108 +19,139 @@ sys.path.insert(0, str(Path(__file__).parent))
 import conformance
 import orjson
 import reference
+from board import Board, shortfalls
 from cells import Cell, run_cell
+from choice import chosen_cases, chosen_policies, options_of, seeds_of
 from pictures import draw
-from results import Board, document
-from workloads import Case, cases
+from results import document
+from workloads import Case
 
 from penstock_planner.decide.config import Mode
-from penstock_planner.decide.registry import POLICIES
 from penstock_simulator.sweep import map_all
 
-DEFAULTS = (Mode.ADAPTIVE.value, Mode.LOAD.value)
-"""The planner's own default; before it is registered, the document's mode stands for it."""
-
-DATA_VARIABLE = "PENSTOCK_TRACES"
-"""Folder of traces that are not packaged; `--data` wins."""
+DEFAULT = Mode.ADAPTIVE.value
+"""The planner's own default."""
+RIVAL = Mode.HPA.value
+"""What a user has without this planner: the quick run fails where the default serves too little beside it."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what is asked for and print it; return the exit status."""
-    options = _options(arguments)
-    chosen = _cases(options)
+    """Run what is asked for and print it; return the exit status: 1 where the quick run's condition is missed."""
+    options = options_of(arguments)
+    cases, policies = chosen_cases(options), chosen_policies(options.policies)
+    _search(cases, options)
     if options.search:
-        found = reference.load()
-        fresh = map_all(reference.search, chosen, processes=options.jobs, on_done=_progress(len(chosen)))
-        reference.save({**found, **{each["case"]: each for each in fresh}})
         return 0
-    policies = _policies(options.policies)
+    default = DEFAULT if DEFAULT in policies else policies[0]
+    rows = _rows(cases, policies, default, options)
+    board = Board(cases, rows, policies, default)
+    missed = shortfalls(board, RIVAL) if options.quick else []
+    if options.json:
+        sys.stdout.buffer.write(
+            orjson.dumps({"rows": rows, "shortfalls": missed}, option=orjson.OPT_APPEND_NEWLINE)
+        )
+    else:
+        print("\n".join(_lines(cases, rows)))
+    if options.output is not None or not options.is_part:
+        _write(options.output or Path(__file__).parent, board, rows, options)
+    for sentence in missed:
+        print(sentence, file=sys.stderr)
+    return 1 if missed else 0
+
+
+def _search(cases: Sequence[Case], options: argparse.Namespace) -> None:
+    """Search references anew, or those that the whole suite lacks."""
+    known = {} if options.search else reference.load()
+    lacking = [
+        case for case in cases if not reference.is_whole(known.get(case.name)) and case.kind != "fault"
+    ]
+    if options.search or not options.is_part:
+        fresh = _map("references", reference.search_case, lacking, options)
+        if fresh:
+            reference.save(fresh)
+
+
+def _rows(
+    cases: Sequence[Case], policies: Sequence[str], default: str, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Return every cell's figures, ordered by case, policy and seed."""
     cells = [
         Cell(case, policy, seed)
-        for case in chosen
+        for case in cases
         for policy in policies
-        for seed in range(_seeds(case, options))
+        for seed in range(seeds_of(case, options))
     ]
-    print(f"{len(cells)} cells: {len(chosen)} cases, policies {', '.join(policies)}", file=sys.stderr)
     rows = _reused(cells, options.reuse)
-    known = {(row["case"], row["policy"], row["seed"]) for row in rows}
-    rows += _run([cell for cell in cells if (cell.case.name, cell.policy, cell.seed) not in known], options)
-    default = next((name for name in DEFAULTS if name in policies), policies[0])
-    rows += _run(_references(chosen, rows, default, options), options)
-    for case in chosen:
-        print(f"\n{case.name}: {case.about}{' (tuned)' if case.is_tuned else ''}")
-        for policy in dict.fromkeys(row["policy"] for row in rows if row["case"] == case.name):
-            print(line([row for row in rows if row["case"] == case.name and row["policy"] == policy]))
-    is_part = options.cases or options.policies
-    if options.output is not None or not is_part:
-        write(options.output or Path(__file__).parent, Board(chosen, rows, policies, default), rows, options)
-    return 0
+    known = {_key(row) for row in rows}
+    cells = [cell for cell in cells if (cell.case.name, cell.policy, cell.seed) not in known]
+    # The longest are of one seed; begun last, one of them would be waited for alone.
+    cells.sort(key=lambda cell: cell.case.seeds or sys.maxsize)
+    rows += _map("cells", run_cell, cells, options)
+    rows += _map("references", run_cell, _references(cases, rows, default, options), options)
+    places = {case.name: place for place, case in enumerate(cases)}
+    return sorted(rows, key=lambda row: places[row["case"]])
 
 
-def write(folder: Path, board: Board, rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    """Write results.json, the pictures and RESULTS.md."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_bytes(orjson.dumps(rows, option=orjson.OPT_APPEND_NEWLINE))
-    pictures = draw(board, folder)
-    table = conformance.table(conformance.verdicts(board.policies), board.policies)
-    words = ["python bench/planner/run.py"]
-    words += ["--quick"] if options.quick else []
-    words += [f"--cases {options.cases}"] if options.cases else []
-    words += [f"--policies {options.policies}"] if options.policies else []
-    words += [f"--seeds {options.seeds}"] if options.seeds else []
-    (folder / "RESULTS.md").write_text(document(board, table, pictures, " ".join(words)), encoding="utf-8")
-    print(f"wrote {folder / 'RESULTS.md'}")
+def _key(row: dict[str, Any]) -> tuple[str, str, int]:
+    return row["case"], row["policy"], row["seed"]
 
 
-def _reused(cells: list[Cell], file: Path | None) -> list[dict[str, Any]]:
+def _reused(cells: Sequence[Cell], file: Path | None) -> list[dict[str, Any]]:
     """Return the rows that an earlier run has of these cells, but for those of the planner's own modes."""
     if file is None:
         return []
     wanted = {(cell.case.name, cell.policy, cell.seed) for cell in cells if not Mode(cell.policy).has_ledger}
-    rows = orjson.loads(file.read_bytes())
-    return [row for row in rows if (row["case"], row["policy"], row["seed"]) in wanted]
-
-
-def _run(cells: list[Cell], options: argparse.Namespace) -> list[dict[str, Any]]:
-    return map_all(run_cell, cells, processes=options.jobs, on_done=_progress(len(cells)))
+    return [row for row in orjson.loads(file.read_bytes()) if _key(row) in wanted]
 
 
 def _references(
-    chosen: list[Case], rows: list[dict[str, Any]], default: str, options: argparse.Namespace
+    cases: Sequence[Case], rows: Sequence[dict[str, Any]], default: str, options: argparse.Namespace
 ) -> list[Cell]:
-    """Return the oracle's cells, and the fixed fleets to hold the default against, where they were searched."""
+    """Return the oracles' cells, and the fixed fleets to hold the default against, where they were searched."""
     searched = reference.load()
     cells = []
-    for case in chosen:
-        found = searched.get(case.name)
+    for case in cases:
+        found = searched.get(case.name, {})
         own = [row for row in rows if row["case"] == case.name and row["policy"] == default]
-        if found is None or not own:
+        if not reference.is_whole(found) or not own:
             continue
         mean = {
             "in_time": sum(row["in_time"]["both"] for row in own) / len(own),
             "mean_gpus": sum(row["mean_gpus"] for row in own) / len(own),
         }
-        for seed in range(_seeds(case, options)):
-            cells.append(reference.oracle_cell(case, seed, found))
+        for seed in range(seeds_of(case, options)):
+            cells += reference.oracle_cells(case, seed, found)
             cells += reference.static_cells(case, seed, found, mean)
     return cells
 
 
-def line(rows: list[dict[str, Any]]) -> str:
+def _write(folder: Path, board: Board, rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Write results.json, the pictures and RESULTS.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_bytes(orjson.dumps(rows, option=orjson.OPT_APPEND_NEWLINE))
+    pictures = draw(board, folder)
+    held = [name for name in board.policies if name in conformance.CONFORMABLE]
+    table = conformance.table(conformance.verdicts(held), held)
+    command = " ".join(["python bench/planner/run.py", *options.words])
+    (folder / "RESULTS.md").write_text(document(board, table, pictures, command), encoding="utf-8")
+    print(f"wrote {folder / 'RESULTS.md'}", file=sys.stderr)
+
+
+def _lines(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> list[str]:
+    lines = []
+    for case in cases:
+        lines.append(f"\n{case.name}: {case.about}{' (tuned)' if case.is_tuned else ' (held out)'}")
+        of_case = [row for row in rows if row["case"] == case.name]
+        policies = dict.fromkeys(row["policy"] for row in of_case)
+        lines += [_line([row for row in of_case if row["policy"] == policy]) for policy in policies]
+    return lines
+
+
+def _line(rows: Sequence[dict[str, Any]]) -> str:
     """Return one policy's means over the seeds of a case."""
 
     def mean(name: str) -> float:
-        return sum(row[name] for row in rows) / len(rows)
+        return sum(row[name] or 0.0 for row in rows) / len(rows)
 
     both = sum(row["in_time"]["both"] for row in rows) / len(rows)
     return (
@@ -131,62 +161,26 @@ def line(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--quick", action="store_true", help="a few cases, one seed: about three minutes")
-    parser.add_argument("--data", type=Path, help=f"folder of traces [default: ${DATA_VARIABLE}]")
-    parser.add_argument("--cases", help="names with commas between them [default: all]")
-    parser.add_argument("--policies", help="modes with commas between them [default: all]")
-    parser.add_argument("--seeds", type=int, help="[default: 3, with --quick 1]")
-    parser.add_argument(
-        "--search", action="store_true", help="search fixed fleets and the oracle of the cases; long"
-    )
-    parser.add_argument(
-        "--reuse",
-        type=Path,
-        help="results.json of an earlier run: rows of autoscalers that are not ours are taken from it; they change"
-        " only with the simulator and the shared bounds",
-    )
-    parser.add_argument("--output", type=Path, help="folder [default: this one, unless only a part is run]")
-    parser.add_argument("--jobs", type=int, default=2, help="processes [default: 2]")
-    return parser.parse_args(arguments)
+def _map(
+    name: str,
+    work: Callable[[Any], dict[str, Any]],
+    specs: Sequence[Any],
+    options: argparse.Namespace,
+) -> list[dict[str, Any]]:
+    return map_all(work, specs, processes=options.jobs, on_done=_progress(name, len(specs))) if specs else []
 
 
-def _cases(options: argparse.Namespace) -> list[Case]:
-    known = cases(options.data or _folder())
-    if options.cases:
-        names = options.cases.split(",")
-        unknown = sorted(set(names) - {case.name for case in known})
-        if unknown:
-            sys.exit(f"--cases {','.join(unknown)}: choose from {', '.join(case.name for case in known)}")
-        return [case for case in known if case.name in names]
-    return [case for case in known if case.is_quick or not options.quick]
+def _progress(name: str, total: int) -> Callable[[int], None]:
+    """Return what writes how much is done: in place on a terminal, else a line every twentieth."""
+    lines = {-(-total * part // 20) for part in range(1, 21)}
 
-
-def _folder() -> Path | None:
-    folder = os.environ.get(DATA_VARIABLE)
-    return Path(folder) if folder else None
-
-
-def _policies(text: str | None) -> list[str]:
-    known = [mode.value for mode in Mode if mode in POLICIES]
-    if not text:
-        return known
-    unknown = sorted(set(text.split(",")) - set(known))
-    if unknown:
-        sys.exit(f"--policies {','.join(unknown)}: choose from {', '.join(known)}")
-    return text.split(",")
-
-
-def _seeds(case: Case, options: argparse.Namespace) -> int:
-    asked = options.seeds or (1 if options.quick else 3)
-    return asked if case.seeds is None else min(asked, case.seeds)
-
-
-def _progress(total: int) -> Any:
     def done(number: int) -> None:
         if sys.stderr.isatty():
-            print(f"\r{number}/{total}", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r{name} {number}/{total}", end="" if number < total else "\n", file=sys.stderr, flush=True
+            )
+        elif number in lines:
+            print(f"{name} {number}/{total}", file=sys.stderr, flush=True)
 
     return done
 

@@ -76,7 +76,7 @@ async def run_demo(options: DemoOptions) -> None:
         await _load_and_watch(options, started, console)
     ledger = options.output_dir / "log" / "planner"
     graph = load_graph(options.manifest)
-    found = analyse(options.output_dir / "run", ledger=ledger, graph=graph)
+    found = analyse(options.output_dir / "run", ledger=ledger)
     # Only now: beside the graph it would take the processor from what is measured.
     found = await asyncio.to_thread(with_counterfactual, found, graph, _COUNTERFACTUAL, console)
     files = write_report(found, options.output_dir / "report")

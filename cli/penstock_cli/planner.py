@@ -123,7 +123,9 @@ def run(
     if dry_run:
         click.echo(orjson.dumps(options.model_dump(mode="json", by_alias=True), option=orjson.OPT_INDENT_2))
         return
-    service = PlannerService(options, graph, speed=speed, host=host, metrics_port=metrics_port)
+    service = PlannerService(
+        options, graph, speed=speed, host=host, metrics_port=metrics_port, graph_file=graph_file
+    )
     loop.run(_on_backend(service))
 
 

@@ -12,16 +12,14 @@ from rich.console import Console
 
 from penstock_api import GraphDeployment
 from penstock_cli import option
-from penstock_core.errors import ConfigError
+from penstock_core.errors import ConfigError, PenstockError
 from penstock_manifests import load_graph
 from penstock_report.build import as_json, require_plots, write_report
-from penstock_report.findings import RunReport, analyse
+from penstock_report.findings import RunReport, analyse, with_graph
 from penstock_report.text import report_text
 from penstock_simulator.counterfactual import Effort, compare
 
-_WITHOUT_GRAPH = (
-    "what other fleets would have cost is not shown: give the graph that served this run with --manifest"
-)
+_NOT_SHOWN = "what other fleets would have cost is not shown: "
 
 
 @click.command()
@@ -40,7 +38,8 @@ _WITHOUT_GRAPH = (
 @click.option(
     "--manifest",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Graph that served the run: the same traffic is then simulated on other fleets.  [default: it is not]",
+    help="Graph that served the run: the same traffic is simulated on other fleets.  [default: the one that the "
+    "ledger names]",
 )
 @click.option(
     "--counterfactual-cpu-s",
@@ -59,7 +58,7 @@ _WITHOUT_GRAPH = (
 @click.option(
     "--ttft-target-s",
     type=float,
-    help="Count requests whose TTFT is above this, simulated seconds.  [default: the manifest's SLO, else no target]",
+    help="Count requests whose TTFT is above this, simulated seconds.  [default: the graph's SLO, else no target]",
 )
 @click.option(
     "--itl-target-s",
@@ -75,10 +74,12 @@ def report(**options: Any) -> None:
     require_plots()
     output, is_json, manifest = options.pop("output"), options.pop("as_json"), options.pop("manifest")
     effort = Effort(cpu_s=options.pop("cpu_s"))
-    graph = None if manifest is None else load_graph(manifest)
-    found = analyse(options.pop("run_dir"), graph=graph, **options)
+    found = analyse(options.pop("run_dir"), **options)
     console = Console()
-    found = with_counterfactual(found, graph, effort, Console(stderr=True, quiet=is_json))
+    graph, remark = _graph_of(found, manifest)
+    if graph is not None:
+        found = with_counterfactual(found, graph, effort, Console(stderr=True, quiet=is_json))
+    found = replace(found, remarks=(*found.remarks, *remark))
     files = write_report(found, output)
     if is_json:
         click.echo(orjson.dumps(as_json(found, files), option=orjson.OPT_INDENT_2).decode())
@@ -87,21 +88,37 @@ def report(**options: Any) -> None:
     console.print(f"report: {files[-1]}", soft_wrap=True)
 
 
+def _graph_of(found: RunReport, manifest: Path | None) -> tuple[GraphDeployment | None, tuple[str, ...]]:
+    """Return the graph that served, else why it is not known; without a planner nobody asks.
+
+    Raises:
+        InvalidSpecError: the given manifest has problems.
+    """
+    if manifest is not None:
+        return load_graph(manifest), ()
+    if found.planner is None:
+        return None, ()
+    named = found.planner.graph_file
+    if named is None:
+        return None, (f"{_NOT_SHOWN}the ledger does not name the graph; give it with --manifest",)
+    try:
+        return load_graph(named), ()
+    except PenstockError as exc:
+        return None, (f"{_NOT_SHOWN}the ledger's graph cannot be read, give it with --manifest: {exc}",)
+
+
 def with_counterfactual(
-    found: RunReport, graph: GraphDeployment | None, effort: Effort, console: Console
+    found: RunReport, graph: GraphDeployment, effort: Effort, console: Console
 ) -> RunReport:
-    """Return a report with what other fleets would have done, or with a remark that says why it lacks that.
+    """Return a report with service times and what other fleets would have done, or with a remark that says why not.
 
     Args:
         found: The run.
-        graph: That served it; None: not known.
+        graph: That served it.
         effort: Bound of the simulations.
         console: Shows which fleet is being simulated, where it is a terminal.
     """
-    if graph is None and found.planner is None:
-        return found
-    if graph is None:
-        return replace(found, remarks=(*found.remarks, _WITHOUT_GRAPH))
+    found = with_graph(found, graph)
     if not console.is_terminal:
         console.print("simulating the same traffic on other fleets")
     try:
@@ -113,6 +130,5 @@ def with_counterfactual(
                 on_fleet=lambda name: status.update(f"simulating the same traffic on {name}"),
             )
     except ConfigError as exc:
-        remark = f"what other fleets would have cost is not shown: {exc}"
-        return replace(found, remarks=(*found.remarks, remark))
+        return replace(found, remarks=(*found.remarks, f"{_NOT_SHOWN}{exc}"))
     return replace(found, counterfactual=compared)

@@ -115,7 +115,7 @@ class LoopSettings:
     max_age_s: float
     adjustment_deadline_s: float
     timeline: str
-    about: Mapping[str, str | float]
+    about: Mapping[str, str | float | None]
     first_sequence: int = 0
 
 

@@ -51,6 +51,7 @@ class PlannerService:
         speed: Simulated seconds per real second.
         host: Address of the planner's own metrics.
         metrics_port: Its port; 0: off.
+        graph_file: Of ``--graph``, for the ledger, so that its readers find the graph.
     """
 
     options: PlannerOptions
@@ -58,6 +59,7 @@ class PlannerService:
     speed: float
     host: str
     metrics_port: int
+    graph_file: Path | None = None
 
     def settings(self) -> LoopSettings:
         """Return the loop's settings."""
@@ -73,6 +75,7 @@ class PlannerService:
                 "environment": options.environment.value,
                 "served_model_name": options.served_model_name,
                 "speed": self.speed,
+                "graph_file": None if self.graph_file is None else str(self.graph_file.absolute()),
             },
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock_api import GraphDeployment, Role
@@ -11,6 +11,7 @@ from penstock_engine import profiles
 from penstock_engine.core.latency import PrefillModel
 from penstock_report.analysis import GpuUse, Violations, gpu_use, violations
 from penstock_report.counterfactual import Counterfactual
+from penstock_report.demand import DemandSummary, demand_summary
 from penstock_report.ledger_view import LoadOrigin, PlannerRun, load_planner_run
 from penstock_report.service_time import ServiceTimes, service_times
 from penstock_workload.results import LoadRun, read_run
@@ -25,6 +26,7 @@ class RunReport:
         planner: None without a ledger.
         use: None without a ledger, or where it saw nothing of the load run.
         violations: Against the targets given.
+        demand: At the routers, by the ledger; None without one, or where it knew none.
         service: What of the TTFT was service time; None without a graph, or where nothing was served.
         counterfactual: What other fleets would have done; None where they were not simulated.
         remarks: What else a reader should know.
@@ -34,6 +36,7 @@ class RunReport:
     planner: PlannerRun | None
     use: GpuUse | None
     violations: Violations
+    demand: DemandSummary | None = None
     service: ServiceTimes | None = None
     counterfactual: Counterfactual | None = None
     remarks: tuple[str, ...] = ()
@@ -61,16 +64,14 @@ def analyse(
     ledger: Path | None = None,
     ttft_target_s: float | None = None,
     itl_target_s: float | None = None,
-    graph: GraphDeployment | None = None,
 ) -> RunReport:
     """Read a load run and, if given, the planner's ledger.
 
     Args:
         run: Output directory of `penstock load`.
         ledger: A ledger file or the planner's log directory.
-        ttft_target_s: Simulated seconds, > 0; None takes the graph's SLO, and without a graph counts no violations.
+        ttft_target_s: Simulated seconds, > 0; None counts no violations.
         itl_target_s: Simulated seconds, > 0; None counts no violations.
-        graph: That served; None: unknown, so that nothing is said of service times.
 
     Raises:
         ConfigError: the run's files cannot be read, or a target is not above 0.
@@ -82,7 +83,7 @@ def analyse(
     load = read_run(run)
     summary = load.summary
     duration_s = summary["throughput"]["duration_s"]
-    planner = use = None
+    planner = use = demand = None
     if ledger is not None:
         started = summary["started"]
         origin = LoadOrigin(
@@ -90,13 +91,19 @@ def analyse(
         )
         planner = load_planner_run(ledger, origin=origin)
         use = gpu_use(planner, start_s=0.0, end_s=duration_s)
-    service = None
-    if graph is not None:
-        slo_s = graph.spec.router.ttft_slo_seconds
-        ttft_target_s = slo_s if ttft_target_s is None else ttft_target_s
-        service = service_times(load.results, _prefill_model(graph), slo_s=slo_s)
+        demand = demand_summary(planner, start_s=0.0, end_s=duration_s)
     missed = violations(load.results, ttft_target_s=ttft_target_s, itl_target_s=itl_target_s)
-    return RunReport(load, planner, use, missed, service)
+    return RunReport(load, planner, use, missed, demand)
+
+
+def with_graph(report: RunReport, graph: GraphDeployment) -> RunReport:
+    """Return a report with what the graph that served tells: service times, and its SLO where no target was given."""
+    slo_s = graph.spec.router.ttft_slo_seconds
+    given = report.violations
+    if given.ttft_target_s is None:
+        given = violations(report.load.results, ttft_target_s=slo_s, itl_target_s=given.itl_target_s)
+    service = service_times(report.load.results, _prefill_model(graph), slo_s=slo_s)
+    return replace(report, violations=given, service=service)
 
 
 def _prefill_model(graph: GraphDeployment) -> PrefillModel:

@@ -129,6 +129,7 @@ class PlannerRun:
         end_s: Time of the newest record.
         notes: What a reader should know: torn lines, another clock.
         start_ups_s: How long each replica that became ready had taken, seconds, in order of time.
+        graph_file: Where the planner had its graph from; None where the ledger does not say.
     """
 
     config: DecideConfig
@@ -138,6 +139,7 @@ class PlannerRun:
     end_s: float
     notes: tuple[str, ...]
     start_ups_s: tuple[float, ...] = ()
+    graph_file: Path | None = None
 
 
 def load_planner_run(path: Path, *, origin: LoadOrigin | None) -> PlannerRun:
@@ -181,6 +183,7 @@ def view_of(records: Sequence[Record], *, origin: LoadOrigin | None) -> PlannerR
         end_s=current[-1]["at_s"] - zero_s,
         notes=notes,
         start_ups_s=tuple(record["took_s"] for record in current if record["type"] == "started"),
+        graph_file=None if header.get("graph_file") is None else Path(header["graph_file"]),
     )
 
 

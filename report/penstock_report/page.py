@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock_report.counterfactual import Counterfactual, sentences
+from penstock_report.demand import demand_line
 from penstock_report.findings import RunReport
 from penstock_report.html_parts import figure, page, pairs, table, text
 from penstock_report.ledger_view import DecisionMark
@@ -92,6 +93,8 @@ def _counts(report: RunReport) -> str:
     rows += [("target", line) for line in violation_lines(report.violations)]
     if report.service is not None:
         rows += [("service time", line) for line in service_lines(report.service)]
+    if report.demand is not None:
+        rows.append(("demand", demand_line(report.demand).removeprefix("demand: ")))
     if report.use is not None:
         rows.append(("GPU-hours", gpu_line(report.use).removeprefix("GPU-hours: ")))
     return pairs(rows)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from penstock_report.analysis import GpuUse, Violations
 from penstock_report.counterfactual import Counterfactual, sentences
+from penstock_report.demand import demand_line
 from penstock_report.findings import RunReport
 from penstock_report.ledger_view import PlannerRun
 from penstock_report.service_time import service_lines
@@ -151,7 +152,7 @@ def _latency_table(summary: dict[str, Any]) -> Table:
 def _tier_table(tiers: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table(caption="requests by the tier that they asked for")
     for heading in ("tier", "ok", "rejected", "failed", "TTFT p50", "p99", "TPOT p99", "E2E p99"):
-        table.add_column(heading, justify="left" if heading == "tier" else "right")
+        table.add_column(heading, justify="left" if heading == "tier" else "right", no_wrap=heading == "tier")
     for name, row in tiers.items():
         counts = row["requests"]
         table.add_row(
@@ -182,6 +183,8 @@ def report_text(report: RunReport) -> RenderableType:
     parts.extend(Text(line) for line in violation_lines(report.violations))
     if report.service is not None:
         parts.extend(Text(line) for line in service_lines(report.service))
+    if report.demand is not None:
+        parts.append(Text(demand_line(report.demand)))
     if report.planner is not None:
         parts.append(planner_summary(report.planner, report.use))
     if report.counterfactual is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias
 
@@ -165,6 +165,12 @@ class Admission:
     def load_read(self, worker: Worker) -> None:
         """Take note that a worker's metrics were read anew."""
         self._apply(self.core.load_read(worker, self._now_s()))
+
+    def set_peer_tokens(self, tokens: Mapping[str, int]) -> None:
+        """Set the tokens that other routers have in flight at each worker; one that is left out has none."""
+        core = self.core
+        workers = [each.name for each in core.pool if each.spec.role is core.entry]
+        core.set_peer_tokens({name: tokens.get(name, 0) for name in workers}, self._now_s())
 
     def refused_at_capacity(self, worker: Worker) -> None:
         """Take note that a worker has no room for another request."""

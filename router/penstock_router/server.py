@@ -21,6 +21,7 @@ from penstock_router.discovery.watch import WorkerWatch
 from penstock_router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
 from penstock_router.make_core import make_core
 from penstock_router.metrics import MetricsPage, RouterCollector, RouterMetrics
+from penstock_router.peers import Peers
 from penstock_router.policy.busy import busy_thresholds
 from penstock_router.policy.routing_policy import AssignTime
 from penstock_router.policy.token_estimate import TokenEstimator
@@ -70,6 +71,7 @@ class RouterServer:
         self.core = self._make_core()
         self.admission = Admission(self.core, self._clock.now_s)
         self._watch = WorkerWatch(self.admission, self._probe_pool, settings.config.health, self._clock)
+        self._peers = self._make_peers()
         self._admin = Admin(
             self.admission, self.metrics, clock=self._clock, discovery_problem=self._discovery_problem
         )
@@ -115,6 +117,8 @@ class RouterServer:
                 self._kv_events.start()
             if self._config_watch is not None:
                 self._config_watch.start()
+            if self._discovery is not None:
+                self._peers.start()
             await self._http.start(self._settings.host, self._settings.port)
         except BaseException:
             await self._stop_background()
@@ -160,6 +164,7 @@ class RouterServer:
             self._ticker = None
         if self._config_watch is not None:
             await self._config_watch.close()
+        await self._peers.close()
         if self._discovery is not None:
             await self._discovery.close()
         if self._kv_events is not None:
@@ -207,6 +212,17 @@ class RouterServer:
             return None
         door = TierDoor(settings.config.tiers, settings.tier_keys, model=settings.model)
         return LiveTiers(door, control, self.core, self._clock.now_s)
+
+    def _make_peers(self) -> Peers:
+        health, discovery = self._settings.config.health, self._discovery
+        return Peers(
+            self.admission,
+            self._probe_pool,
+            discovery.routers if discovery is not None else tuple,
+            self._clock,
+            interval_s=health.interval_seconds,
+            timeout_real_s=health.timeout_real_seconds,
+        )
 
     def _make_exact(self) -> ExactKeys | None:
         settings, config = self._settings, self._settings.config
@@ -280,6 +296,7 @@ class RouterServer:
             context_tokens=settings.context_tokens,
             handler=self._handler,
             admin=self._admin,
+            peers=self._peers,
             busy_threshold=BusyThresholdApi(
                 self.admission, model=settings.model, batch_tokens=settings.batch_tokens
             ),

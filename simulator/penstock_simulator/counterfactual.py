@@ -38,7 +38,8 @@ class Effort:
 
     Attributes:
         fleets: Simulated, >= 1.
-        cpu_s: Processor seconds, > 0; a fleet is begun only if one that takes as long as the last still fits.
+        cpu_s: Processor seconds, > 0; a fleet is begun only if one that takes as long as the last still fits, and
+            given up where it does not fit after all.
     """
 
     fleets: int = 60
@@ -79,7 +80,7 @@ class _Bench:
         self.require()
         begun_s = time.process_time()
         self._on_fleet(name)
-        recording = World(scenario, self.traffic).run()
+        recording = World(scenario, self.traffic).run(self._watch)
         self._simulated += 1
         self._last_s = time.process_time() - begun_s
         ttft = recording.requests.ttft_s
@@ -91,6 +92,11 @@ class _Bench:
             slo_s=scenario.slo_s,
             gpu_hours=recording.gpu_s / 3600,
         )
+
+    def _watch(self, _ended: int) -> None:
+        """Give a fleet up that takes longer than everything may."""
+        if time.process_time() - self._begun_s > self._effort.cpu_s:
+            raise _SpentError
 
 
 @dataclass(slots=True)
@@ -119,7 +125,7 @@ class _Tried:
 
     def nearest_gpus(self, sizes: Iterable[int]) -> int | None:
         """Return the size that costs about as much as the reference, the smaller of two as near; None: unknown."""
-        if self.reference.gpu_hours is None:
+        if self.reference.gpu_hours is None or not self.duration_s:
             return None
         mean = self.reference.gpu_hours * 3600 / self.duration_s
         return min(sizes, key=lambda gpus: (abs(gpus - mean), gpus), default=None)

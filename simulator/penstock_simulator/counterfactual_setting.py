@@ -29,7 +29,7 @@ MOST_SPLITS = 7
 ASSUMED_START_UP_S = 30.0
 """Where neither ledger nor graph knows a start-up time: the default of `penstock simulate`."""
 
-_LETTERS = {Role.PREFILL: "P", Role.DECODE: "D", Role.AGGREGATED: " aggregated"}
+_LETTERS = {Role.PREFILL: "P", Role.DECODE: "D"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,9 @@ class Setting:
         return replace(self.base, pools=tuple(replace(pool, replicas=count) for pool, count in pools))
 
     def name_of(self, fleet: Fleet) -> str:
-        """Return ``3P+1D``, or ``3 aggregated``."""
+        """Return ``3P+1D``, or ``fleet of 3`` where each worker does both."""
+        if not self.base.is_disaggregated:
+            return f"fleet of {fleet[0]}"
         pools = zip(self.base.pools, fleet, strict=True)
         return "+".join(f"{count}{_LETTERS[pool.role]}" for pool, count in pools)
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from penstock_api import Role
 from penstock_planner.decide.baselines.settings import Sizes
-from penstock_simulator.oracle_needs import Utilisation, needs, service_s
+from penstock_simulator.oracle_needs import Utilisation, busy_s, needs, prefill_s
 from penstock_simulator.oracle_queue import share_in_time, worker_changes
 from penstock_simulator.scenario import Scenario
 from penstock_workload.traces import TraceRequest
@@ -47,10 +47,12 @@ class Aim:
     Attributes:
         deadline: Share of the TTFT target within which the queue has to answer, > 0.
         kv: Share of the KV cache that decoding may use, > 0.
+        fleet: Replicas of each pool, held from the first decision on; None: they follow the load.
     """
 
     deadline: float
     kv: float
+    fleet: tuple[int, ...] | None = None
 
 
 def schedule(requests: Sequence[TraceRequest], scenario: Scenario, aim: Aim) -> dict[Role, Sizes]:
@@ -61,7 +63,8 @@ def schedule(requests: Sequence[TraceRequest], scenario: Scenario, aim: Aim) -> 
         scenario: Pools at time 0, start-up, targets, and the planner whose interval and step bind the schedule.
         aim: See `Aim`.
     """
-    return _Search(requests, scenario, aim).best()
+    search = _Search(requests, scenario, aim)
+    return search.best() if aim.fleet is None else search.held(aim.fleet)
 
 
 class _Search:
@@ -73,7 +76,8 @@ class _Search:
         assert planner is not None  # noqa: S101 - an oracle is a planner
         self._interval_s, self._step = planner.interval_s, planner.max_step
         self._arrivals = [request.arrival_s for request in requests]
-        self._service_s = service_s(requests, scenario, aim.kv).tolist()
+        self._first_s = prefill_s(requests, scenario).tolist()
+        self._busy_s = busy_s(requests, scenario, aim.kv).tolist()
         self._entry = scenario.entry_role
 
     def best(self) -> dict[Role, Sizes]:
@@ -87,6 +91,13 @@ class _Search:
         target = min(TARGET, max(shares))
         good = [counts for counts, share in zip(tried, shares, strict=True) if share >= target]
         counts = self._cut(min(good, key=self._cost), target)
+        return {role: _sizes(values, self._interval_s) for role, values in counts.items()}
+
+    def held(self, fleet: tuple[int, ...]) -> dict[Role, Sizes]:
+        """Return the schedule that brings the pools to a size and keeps it."""
+        decisions = int(self._arrivals[-1] // self._interval_s) + 2
+        pools = zip(self._scenario.pools, fleet, strict=True)
+        counts = self._reachable({pool.role: np.full(decisions, count) for pool, count in pools})
         return {role: _sizes(values, self._interval_s) for role, values in counts.items()}
 
     def _counts(self, at: Utilisation) -> dict[Role, Counts]:
@@ -114,7 +125,8 @@ class _Search:
         sizes = _sizes(counts[self._entry], self._interval_s)
         return share_in_time(
             self._arrivals,
-            self._service_s,
+            self._first_s,
+            self._busy_s,
             worker_changes(sizes, entry.replicas, scenario.cold_start_s),
             start=entry.replicas,
             deadline_s=self._aim.deadline * scenario.slo_s,

@@ -42,7 +42,7 @@ def needs(requests: Sequence[TraceRequest], scenario: Scenario, at: Utilisation)
         scenario: Pools with profiles, targets.
         at: See `Utilisation`.
     """
-    work = _prefill_s(requests, scenario)
+    work = prefill_s(requests, scenario)
     arrivals = np.array([request.arrival_s for request in requests])
     length = math.ceil(float(arrivals[-1]) + AFTER_S)
     by_second = np.bincount(arrivals.astype(np.int64), weights=work, minlength=length).astype(np.float64)
@@ -54,14 +54,15 @@ def needs(requests: Sequence[TraceRequest], scenario: Scenario, at: Utilisation)
     return {Role.AGGREGATED: prefill + decode}
 
 
-def _prefill_s(requests: Sequence[TraceRequest], scenario: Scenario) -> Floats:
+def prefill_s(requests: Sequence[TraceRequest], scenario: Scenario) -> Floats:
+    """Return how long each prompt takes alone on an entry worker, nothing cached."""
     latency, _ = _engine(scenario, scenario.entry_role)
     return np.array([latency.prefill.ttft_s(request.input_tokens) for request in requests])
 
 
-def service_s(requests: Sequence[TraceRequest], scenario: Scenario, kv: float) -> Floats:
+def busy_s(requests: Sequence[TraceRequest], scenario: Scenario, kv: float) -> Floats:
     """Return how long each request keeps an entry worker busy: its prompt; its share of the decode steps as well."""
-    work = _prefill_s(requests, scenario)
+    work = prefill_s(requests, scenario)
     if scenario.is_disaggregated:
         return work
     batch, step_s, outputs, _ = _decoding(requests, scenario, kv)

@@ -37,17 +37,19 @@ def worker_changes(sizes: Sizes, start: int, cold_start_s: float) -> list[tuple[
 
 def share_in_time(
     arrivals: Sequence[float],
-    service_s: Sequence[float],
+    first_s: Sequence[float],
+    busy_s: Sequence[float],
     changes: Sequence[tuple[float, int]],
     *,
     start: int,
     deadline_s: float,
 ) -> float:
-    """Return the share of the requests whose service ends within ``deadline_s`` of their arrival.
+    """Return the share of the requests whose first token comes within ``deadline_s`` of their arrival.
 
     Args:
         arrivals: Seconds, never decreasing, one at least.
-        service_s: Of the same requests.
+        first_s: From the beginning of service to the first token, of the same requests.
+        busy_s: How long a worker is busy with each.
         changes: See `worker_changes`.
         start: Workers at time 0.
         deadline_s: Seconds.
@@ -57,7 +59,7 @@ def share_in_time(
     upcoming = iter([*changes, (inf, 0)])
     change_s, change = next(upcoming)
     good = 0
-    for arrival_s, work_s in zip(arrivals, service_s, strict=True):
+    for arrival_s, until_first_s, work_s in zip(arrivals, first_s, busy_s, strict=True):
         while change_s <= (max(arrival_s, free[0]) if free else inf) and change:
             if change > 0:
                 heappush(free, change_s)
@@ -66,7 +68,7 @@ def share_in_time(
             change_s, change = next(upcoming)
         if not free:
             break
-        end_s = max(arrival_s, heappop(free)) + work_s
-        heappush(free, end_s)
-        good += end_s - arrival_s < deadline_s
+        begin_s = max(arrival_s, heappop(free))
+        heappush(free, begin_s + work_s)
+        good += begin_s + until_first_s - arrival_s < deadline_s
     return good / len(arrivals)

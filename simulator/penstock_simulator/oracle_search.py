@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from penstock_simulator.measures import measures
 from penstock_simulator.oracle import TARGET, Aim, schedule
+from penstock_simulator.oracle_needs import Utilisation, needs
 from penstock_simulator.scenario import Scenario
 from penstock_simulator.world import World
 from penstock_workload.traces import TraceRequest
 
-_DEADLINES = (1.0, 0.9, 0.75, 0.6, 0.45)
+_DEADLINES = (1.3, 1.0, 0.9, 0.75, 0.6)
 """Shares of the TTFT target that the queue may use up; it knows neither hand-over nor decode steps."""
 _KV = (0.95, 0.8, 0.6, 0.4)
 """Shares of the KV cache."""
@@ -55,45 +57,67 @@ def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], aim: Aim
 def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> Foresight:
     """Return the cheapest aim that serves the target's share in time, else the one that serves most.
 
-    The schedules of every aim are put in order of cost; five or so of them are simulated, by halving the way to the
-    cheapest that reaches the target. More GPUs do not always serve more, so a cheaper one may be missed.
+    The schedules of every aim that follows the load are put in order of cost; five or so of them are simulated, by
+    halving the way to the cheapest that reaches the target. More GPUs do not always serve more, so a cheaper one may be
+    missed. Then fleets that are held, as far as they are cheaper.
 
     Args:
         scenario: As for `with_schedule`.
         requests: In order of arrival.
     """
-    aims = [Aim(deadline, kv) for deadline in _DEADLINES for kv in _KV]
-    ordered = sorted(
-        ((with_schedule(scenario, requests, aim), aim) for aim in aims), key=lambda each: _gpu_s(each[0])
-    )
-    found: dict[int, Foresight] = {}
 
-    def tried(place: int) -> Foresight:
-        if place not in found:
-            world, aim = ordered[place]
-            recording = World(world, requests).run()
-            found[place] = Foresight(
-                aim, measures(recording, world)["in_time"]["both"] or 0.0, recording.gpu_s
-            )
-        return found[place]
+    def tried(world: Scenario, aim: Aim) -> Foresight:
+        recording = World(world, requests).run()
+        share = measures(recording, world)["in_time"]["both"] or 0.0
+        return Foresight(aim, share, recording.gpu_s)
 
+    ordered = _by_cost(scenario, requests, [Aim(deadline, kv) for deadline in _DEADLINES for kv in _KV])
+    found: list[Foresight] = []
     low, high = 0, len(ordered) - 1
-    while low < high:
+    while low <= high:
         middle = (low + high) // 2
-        if tried(middle).in_time >= TARGET:
-            high = middle
+        found.append(tried(*ordered[middle]))
+        if found[-1].in_time >= TARGET:
+            high = middle - 1
         else:
             low = middle + 1
-    tried(high)
-    return min(found.values(), key=lambda each: each.rank)
+    best = min(found, key=lambda each: each.rank)
+    for world, aim in _by_cost(scenario, requests, _held(scenario, requests)):
+        if _gpu_s(world, requests[-1].arrival_s) < best.gpu_s:
+            best = min(best, tried(world, aim), key=lambda each: each.rank)
+    return best
 
 
-def _gpu_s(scenario: Scenario) -> float:
-    """Return the GPU-seconds that a schedule asks for up to its last change."""
+def _held(scenario: Scenario, requests: Sequence[TraceRequest]) -> list[Aim]:
+    """Return the fleets that are just enough for the mean load, and up to two entry workers more."""
+    busy = int(requests[-1].arrival_s) + 1
+    mean = [
+        math.ceil(float(need[:busy].mean()))
+        for need in needs(requests, scenario, Utilisation(1.0, _KV[1])).values()
+    ]
+    fleets = [(max(1, mean[0]) + more, *(max(1, count) for count in mean[1:])) for more in range(3)]
+    limit = scenario.max_gpus
+    return [
+        Aim(1.0, _KV[1], fleet)
+        for fleet in fleets
+        if limit is None or sum(n * pool.gpus for n, pool in zip(fleet, scenario.pools, strict=True)) <= limit
+    ]
+
+
+def _by_cost(
+    scenario: Scenario, requests: Sequence[TraceRequest], aims: Sequence[Aim]
+) -> list[tuple[Scenario, Aim]]:
+    worlds = [(with_schedule(scenario, requests, aim), aim) for aim in aims]
+    return sorted(worlds, key=lambda each: _gpu_s(each[0], requests[-1].arrival_s))
+
+
+def _gpu_s(scenario: Scenario, until_s: float) -> float:
+    """Return the GPU-seconds that a schedule asks for up to a time."""
     assert scenario.planner is not None  # noqa: S101 - an oracle is a planner
     total = 0.0
     for role, sizes in scenario.planner.baseline.schedule.items():
-        held = sum(count * (after_s - at_s) for (at_s, count), (after_s, _) in pairwise(sizes))
+        ended = [*(size for size in sizes if size[0] < until_s), (until_s, 0)]
+        held = sum(count * (after_s - at_s) for (at_s, count), (after_s, _) in pairwise(ended))
         total += held * scenario.pool(role).gpus
     return total
 

@@ -29,7 +29,7 @@ from penstock_simulator.scenario import (
     Scenario,
     WorkerFailure,
 )
-from penstock_simulator.sweep import RunSpec, goodputs, run_all, simulate, summarise
+from penstock_simulator.sweep import RunSpec, add_regrets, goodputs, run_all, simulate, summarise
 from penstock_simulator.workload import WorkloadSpec, prepare
 from penstock_workload.arrivals import Spread
 from penstock_workload.selection import OnLong
@@ -158,6 +158,9 @@ def run_plan(
     scenario = replace(first.scenario, router=replace(first.scenario.router, policy="(each)"))
     if plan.compares_planners:
         scenario = replace(first.scenario, planner=None, max_gpus=None)
+    summary = summarise(runs)
+    if plan.compares_planners:
+        add_regrets(summary)
     return {
         "schema": SCHEMA,
         "notes": list(plan.notes),
@@ -173,7 +176,7 @@ def run_plan(
             "spread": workload.spread.value,
         },
         "settings": to_plain(scenario),
-        "summary": summarise(runs),
+        "summary": summary,
         "goodput": goodputs(runs),
         "runs": runs,
     }

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from penstock_planner.decide.config import Mode
 from penstock_simulator.observer import Recording
 from penstock_simulator.oracle_search import foreseen
 from penstock_simulator.scenario import Scenario
@@ -145,6 +146,22 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         row["tiers"] = mean_tiers(members)
         rows.append(row)
     return rows
+
+
+def add_regrets(rows: Sequence[dict[str, Any]]) -> None:
+    """Add to each planner's row its GPU-hours as a multiple of each oracle's, beside the same router at the same rate.
+
+    ``regret`` is by the oracle's mode; empty where none was run.
+    """
+    known = {(row["policy"], row["qps"]): row for row in rows}
+    for row in rows:
+        router, plus, _ = row["policy"].rpartition(" + ")
+        oracles = {
+            mode.value: best["gpu_hours"]
+            for mode in Mode
+            if mode.is_oracle and (best := known.get((f"{router}{plus}{mode.value}", row["qps"]))) is not None
+        }
+        row["regret"] = {name: round(row["gpu_hours"] / hours, 6) for name, hours in oracles.items() if hours}
 
 
 def goodputs(runs: Sequence[dict[str, Any]], *, share: float = GOODPUT_SHARE) -> list[dict[str, Any]]:

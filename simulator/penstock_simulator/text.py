@@ -31,6 +31,8 @@ _PAGE_ONLY = frozenset(("seeds' range", "busiest", "GPU-h"))
 """Columns that a terminal of 80 letters has no room for."""
 
 
+_REGRETS = {"oracle": "/ oracle", "oracle-one-step": "/ 1-step"}
+"""Columns of GPU-hours as a multiple of an oracle's, by its name."""
 PLANNER_COLUMNS = ("planner", "in time", "p50", "p99", "GPU-h", "violation", "changes", "reversals", "lost")
 
 
@@ -161,10 +163,11 @@ def _planners(result: dict[str, Any]) -> RenderableType:
         padding=(0, 1, 0, 0),
         caption_justify="left",
     )
-    for place, name in enumerate(PLANNER_COLUMNS):
+    oracles = [name for name in _REGRETS if any(name in row["regret"] for row in result["summary"])]
+    for place, name in enumerate([*PLANNER_COLUMNS, *(_REGRETS[name] for name in oracles)]):
         table.add_column(name, justify="right" if place else "left", no_wrap=True)
     for row in sorted(result["summary"], key=lambda row: (row["qps"] or 0.0, -row["in_time"]["both"])):
-        table.add_row(*planner_cells(row))
+        table.add_row(*planner_cells(row), *(number(row["regret"].get(name)) for name in oracles))
     return Group(*(Text(note) for note in result["notes"]), table)
 
 

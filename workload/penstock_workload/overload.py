@@ -1,8 +1,8 @@
 """Measures what a server can serve, so that a replay can offer a multiple of it.
 
 Capacity is the rate at which a closed loop of the plan's own requests is answered in full while a fixed number of them
-is in flight. It is the capacity for these prompts, at this concurrency; the first and the last tenth of the answers
-are left out, in which the server fills and empties.
+is in flight; one that a busy server rejects is sent again. It is the capacity for these prompts, at this concurrency;
+the first and the last tenth of the answers are left out, in which the server fills and empties.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ async def measure_capacity(
         PromptMaker(seed),
         run_id="capacity",
         concurrency=concurrency,
+        resends_rejected=True,
         on_result=results.append,
     )
     await replayer.run(sample, stop=stop)

@@ -28,6 +28,10 @@ from penstock_workload.server_lag import LagWatch
 from penstock_workload.statistics import Punctuality
 from penstock_workload.traces import TraceRequest
 
+_RESEND_S = 0.5
+"""Chosen: far below an answer's time, so that a place is taken soon after it is free; simulated seconds."""
+_MOST_RESENDS = 1200
+"""Chosen: ten minutes; a server that takes nothing for so long is no longer busy but broken."""
 _LOOP_PROBE_S = 0.05
 """Chosen: 20 real samples a second see a stall of 50 ms and cost nothing."""
 
@@ -95,6 +99,7 @@ class Replayer:
         *,
         run_id: str,
         concurrency: int | None = None,
+        resends_rejected: bool = False,
         on_result: Callable[[RequestResult], None],
     ) -> None:
         """Prepare a replay.
@@ -106,6 +111,7 @@ class Replayer:
             prompts: Makes the texts.
             run_id: First part of every request id.
             concurrency: Most requests in flight, >= 1; closes the loop. None leaves it open.
+            resends_rejected: A rejected request is sent again after a pause, in the same slot, until it is taken.
             on_result: Called with each request as it ends, in order of ending.
 
         Raises:
@@ -119,6 +125,7 @@ class Replayer:
         self._prompts = prompts
         self._run_id = run_id
         self._slots = asyncio.Semaphore(concurrency) if concurrency is not None else None
+        self._resends_rejected = resends_rejected
         self._on_result = on_result
         self._ttfts_s: list[float] = []
         self._sender = RequestSender(pool, clock, settings, on_first=self._ttfts_s.append)
@@ -249,9 +256,7 @@ class Replayer:
             self._tiers[request.tier].sent += 1
         self._send_lag.record(self._clock.now_s() - due_s)
         try:
-            result = await self._sender.send(
-                request, body, request_id=f"{self._run_id}-{request.line}", zero_s=self._zero_s
-            )
+            result = await self._exchange(request, body)
         except asyncio.CancelledError:
             self._cut_off += 1
             raise
@@ -265,6 +270,17 @@ class Replayer:
             if result.ttft_s is not None:
                 tier.ttfts_s.append(result.ttft_s)
         self._on_result(result)
+
+    async def _exchange(self, request: TraceRequest, body: bytes) -> RequestResult:
+        name = f"{self._run_id}-{request.line}"
+        result = await self._sender.send(request, body, request_id=name, zero_s=self._zero_s)
+        if self._resends_rejected:
+            for _ in range(_MOST_RESENDS):
+                if result.status is not RequestStatus.REJECTED:
+                    break
+                await asyncio.sleep(self._clock.to_real_s(_RESEND_S))
+                result = await self._sender.send(request, body, request_id=name, zero_s=self._zero_s)
+        return result
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

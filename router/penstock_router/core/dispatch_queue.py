@@ -285,10 +285,9 @@ class DispatchQueue(Generic[T]):
         return "" if queued is None else queued.worker
 
     def prefill_tokens(self, name: str) -> int:
-        """Return the prompt tokens that one worker has still to compute, tokens >= 0.
+        """Return the uncached prompt tokens that wait for one worker or were given to it, tokens >= 0.
 
-        Those that wait for it in its queue, those given to it, and those that other routers have there where
-        requests are assigned on arrival; tokens that its cache is believed to hold are left out.
+        Where requests are assigned on arrival, those that other routers have there are among them.
         """
         worker = self._workers.get(name)
         if worker is None:

@@ -217,6 +217,17 @@ class RouterCore(Generic[T]):
             self.entry_queue.set_peer_tokens(name, count)
             self._load_changed(self.entry, now_s, name)
 
+    def own_tokens(self) -> dict[str, int]:
+        """Return what this router alone has at each worker of the first stage, for the others; see `pending_tokens`."""
+        queue = self.entry_queue
+        found = {name: queue.pending_tokens(name) for name in self._names[self.entry]}
+        return {name: tokens for name, tokens in found.items() if tokens > 0}
+
+    def inflight_tokens(self, worker: Worker) -> int:
+        """Return the tokens in flight at a worker, those of other routers included where they are known."""
+        queue = self.queues.get(worker.spec.role)
+        return worker.inflight_tokens + (0 if queue is None else queue.peer_tokens(worker.name))
+
     def active_prefill_tokens(self, worker: Worker) -> int:
         """Return the prompt tokens that a worker has still to compute; a decode worker computes none."""
         role = worker.spec.role

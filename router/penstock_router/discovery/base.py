@@ -1,4 +1,4 @@
-"""What the router asks of a source of workers."""
+"""What the router asks of a source of workers, and of its like."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ class Discovery(Protocol):
 
     def poll(self) -> tuple[WorkerSpec, ...] | None:
         """Return the workers if they have changed since the last call, else None; never raises or blocks."""
+
+    def routers(self) -> tuple[str, ...]:
+        """Return the base URLs of the graph's routers as last seen, the asker's own among them; never raises or blocks."""
 
     async def start(self) -> None:
         """Begin to look; returns once the first view is in, or after a bounded wait without one."""

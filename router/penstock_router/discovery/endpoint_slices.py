@@ -1,6 +1,6 @@
-"""Which workers a graph's EndpointSlices name. Pure.
+"""Which workers and routers a graph's EndpointSlices name. Pure.
 
-The operator labels each worker Service; Kubernetes copies the labels to its slices, and takes a pod out of
+The operator labels each service's Service; Kubernetes copies the labels to its slices, and takes a pod out of
 them when it drains.
 """
 
@@ -36,9 +36,27 @@ def parse_slices(slices: Iterable[Mapping[str, Any]]) -> tuple[WorkerSpec, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
+def router_urls(slices: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the base URLs of the graph's routers, leaving ones included: their requests go on."""
+    return tuple(
+        sorted(
+            form.format(addresses[0], port)
+            for part in slices
+            if _role(part) == Role.ROUTER
+            and (form := _FAMILIES.get(part.get("addressType") or "")) is not None
+            and (port := _port(part.get("ports") or ())) is not None
+            for endpoint in part.get("endpoints") or ()
+            if (addresses := endpoint.get("addresses") or ())
+        )
+    )
+
+
+def _role(part: Mapping[str, Any]) -> object:
+    return (part.get("metadata", {}).get("labels") or {}).get(ROLE_LABEL)
+
+
 def _workers(part: Mapping[str, Any]) -> Iterable[WorkerSpec]:
-    role = (part.get("metadata", {}).get("labels") or {}).get(ROLE_LABEL)
-    port = _port(part.get("ports") or ())
+    role, port = _role(part), _port(part.get("ports") or ())
     if role not in WORKER_ROLES or port is None:
         return
     form = _FAMILIES[part["addressType"]]
@@ -46,7 +64,7 @@ def _workers(part: Mapping[str, Any]) -> Iterable[WorkerSpec]:
         addresses = endpoint.get("addresses") or ()
         if addresses:
             # One address per endpoint is what Kubernetes writes and what consumers read.
-            yield _worker(endpoint, Role(role), form.format(addresses[0], port))
+            yield _worker(endpoint, Role(str(role)), form.format(addresses[0], port))
 
 
 def _worker(endpoint: Mapping[str, Any], role: Role, url: str) -> WorkerSpec:

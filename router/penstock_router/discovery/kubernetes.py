@@ -12,7 +12,7 @@ from penstock_kube.informer import Informer
 from penstock_kube.kinds import ENDPOINT_SLICE
 from penstock_objects.names import GRAPH_LABEL
 from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.discovery.endpoint_slices import parse_slices
+from penstock_router.discovery.endpoint_slices import parse_slices, router_urls
 
 log = get_logger(__name__)
 
@@ -37,6 +37,7 @@ class KubernetesDiscovery:
         self._task: asyncio.Task[None] | None = None
         self._is_changed = False
         self._view: tuple[WorkerSpec, ...] = ()
+        self._routers: tuple[str, ...] = ()
 
     @property
     def problem(self) -> str | None:
@@ -77,6 +78,7 @@ class KubernetesDiscovery:
         self._is_changed = False
         try:
             view = parse_slices(self._informer.objects.values())
+            self._routers = router_urls(self._informer.objects.values())
         except (KeyError, TypeError, ValueError, AttributeError):
             log.exception("EndpointSlices not readable; the last good view is kept", graph=self._graph)
             return None
@@ -84,6 +86,10 @@ class KubernetesDiscovery:
             return None
         self._view = view
         return view
+
+    def routers(self) -> tuple[str, ...]:
+        """Return the base URLs of the graph's routers as last seen."""
+        return self._routers
 
     async def close(self) -> None:
         """Stop watching."""

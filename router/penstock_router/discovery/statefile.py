@@ -27,12 +27,13 @@ class StatefileDiscovery:
         problem: Why the newest read was of no use, or None.
     """
 
-    __slots__ = ("_path", "_stamp", "_view", "problem")
+    __slots__ = ("_path", "_routers", "_stamp", "_view", "problem")
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stamp: tuple[int, int, int] | None = None
         self._view: tuple[WorkerSpec, ...] = ()
+        self._routers: tuple[str, ...] = ()
         self.problem: str | None = None
 
     def poll(self) -> tuple[WorkerSpec, ...] | None:
@@ -42,7 +43,8 @@ class StatefileDiscovery:
             stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
             if stamp == self._stamp:
                 return None
-            view = parse_statefile(self._path.read_bytes())
+            content = self._path.read_bytes()
+            view, self._routers = parse_statefile(content), router_urls(content)
         except FileNotFoundError:
             self._stamp = None
             self._complain("the file does not exist yet or any more")
@@ -58,6 +60,10 @@ class StatefileDiscovery:
             return None
         self._view = view
         return view
+
+    def routers(self) -> tuple[str, ...]:
+        """Return the base URLs of the graph's routers as last seen."""
+        return self._routers
 
     async def start(self) -> None:
         """Nothing to begin: each poll looks by itself."""
@@ -82,11 +88,31 @@ def parse_statefile(content: bytes) -> tuple[WorkerSpec, ...]:
     Raises:
         ValueError: not a JSON object.
     """
+    specs = (_spec(name, entry) for name, entry in _entries(content).items())
+    return tuple(spec for spec in specs if spec is not None)
+
+
+def router_urls(content: bytes) -> tuple[str, ...]:
+    """Return the base URLs of a statefile's routers.
+
+    Raises:
+        ValueError: not a JSON object.
+    """
+    return tuple(url for url in map(_router_url, _entries(content).values()) if url)
+
+
+def _entries(content: bytes) -> dict[str, Any]:
     data = orjson.loads(content)
     if not isinstance(data, dict):
         raise ValueError(f"expected a JSON object, found {type(data).__name__}")  # noqa: TRY004 - one type for all bad content
-    specs = (_spec(name, entry) for name, entry in data.items() if name != ARBITER_KEY)
-    return tuple(spec for spec in specs if spec is not None)
+    return {name: entry for name, entry in data.items() if name != ARBITER_KEY}
+
+
+def _router_url(entry: Any) -> str:
+    if not isinstance(entry, dict) or entry.get("role") != Role.ROUTER:
+        return ""
+    url = entry.get("url")
+    return url.rstrip("/") if isinstance(url, str) and url.startswith("http://") else ""
 
 
 def _spec(name: str, entry: Any) -> WorkerSpec | None:

@@ -112,7 +112,7 @@ class WorkerWatch:
         worker.kv_usage_fraction = page.kv_usage_fraction
         worker.waiting_requests = page.waiting_requests
         worker.expired_leases = page.expired_leases
-        worker.scraped_tokens = worker.inflight_tokens
+        worker.scraped_tokens = self._admission.core.inflight_tokens(worker)
         worker.kv_ranks = page.kv_ranks
         worker.kv_total_blocks, worker.kv_capacity_tokens = page.kv_total_blocks, page.kv_capacity_tokens
         self._admission.load_read(worker)

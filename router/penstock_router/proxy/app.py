@@ -18,6 +18,8 @@ from penstock_core.errors import ClientDisconnected, NotFoundError
 from penstock_core.logs import get_logger
 from penstock_router.access_log import AccessLog
 from penstock_router.metrics import MetricsPage, RouterMetrics
+from penstock_router.peers import PATH as PEER_LOAD_PATH
+from penstock_router.peers import Peers
 from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.admin import Admin
 from penstock_router.proxy.auth import AdminCheck, KeyCheck
@@ -62,6 +64,7 @@ class RouterApp:
         handler: CompletionHandler,
         admin: Admin,
         busy_threshold: BusyThresholdApi,
+        peers: Peers,
         keys: KeyCheck,
         admin_check: AdminCheck,
         cors: Cors,
@@ -78,6 +81,7 @@ class RouterApp:
         self._handler = handler
         self._admin = admin
         self._busy_threshold = busy_threshold
+        self._peers = peers
         self._keys = keys
         self._admin_check = admin_check
         self._cors = cors
@@ -119,6 +123,10 @@ class RouterApp:
             elif path == "/metrics":
                 self._require(request, "GET")
                 responder.send(200, self._page.render(), content_type=self._page.content_type)
+                return
+            elif path == PEER_LOAD_PATH:
+                self._require(request, "GET")
+                responder.send(200, self._peers.own_load())
                 return
             elif path in {"/health", "/ready"}:
                 self._require(request, "GET")

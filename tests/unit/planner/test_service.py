@@ -6,6 +6,7 @@ import asyncio
 import re
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import orjson
 import pytest
@@ -271,3 +272,13 @@ def test_real_floors_keep_high_speeds_sane():
     calm = PlannerService(join(given={}), None, speed=1.0, host="", metrics_port=0).settings()
     assert (calm.max_age_s, calm.adjustment_deadline_s) == (10.0, 600.0)
     assert settings.timeline != calm.timeline
+
+
+def test_the_ledger_names_the_graph_that_was_given(tmp_path, monkeypatch):
+    """Absolutely, because its readers work elsewhere; without a file it says so."""
+    monkeypatch.chdir(tmp_path)
+    options = join(given={})
+    named = PlannerService(options, None, 1.0, "", 0, graph_file=Path("graph.yaml")).settings().about
+    unnamed = PlannerService(options, None, 1.0, "", 0).settings().about
+    assert named["graph_file"] == str(tmp_path / "graph.yaml")
+    assert unnamed["graph_file"] is None

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import re
 from dataclasses import replace
+from importlib import resources
 from io import StringIO
 from pathlib import Path
 
@@ -181,3 +182,42 @@ def test_thresholds_are_drawn_where_the_planner_goes_by_them(written, mode, line
 
     labels = [text.get_text() for text in charts.signals(scene).axes[0].get_legend().get_texts()]
     assert len([label for label in labels if label.startswith(("up above", "down below"))]) == lines
+
+
+def _reported(run, ledger, out, *more):
+    arguments = ["--run", str(run), "--ledger", str(ledger), "--output", str(out), "--json", *more]
+    ended = CliRunner().invoke(report_command, arguments)
+    assert ended.exit_code == 0, ended.output
+    return orjson.loads(ended.stdout)
+
+
+def _naming(ledger, graph_file):
+    """Let a ledger's header name a graph, as a local planner's does."""
+    first, *others = ledger.read_bytes().splitlines()
+    header = {**orjson.loads(first), "graph_file": str(graph_file)}
+    ledger.write_bytes(b"\n".join([orjson.dumps(header), *others]) + b"\n")
+    return ledger
+
+
+def test_the_graph_that_the_ledger_names_is_simulated_on_other_fleets(make_run, ledger_file, tmp_path):
+    """Nothing else has to be given; the effort can be bounded."""
+    path = tmp_path / "graph.yaml"
+    path.write_bytes(resources.files("penstock_cli").joinpath("data", "demo.yaml").read_bytes())
+
+    found = _reported(make_run(), _naming(ledger_file, path), tmp_path / "out", "--counterfactual-cpu-s", "1")
+
+    assert [each["name"] for each in found["counterfactual"]["outcomes"]][:2] == ["load", "load"]
+    assert found["service"]["slo_s"] == 5.0
+    assert found["violations"]["ttft_target_s"] == 5.0
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_graph_that_is_not_known_or_gone_is_asked_for(make_run, ledger_file, tmp_path, is_named):
+    """The report is made all the same, and names the option."""
+    ledger = _naming(ledger_file, tmp_path / "gone.yaml") if is_named else ledger_file
+
+    found = _reported(make_run(), ledger, tmp_path / "out")
+
+    assert found["counterfactual"] is None
+    said = "gone.yaml" if is_named else "does not name the graph"
+    assert any(said in note and "--manifest" in note for note in found["notes"])

@@ -13,6 +13,7 @@ from penstock_manifests import load_graph
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.observation import PoolCounts
 from penstock_report.analysis import GpuUse, violations
+from penstock_report.counterfactual import sentences
 from penstock_report.findings import RunReport, analyse
 from penstock_report.ledger_view import LedgerSample, PlannerRun
 from penstock_simulator.counterfactual import Effort, compare
@@ -209,6 +210,20 @@ def test_an_hpa_that_served_is_not_simulated_as_another(graph):
     assert [each.source for each in found.outcomes if each.name == "hpa"] == ["measured", "simulated"]
 
 
+def test_an_aggregated_graph_has_fleets_of_one_kind(tmp_path):
+    """Each worker does both; one after the other is tried."""
+    path = tmp_path / "graph.yaml"
+    prefill, decode = (line for line in MANIFEST.splitlines() if "scaling" in line)
+    path.write_text(
+        MANIFEST.replace(decode + "\n", "").replace(prefill, prefill.replace("prefill", "aggregated"))
+    )
+
+    found = compare(_report(_load([_result(line) for line in range(1, 31)])), load_graph(path))
+
+    assert [each.name for each in found.fixed][:2] == ["fleet of 1", "fleet of 2"]
+    assert any(line.startswith("a fixed fleet of ") for line in sentences(found))
+
+
 def test_the_work_is_bounded_and_says_so(graph):
     """Two fleets and no more; what was found is shown, with a note that it was not all."""
     results = [_result(line) for line in range(1, 31)]
@@ -219,6 +234,16 @@ def test_the_work_is_bounded_and_says_so(graph):
     assert len(begun) == 2
     assert any(note.startswith("the search was ended after 2 fleets") for note in found.notes)
     assert found.outcomes[0].is_measured
+
+
+def test_without_any_effort_left_what_was_served_is_shown_alone(graph):
+    """A traffic too large for the processor time gives no half of a figure."""
+    found = compare(
+        _report(_load([_result(line) for line in range(1, 31)])), graph, effort=Effort(cpu_s=1e-9)
+    )
+
+    assert [each.source for each in found.outcomes] == ["measured"]
+    assert found.fixed == ()
 
 
 def test_the_traffic_is_what_was_sent_in_its_order():

@@ -77,9 +77,15 @@ def test_the_queue_counts_who_is_served_in_time():
     """One worker, a second each, five at once: two of them end within 2.5 s; with a second worker at 1 s, three."""
     arrivals, work = [0.0] * 5, [1.0] * 5
 
-    assert share_in_time(arrivals, work, [], start=1, deadline_s=2.5) == pytest.approx(2 / 5)
-    assert share_in_time(arrivals, work, [(1.0, 1)], start=1, deadline_s=2.5) == pytest.approx(3 / 5)
-    assert share_in_time(arrivals, work, [(0.5, -1)], start=1, deadline_s=9.0) == pytest.approx(1 / 5)
+    assert share_in_time(arrivals, work, work, [], start=1, deadline_s=2.5) == pytest.approx(2 / 5)
+    assert share_in_time(arrivals, work, work, [(1.0, 1)], start=1, deadline_s=2.5) == pytest.approx(3 / 5)
+    assert share_in_time(arrivals, work, work, [(0.5, -1)], start=1, deadline_s=9.0) == pytest.approx(1 / 5)
+
+
+def test_the_queue_counts_to_the_first_token_and_is_busy_for_longer():
+    """Half a second to the first token, a second in all: the third begins at 2 s and answers at 2.5 s."""
+    assert share_in_time([0.0] * 3, [0.5] * 3, [1.0] * 3, [], start=1, deadline_s=2.6) == 1.0
+    assert share_in_time([0.0] * 3, [0.5] * 3, [1.0] * 3, [], start=1, deadline_s=2.4) == pytest.approx(2 / 3)
 
 
 def test_workers_serve_after_their_start_up_and_the_newest_leaves_first():

@@ -72,6 +72,20 @@ def test_accepted_requests_keep_their_ttft_under_twice_the_load(policy, split, r
     assert 0.3 < rejected / len(with_it.jobs) < 0.7
 
 
+@pytest.mark.parametrize("gap_s", [0.033, 0.0132])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_threshold_below_a_prompt_keeps_ttft_as_if_unloaded(policy, gap_s, request_at):
+    """At twice and five times the load a worker takes a prompt only while it has none: within 1.2 times alone."""
+    thresholds = BusyThresholds(0.9, PROMPT_TOKENS // 2)
+    alone = world_of(policy, thresholds, request_at, gap_s=1.0, last_s=30.0)
+    alone.run()
+    loaded = world_of(policy, thresholds, request_at, gap_s=gap_s, last_s=30.0)
+    loaded.run()
+    assert max(ttft_by_third(loaded)) <= 1.2 * max(ttft_by_third(alone))
+    served = sum(job.outcome is JobOutcome.OK for job in loaded.jobs)
+    assert served / 30.0 > 10
+
+
 def test_below_its_capacity_nothing_is_rejected(request_at):
     """Half the load."""
     world = world_of("prefix-cost", BusyThresholds(0.9, 8000), request_at, gap_s=0.14, last_s=30.0)

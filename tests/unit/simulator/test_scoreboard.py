@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock_core.errors import ConfigError
 from penstock_simulator.gaps import GapHistogram
 from penstock_simulator.scoreboard import attainment_over_time, goodput, score
-from penstock_simulator.sweep import goodputs, summarise
+from penstock_simulator.sweep import add_regrets, goodputs, summarise
 from penstock_simulator.workload import Workload, WorkloadSpec, ideal_hits, prepare
 from penstock_simulator.world import World
 from penstock_workload.arrivals import Spread
@@ -137,7 +137,7 @@ def test_summaries_are_means_over_seeds():
         rest |= dict.fromkeys(("busiest_share", "pending_tokens_mean", "gpu_hours", "in_time_rps"), 1.0)
         rest |= dict.fromkeys(("violation_s", "changes", "reversals"), 2.0)
         rest["in_time"] = dict.fromkeys(("ttft", "itl", "both"), capacity)
-        return {**named, **rest, "ttft_s": ranks, "e2e_s": ranks, "failed": 0, "rejected": 1}
+        return {**named, **rest, "ttft_s": ranks, "e2e_s": ranks, "failed": 0, "rejected": 1, "tiers": {}}
 
     runs = [run(0, 1.0, 1.0), run(1, 1.0, 0.96), run(0, 2.0, 0.8), run(1, 2.0, 0.84)]
 
@@ -181,3 +181,23 @@ def test_copies_share_nothing_but_their_times():
     assert sum(ideal_hits(three.requests)) == 3 * sum(ideal_hits(one.requests))
     assert all(a.arrival_s <= b.arrival_s for a, b in pairwise(three.requests))
     assert three.name.endswith("3 copies side by side")
+
+
+def test_regret_is_against_the_oracle_beside_the_same_router_and_rate():
+    """1.5 GPU-hours of 1.0 and of 1.2; another router's oracle and another rate's do not count."""
+
+    def row(policy, gpu_hours, qps=None):
+        return {"policy": policy, "qps": qps, "gpu_hours": gpu_hours}
+
+    rows = [row("hpa", 1.5), row("oracle", 1.0), row("oracle-one-step", 1.2), row("hpa", 1.5, qps=2.0)]
+    routed = [row("dualmap + hpa", 3.0), row("dualmap + oracle", 2.0), row("preble + hpa", 3.0)]
+    add_regrets(rows)
+    add_regrets(routed)
+
+    assert [each["regret"] for each in rows] == [
+        {"oracle": 1.5, "oracle-one-step": 1.25},
+        {"oracle": 1.0, "oracle-one-step": 0.833333},
+        {"oracle": 1.2, "oracle-one-step": 1.0},
+        {},
+    ]
+    assert [each["regret"] for each in routed] == [{"oracle": 1.5}, {"oracle": 1.0}, {}]

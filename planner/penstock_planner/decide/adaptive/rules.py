@@ -23,6 +23,9 @@ BUSY_AFTER = 0.75
 """Chosen: and this share of what is left after a worker went; of 0.7, 0.75 and 0.8 the one with fewest reversals on
 the scoreboard's poisson, day and sine."""
 
+LAST_BUSY_AFTER = 0.5
+"""Chosen: the same where one worker is left."""
+
 MIXED_BUSY_MOST = 0.65
 MIXED_BUSY_AFTER = 0.5
 """Chosen: the same of aggregated workers. Requests wait in each worker, not in one queue, and decoding steps come
@@ -59,7 +62,7 @@ by a third about its mean, and what does not fit preempts streams; 0.9 is too la
 KV_TREND_MOST = 2.0
 """Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast and then no more."""
 
-KV_AFTER = 0.45
+KV_AFTER = 0.55
 """Chosen: mean KV usage that one worker fewer may have; a larger batch decodes more slowly and holds its KV longer, so
 usage rises by more than N / (N - 1). At 0.55 day lost 1% of its requests to decode workers wanted back."""
 
@@ -285,6 +288,8 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
     lost = work.saved_lately(workers)
     peak = work.peak / able if able else math.inf
     most = MIXED_BUSY_AFTER if case.role is Role.AGGREGATED else BUSY_AFTER
+    if workers == 1:
+        most = min(most, LAST_BUSY_AFTER)
     applies = busy <= most and lost <= LATE_LOST and (peak <= PEAK_AFTER or work.peak == 0)
     inputs = {
         "workers_after": workers,

@@ -1,0 +1,85 @@
+"""What came to the routers over a run, what was turned away, how long it waited, and how well it was foreseen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from penstock_report.ledger_view import LedgerSample, PlannerRun
+
+COMPARED_S: Final = 30.0
+"""A forecast is compared with the mean over this long around the time that it was made for. Chosen: tokens arrive a
+prompt at a time, so that shorter means say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemandSummary:
+    """Demand over a span; times are simulated seconds.
+
+    Attributes:
+        arrivals: Requests that came, rejected ones included.
+        rejected: Refused, or timed out in the queue.
+        oldest_wait_s: The longest that any had waited at a pull; None when none waited.
+        unknown_pulls: Pulls at which no router told the demand.
+        forecast_error: Median of |forecast - what came| / what came, tokens/s; None where nothing was forecast.
+    """
+
+    arrivals: float
+    rejected: float
+    oldest_wait_s: float | None
+    unknown_pulls: int
+    forecast_error: float | None
+
+
+def demand_summary(run: PlannerRun, *, start_s: float, end_s: float) -> DemandSummary | None:
+    """Return the demand between two times; None where no pull knew any."""
+    pulls = [sample for sample in run.samples if start_s <= sample.at_s <= end_s]
+    known = [sample.demand for sample in pulls if sample.demand is not None]
+    if not known:
+        return None
+    waits = [each.oldest_wait_s for each in known if each.oldest_wait_s is not None]
+    return DemandSummary(
+        arrivals=sum(each.arrivals for each in known),
+        rejected=sum(each.refused + each.timed_out for each in known),
+        oldest_wait_s=max(waits, default=None),
+        unknown_pulls=len(pulls) - len(known),
+        forecast_error=_forecast_error(run, pulls),
+    )
+
+
+def _forecast_error(run: PlannerRun, pulls: Sequence[LedgerSample]) -> float | None:
+    """Return the median error over the forecasts whose surroundings lie within the pulls."""
+    known = [(sample.at_s, sample.demand) for sample in pulls if sample.demand is not None]
+    times = np.array([at_s for at_s, _ in known])
+    tokens = np.concatenate(([0.0], np.cumsum([demand.uncached_tokens for _, demand in known])))
+    seconds = np.concatenate(([0.0], np.cumsum([demand.period_s for _, demand in known])))
+    errors = []
+    for mark in run.decisions:
+        for forecast in (part.forecast for part in mark.roles if part.forecast is not None):
+            at_s = mark.at_s + forecast.horizon_s
+            begin_s, finish_s = at_s - COMPARED_S / 2, at_s + COMPARED_S / 2
+            if begin_s < times[0] or finish_s > times[-1]:
+                continue
+            begin, finish = np.searchsorted(times, (begin_s, finish_s), side="right")
+            came = tokens[finish] - tokens[begin]
+            if came > 0:
+                rate = came / (seconds[finish] - seconds[begin])
+                errors.append(abs(forecast.tokens_per_s - rate) / rate)
+    return float(median(errors)) if errors else None
+
+
+def demand_line(found: DemandSummary) -> str:
+    """Return the summary in one sentence."""
+    wait = "none waited at a pull"
+    if found.oldest_wait_s is not None:
+        wait = f"the oldest wait was {found.oldest_wait_s:.1f} s"
+    line = f"demand: {found.arrivals:.0f} requests came, {found.rejected:.0f} were rejected, {wait}"
+    if found.forecast_error is not None:
+        line += f"; the forecast of tokens/s was off by {found.forecast_error:.0%} (median, against {COMPARED_S:g} s means)"
+    if found.unknown_pulls:
+        line += f"; {found.unknown_pulls} pulls knew nothing of it"
+    return line

@@ -1,0 +1,69 @@
+"""Demand over a run: what came, what was turned away, the oldest wait, and how well it was foreseen."""
+
+import pytest
+
+from penstock_api import Role
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.observation import Demand
+from penstock_planner.forecast import Forecast
+from penstock_report.demand import demand_line, demand_summary
+from penstock_report.ledger_view import DecisionMark, LedgerSample, PlannerRun, RoleChange
+
+
+def _sample(at_s, demand):
+    return LedgerSample(float(at_s), {}, 2, None, None, demand)
+
+
+def _decision(at_s, tokens_per_s):
+    forecast = Forecast(10.0, tokens_per_s, 1, 2000.0)
+    part = RoleChange(Role.PREFILL, 1, 1, "hold", "r", "s", None, "not asked", forecast)
+    return DecisionMark("d", float(at_s), "adjustment", no_operation=False, roles=(part,), gpus_after=2)
+
+
+def _run(samples, decisions=()):
+    return PlannerRun(DecideConfig(), tuple(samples), tuple(decisions), (), 100.0, ())
+
+
+def _steady(**changes):
+    return Demand(**{"period_s": 1.0, "arrivals": 2.0, "uncached_tokens": 1000.0, **changes})
+
+
+def test_a_run_sums_what_came_and_what_was_turned_away():
+    """Over the span only; the longest wait that any pull saw; a pull without demand is not one without requests."""
+    samples = [_sample(-5, _steady()), _sample(1, _steady(refused=1.0)), _sample(2, None)]
+    samples += [_sample(3, _steady(timed_out=2.0, oldest_wait_s=7.5)), _sample(4, _steady(oldest_wait_s=1.0))]
+
+    found = demand_summary(_run(samples), start_s=0, end_s=10)
+
+    assert (found.arrivals, found.rejected, found.oldest_wait_s, found.unknown_pulls) == (6.0, 3.0, 7.5, 1)
+    assert found.forecast_error is None
+    assert demand_line(found) == (
+        "demand: 6 requests came, 3 were rejected, the oldest wait was 7.5 s; 1 pulls knew nothing of it"
+    )
+
+
+def test_nothing_known_is_no_demand():
+    """Unknown is never zero."""
+    assert demand_summary(_run([_sample(1, None)]), start_s=0, end_s=10) is None
+    assert demand_summary(_run([]), start_s=0, end_s=10) is None
+
+
+@pytest.mark.parametrize(("forecasts", "error"), [([1000.0], 0.0), ([1200.0, 700.0, 1000.0], 0.2)])
+def test_forecasts_are_held_against_what_came_at_their_time(forecasts, error):
+    """1,000 tokens/s all the time: the median of what each was off by."""
+    samples = [_sample(second, _steady()) for second in range(101)]
+    decisions = [_decision(30 + place, tokens) for place, tokens in enumerate(forecasts)]
+
+    found = demand_summary(_run(samples, decisions), start_s=0, end_s=100)
+
+    assert found.forecast_error == pytest.approx(error)
+    assert "the forecast of tokens/s was off by" in demand_line(found)
+
+
+def test_a_forecast_for_after_the_run_is_not_judged():
+    """Nothing was sent any more; that is no error of the forecast."""
+    samples = [_sample(second, _steady()) for second in range(101)]
+
+    found = demand_summary(_run(samples, [_decision(85, 9000.0)]), start_s=0, end_s=100)
+
+    assert found.forecast_error is None

@@ -1,0 +1,322 @@
+"""Tiers in the queues that live and simulated routers share: order, room, deadlines, shedding."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_api import BreakerConfig, QueueOrder, Role, RouterConfig, Tier
+from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.queue_room import QueueRoom
+from penstock_router.core.queue_settings import QueueSettings
+from penstock_router.core.router import Dispatch, RefusalReason
+from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.make_core import make_core
+from penstock_router.policy.arrival import Arrival
+from penstock_router.policy.dualmap import DualMapSettings
+from penstock_router.policy.load import WorkerLoad
+from penstock_router.policy.registry import POLICIES
+from penstock_router.policy.tier_queue import longest_wait_tokens
+from penstock_router.policy.tiers import SHARED, SloTarget, TierSettings
+
+SLO_S = 2.0
+ALIKE = TierSettings(targets={tier: SloTarget(ttft_s=SLO_S) for tier in Tier})
+TIERS = st.sampled_from(list(Tier))
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("submit"),
+            st.lists(st.integers(0, 5), max_size=4),
+            st.integers(0, 4000),
+            TIERS,
+            st.sampled_from("ab"),
+        ),
+        st.tuples(
+            st.just("again"),
+            st.lists(st.integers(0, 5), max_size=4),
+            st.integers(0, 4000),
+            TIERS,
+            st.just(""),
+        ),
+        st.tuples(st.just("set"), st.sets(st.sampled_from("abc"))),
+        st.tuples(st.just("take")),
+        st.tuples(st.just("leave"), st.integers(0, 50)),
+        st.tuples(st.just("withdraw"), st.integers(0, 50)),
+        st.tuples(st.just("expire")),
+        st.tuples(st.just("rebalance")),
+        st.tuples(st.just("settings")),
+    ),
+    max_size=60,
+)
+
+
+class Script:
+    """Lets events happen to a queue, and keeps what came of them."""
+
+    def __init__(self, policy, order, tiers):
+        self.queue = DispatchQueue(
+            POLICIES[policy](DualMapSettings(slo_s=1.0)),
+            QueueSettings(
+                slot_tokens=1000, max_wait_s=20.0, order=order, slo_s=SLO_S, tokens_per_s=500.0, tiers=tiers
+            ),
+        )
+        self.waiting, self.running, self.log = set(), [], []
+        self.now_s, self.count = 0.0, 0
+
+    def step(self, event, *, has_tiers):
+        """Let one event happen; without tiers all requests are standard and nobody's."""
+        self.now_s += 0.3
+        queue = self.queue
+        match event:
+            case ("submit" | "again" as kind, chain, tokens, tier, tenant):
+                own = {"tier": tier, "tenant": tenant} if has_tiers else {}
+                queue.submit(
+                    self.count, Arrival(tuple(chain), tokens, **own), self.now_s, again=kind == "again"
+                )
+                self.waiting.add(self.count)
+                self.count += 1
+            case ("set", names):
+                queue.set_workers(map(WorkerLoad, sorted(names)), self.now_s)
+            case ("take",):
+                for each in list(queue.dispatch(self.now_s)):
+                    self.waiting.remove(each.item)
+                    self.running.append(each.item)
+                    self.log.append((each.item, each.worker))
+            case ("leave", number) if self.running:
+                item = self.running.pop(number % len(self.running))
+                queue.prefilled(item, self.now_s)
+                queue.release(item, self.now_s)
+            case ("withdraw", number) if self.waiting:
+                item = sorted(self.waiting)[number % len(self.waiting)]
+                self.waiting.remove(item)
+                queue.withdraw(item)
+            case ("expire",):
+                expired = {each.item for each in queue.take_expired(self.now_s)}
+                self.waiting -= expired
+                self.log.append(sorted(expired))
+            case ("rebalance",):
+                queue.rebalance(self.now_s)
+            case ("settings",) if queue.settings.tiers is not None and has_tiers:
+                queue.set_tiers(TierSettings(shares={tier: 0.2 + 0.1 * at for at, tier in enumerate(SHARED)}))
+
+
+@given(st.sampled_from(sorted(POLICIES)), st.sampled_from(QueueOrder), EVENTS)
+def test_requests_of_one_tier_are_ordered_as_without_tiers(policy, order, events):
+    """Under every policy and order, whatever joins, leaves, fails or expires."""
+    plain, tiered = Script(policy, order, None), Script(policy, order, ALIKE)
+    for event in events:
+        plain.step(event, has_tiers=False)
+        tiered.step(event, has_tiers=False)
+        assert tiered.log == plain.log
+        assert tiered.waiting == plain.waiting
+
+
+@given(st.sampled_from(sorted(POLICIES)), st.sampled_from(QueueOrder), EVENTS)
+def test_every_request_of_every_tier_leaves_exactly_once(policy, order, events):
+    """Requests and tokens are conserved in all counts, by tier too."""
+    script = Script(policy, order, TierSettings())
+    for event in events:
+        script.step(event, has_tiers=True)
+        queue = script.queue
+        assert {each.item for each in queue.waiting_requests()} == script.waiting
+        assert queue.waiting == queue.room.tiers.total() == len(script.waiting)
+    for item in script.running:
+        script.queue.release(item, script.now_s)
+    for item in script.waiting:
+        script.queue.withdraw(item)
+    assert queue_totals(script.queue) == 0
+    assert not list(script.queue._central)
+    assert not any(worker.line for worker in script.queue._workers.values())
+
+
+def queue_totals(queue):
+    """Return the sum of all that should be zero in an empty queue."""
+    return queue.waiting + queue.tokens + queue.prompt_tokens.waiting + queue.room.tiers.total()
+
+
+def single_server(policy="round-robin", **settings):
+    """Return a queue before one worker that takes one request at a time."""
+    queue = DispatchQueue(
+        POLICIES[policy](DualMapSettings(slo_s=1.0)), QueueSettings(slot_requests=1, **settings)
+    )
+    queue.set_workers([WorkerLoad("a")], 0.0)
+    return queue
+
+
+@pytest.mark.parametrize("policy", ["round-robin", "prefix-cost"])
+def test_no_background_request_waits_longer_than_its_bound(policy):
+    """A server of 1,000 tokens/s under an endless flood of premium and standard serves background all the same.
+
+    The bound is `longest_wait_tokens` and the request in service, over the server's rate; it follows from shares alone.
+    """
+    tokens, tokens_per_s = 400, 1000.0
+    tiers = TierSettings(round_tokens=2000.0)
+    queue = single_server(policy, tiers=tiers)
+    bound_s = (longest_wait_tokens(tiers, Tier.BACKGROUND, largest=tokens) + tokens) / tokens_per_s
+    now_s, count, waits, served = 0.0, 0, [], Counter()
+    background_since_s = None
+    for _ in range(600):
+        for tier in (Tier.PREMIUM, Tier.STANDARD):
+            while queue.room.tiers[tier] < 4:
+                queue.submit(count, Arrival((), tokens, tier=tier), now_s)
+                count += 1
+        if background_since_s is None:
+            queue.submit("background", Arrival((), tokens, tier=Tier.BACKGROUND), now_s)
+            background_since_s = now_s
+        (started,) = queue.dispatch(now_s)
+        served[started.arrival.tier] += 1
+        if started.item == "background":
+            waits.append(now_s - background_since_s)
+            background_since_s = None
+        now_s += tokens / tokens_per_s
+        queue.prefilled(started.item, now_s)
+        queue.release(started.item, now_s)
+    assert max(waits) <= bound_s
+    assert served[Tier.BACKGROUND] / 600 == pytest.approx(0.15, abs=0.01)
+    assert served[Tier.STANDARD] / 600 == pytest.approx(0.35, abs=0.01)
+
+
+def test_equal_tenants_share_a_server_evenly():
+    """Jain's index of five tenants of which one sends five times as much is at least 0.95."""
+    queue = single_server(tiers=TierSettings())
+    count, now_s, served = 0, 0.0, Counter()
+    for _ in range(400):
+        for tenant in ("greedy",) * 5 + ("b", "c", "d", "e"):
+            if queue.waiting < 200 or tenant != "greedy":
+                queue.submit(count, Arrival((), 100, tenant=tenant), now_s)
+                count += 1
+        (started,) = queue.dispatch(now_s)
+        served[started.arrival.tenant] += started.tokens
+        now_s += 0.1
+        queue.release(started.item, now_s)
+    amounts = list(served.values())
+    assert sum(amounts) ** 2 / (len(amounts) * sum(each * each for each in amounts)) >= 0.95
+
+
+def test_a_client_that_leaves_takes_its_request_out_of_its_tier_at_once():
+    """The next of its tier moves up, and its room is free."""
+    queue = single_server(tiers=TierSettings())
+    for item in ("first", "gone", "next"):
+        queue.submit(item, Arrival((), 10, tier=Tier.PREMIUM), 0.0)
+    (started,) = queue.dispatch(0.0)
+    queue.withdraw("gone")
+    assert queue.room.tiers[Tier.PREMIUM] == 1
+    queue.release(started.item, 1.0)
+    assert [each.item for each in queue.dispatch(1.0)] == ["next"]
+
+
+@pytest.mark.parametrize(
+    ("tier", "max_wait_s", "bound_s"),
+    [
+        (Tier.PREMIUM, 60.0, 5.0),
+        (Tier.STANDARD, 60.0, 15.0),
+        (Tier.BACKGROUND, 30.0, 30.0),
+        (Tier.BACKGROUND, None, 60.0),
+        (Tier.SYSTEM, None, inf),
+    ],
+)
+def test_a_request_waits_no_longer_than_its_tier_promises(tier, max_wait_s, bound_s):
+    """After the end-to-end target an answer is of no use to the SLO; `maxWaitSeconds` bounds all tiers."""
+    settings = QueueSettings(max_wait_s=max_wait_s, tiers=TierSettings())
+    assert settings.longest_wait_s(tier) == bound_s
+    queue = DispatchQueue(POLICIES["round-robin"](DualMapSettings()), settings)
+    queue.submit("one", Arrival((), 10, tier=tier), 0.0)
+    at_s = min(bound_s, 1e6)
+    assert not queue.take_expired(at_s - 0.001)
+    assert len(queue.take_expired(at_s)) == (bound_s < inf)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "tier", "has_room"),
+    [
+        ({}, Tier.BACKGROUND, True),
+        ({Tier.BACKGROUND: 15}, Tier.BACKGROUND, False),
+        ({Tier.BACKGROUND: 15}, Tier.STANDARD, True),
+        ({Tier.BACKGROUND: 15, Tier.STANDARD: 35}, Tier.STANDARD, False),
+        ({Tier.BACKGROUND: 15, Tier.STANDARD: 35}, Tier.PREMIUM, True),
+        ({Tier.STANDARD: 50}, Tier.STANDARD, False),
+        ({Tier.STANDARD: 49}, Tier.STANDARD, True),
+        ({Tier.PREMIUM: 50, Tier.STANDARD: 35}, Tier.BACKGROUND, True),
+        ({Tier.PREMIUM: 99}, Tier.PREMIUM, True),
+        ({Tier.PREMIUM: 100}, Tier.PREMIUM, False),
+        ({Tier.PREMIUM: 100}, Tier.SYSTEM, True),
+    ],
+)
+def test_each_tier_keeps_its_share_of_the_queue(waiting, tier, has_room):
+    """Of 100 places 50 are kept for premium and 35 for standard while they do not fill them themselves."""
+    room = QueueRoom()
+    for each, count in waiting.items():
+        for _ in range(count):
+            room.enter(Arrival((), 1, tier=each))
+    settings = QueueSettings(max_requests=100, tiers=TierSettings())
+    assert room.has_room(Arrival((), 1, tier=tier), settings) is has_room
+
+
+def test_a_named_tenant_takes_its_part_of_the_queue_alone():
+    """Half of the places here; requests that are nobody's in particular are bounded by their tier alone."""
+    room, settings = QueueRoom(), QueueSettings(max_requests=20, tiers=TierSettings(max_tenant_share=0.5))
+    mine, other, nobody = (Arrival((), 1, tier=Tier.PREMIUM, tenant=name) for name in ("a", "b", ""))
+    for _ in range(10):
+        assert room.has_room(mine, settings)
+        room.enter(mine)
+    assert not room.has_room(mine, settings)
+    assert room.has_room(other, settings)
+    assert room.has_room(nobody, settings)
+    room.leave(mine)
+    assert room.has_room(mine, settings)
+
+
+def core_of(**tiers):
+    """Return a core with tiers before one aggregated worker that takes one prompt at a time."""
+    config = RouterConfig.model_validate(
+        {"tiers": {"enabled": True, **tiers}, "prefillQueue": {"workerTokens": 1, "maxRequests": 100}}
+    )
+    core = make_core(config, WorkerPool(BreakerConfig()), is_disaggregated=False)
+    core.set_workers([WorkerSpec("a", Role.AGGREGATED, "", supervised=True)], 0.0)
+    return core
+
+
+def ask(core, item, tier, now_s=0.0):
+    """Ask for a worker; return the effects."""
+    return core.acquire(item, Role.AGGREGATED, Arrival((), 100, tier=tier), now_s)
+
+
+def test_the_core_sheds_new_requests_and_none_that_it_has_admitted():
+    """Retries go on; a shed request is an arrival, and is told when to come back."""
+    core = core_of(shedding={"recoverSeconds": 40})
+    for at in range(2):
+        core.tiers.monitor.evaluate(10.0 * at, {Tier.PREMIUM: [9.0] * 30})
+    (refused,) = ask(core, 1, Tier.BACKGROUND, 11.0)
+    assert (refused.reason, refused.retry_after_s) == (RefusalReason.SHED, 40)
+    assert isinstance(ask(core, 2, Tier.STANDARD, 11.0)[0], Dispatch)
+    arrival = Arrival((), 100, tier=Tier.BACKGROUND)
+    assert core.acquire(3, Role.AGGREGATED, arrival, 11.0, again=True) == []
+    counts = core.tiers.counts[Tier.BACKGROUND]
+    assert (counts.arrivals, counts.shed, counts.rejected) == (1, 1, 0)
+
+
+def test_requests_that_wait_are_seen_by_the_monitor_each_second():
+    """A worker that has stopped yields no first token; the waiting requests tell."""
+    core = core_of()
+    for at in range(31):
+        ask(core, at, Tier.PREMIUM)
+    core.tick(0.1)
+    assert core.tiers.monitor.step == 0
+    core.tick(1.2)
+    assert core.tiers.monitor.step == 1
+
+
+def test_a_request_that_waited_in_vain_has_missed_its_target():
+    """It counts as rejected, and against its tier's compliance."""
+    core = core_of()
+    ask(core, 1, Tier.PREMIUM)
+    ask(core, 2, Tier.PREMIUM)
+    (refused,) = core.expire(5.0)
+    assert (refused.item, refused.reason) == (2, RefusalReason.QUEUE_TIMEOUT)
+    assert core.tiers.counts[Tier.PREMIUM].rejected == 1
+    assert core.tiers.monitor.compliance(Tier.PREMIUM, 5.0) == 0

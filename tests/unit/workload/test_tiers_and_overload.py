@@ -1,0 +1,168 @@
+"""Requests that ask for tiers, and a load that is a multiple of what the server can serve."""
+
+import asyncio
+import io
+from collections import Counter
+
+import pytest
+from rich.console import Console
+
+from penstock_api import Tier
+from penstock_cli.load_progress import tier_table
+from penstock_core.errors import ConfigError, PenstockError
+from penstock_report.text import load_summary
+from penstock_workload.overload import parse_overload
+from penstock_workload.record import RequestStatus
+from penstock_workload.replay import Snapshot, TierProgress
+from penstock_workload.results import read_run
+from penstock_workload.session import LoadConfig, plan_load, run_load
+from penstock_workload.tier_mix import parse_mix, with_tiers
+from penstock_workload.traces import TraceRequest
+
+SPEED = 200.0
+MIX = {Tier.PREMIUM: 20.0, Tier.STANDARD: 50.0, Tier.BACKGROUND: 30.0}
+
+
+def config_of(trace, fake, **changes):
+    """Return a load's configuration against the fake server."""
+    return LoadConfig(trace=str(trace), url=fake.url, speed=SPEED, **changes)
+
+
+async def run(config, on_start=None):
+    """Run a load to its end."""
+    return await run_load(plan_load(config), stop=asyncio.Event(), on_start=on_start)
+
+
+def printed(renderable, width=100):
+    """Return what a terminal shows."""
+    page = io.StringIO()
+    Console(width=width, file=page).print(renderable)
+    return page.getvalue()
+
+
+def test_a_mix_is_read_from_weights():
+    """Only the ratios count."""
+    assert parse_mix("premium=20,standard=50,background=30") == MIX
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gold=1", "tiers are system, premium"),
+        ("premium", "must be TIER=WEIGHT"),
+        ("premium=x", "must be TIER=WEIGHT"),
+        ("premium=0", "finite number above 0"),
+        ("premium=inf", "finite number above 0"),
+        ("premium=1,premium=2", "given twice"),
+        ("", "must be TIER=WEIGHT"),
+    ],
+)
+def test_a_wrong_mix_is_one_clear_error(text, message):
+    """The message names the part and the tiers."""
+    with pytest.raises(ConfigError, match=message):
+        parse_mix(text)
+
+
+def test_tiers_are_drawn_in_proportion_and_by_the_seed():
+    """The same seed gives the same tiers; without a mix requests ask for none."""
+    requests = [TraceRequest(float(at), 10, 1, None, at) for at in range(5000)]
+    first, again = with_tiers(requests, MIX, seed=3), with_tiers(requests, MIX, seed=3)
+    assert first == again != with_tiers(requests, MIX, seed=4)
+    counts = Counter(request.tier for request in first)
+    assert counts[Tier.PREMIUM] / 5000 == pytest.approx(0.2, abs=0.02)
+    assert counts[Tier.BACKGROUND] / 5000 == pytest.approx(0.3, abs=0.02)
+    assert with_tiers(requests, None, seed=3) == requests
+
+
+@pytest.mark.parametrize(("text", "factor"), [("3x", 3.0), ("2.5", 2.5), (" 0.5x ", 0.5)])
+def test_an_overload_is_a_factor(text, factor):
+    """With or without its x."""
+    assert parse_overload(text) == factor
+
+
+@pytest.mark.parametrize("text", ["x", "0x", "-1", "inf", "nan", "2000x", "3y"])
+def test_a_wrong_overload_is_one_clear_error(text):
+    """The message shows the form."""
+    with pytest.raises(ConfigError, match="must be a factor above 0 and at most 1000, as 3x"):
+        parse_overload(text)
+
+
+@pytest.mark.parametrize("other", [{"rate_rps": 1.0}, {"rate_scale": 2.0}, {"concurrency": 4}])
+def test_the_load_is_said_once(other):
+    """A second option that sets it is refused."""
+    with pytest.raises(ConfigError, match="--overload: sets the load, as --"):
+        LoadConfig(trace="mooncake", url="http://x", overload=3.0, **other)
+
+
+async def test_requests_ask_for_their_tiers_and_the_summary_tells_them_apart(
+    mooncake_file, fake_server, tmp_path
+):
+    """By the router's header, in results.jsonl, in the live table and in the summary."""
+    watched = []
+    config = config_of(
+        mooncake_file,
+        fake_server,
+        tiers={Tier.BACKGROUND: 1.0},
+        tier_header="X-Tier",
+        output_dir=tmp_path / "out",
+    )
+    summary = await run(config, on_start=watched.append)
+    assert [headers[b"x-tier"] for headers in fake_server.headers] == [b"background"] * 5
+    assert summary["tiers"]["background"]["requests"] == {"ok": 5, "failed": 0, "rejected": 0}
+    assert summary["tiers"]["background"]["ttft_s"]["count"] == 5
+    assert summary["settings"]["tiers"] == {"background": 1.0}
+    assert {each.tier for each in read_run(tmp_path / "out").results} == {Tier.BACKGROUND}
+    assert "background" in printed(load_summary(summary))
+    progress = watched[0].snapshot().tiers[Tier.BACKGROUND]
+    assert (progress.sent, progress.ends[RequestStatus.OK], len(progress.ttfts_s)) == (5, 5, 5)
+
+
+async def test_without_a_mix_no_request_names_a_tier(mooncake_file, fake_server, tmp_path):
+    """Neither do the files."""
+    summary = await run(config_of(mooncake_file, fake_server, output_dir=tmp_path / "out"))
+    assert all(b"x-penstock-tier" not in headers for headers in fake_server.headers)
+    assert summary["tiers"] == {}
+    assert '"tier"' not in (tmp_path / "out" / "results.jsonl").read_text()
+
+
+async def test_an_overload_replays_at_the_factor_times_the_measured_capacity(mooncake_file, fake_server):
+    """A closed loop of other texts comes first, without tiers."""
+    config = config_of(
+        mooncake_file, fake_server, overload=3.0, capacity_concurrency=8, tiers={Tier.PREMIUM: 1.0}
+    )
+    summary = await run(config)
+    probes = [each for each in fake_server.headers if each[b"x-request-id"].startswith(b"capacity")]
+    assert len(probes) == 32
+    assert all(b"x-penstock-tier" not in headers for headers in probes)
+    replayed = {body["prompt"] for body in fake_server.bodies[32:]}
+    assert len(replayed) == 5
+    assert replayed.isdisjoint(body["prompt"] for body in fake_server.bodies[:32])
+    capacity = summary["overload"]["capacity"]
+    assert (capacity["concurrency"], capacity["requests"]) == (8, 32)
+    assert summary["trace"]["mean_rate_rps"] == pytest.approx(3 * capacity["rps"], rel=0.01)
+    assert "OVERLOAD: 3 times a capacity of" in printed(load_summary(summary))
+
+
+async def test_a_server_that_answers_nothing_has_no_capacity(mooncake_file, fake_server):
+    """The remedy is in the message."""
+
+    async def refuse(_body, responder):
+        responder.send(503, b"{}")
+
+    fake_server.script = refuse
+    with pytest.raises(PenstockError, match="capacity is unknown: 0 of 32 requests were answered"):
+        await run(config_of(mooncake_file, fake_server, overload=2.0, capacity_concurrency=8))
+
+
+def test_the_live_table_shows_each_tier():
+    """Highest first, with what was rejected and the newest latencies."""
+    premium = TierProgress(sent=4, ends=Counter({RequestStatus.OK: 3, RequestStatus.REJECTED: 1}))
+    premium.ttfts_s.extend([0.1, 0.2, 0.3])
+    seen = Snapshot(
+        4, 4, 0, 3, 0, 1, 1.0, None, None, {Tier.PREMIUM: premium, Tier.BACKGROUND: TierProgress()}
+    )
+    text = printed(tier_table(seen))
+    assert "premium" in text
+    for word in ("75.0%", "200.0 ms", "300.0 ms"):
+        assert word in text
+    assert text.index("premium") < text.index("background")
