@@ -179,7 +179,7 @@ class World:
             self._end(job, JobOutcome.FAILED)
             return
         request = job.request
-        longest = min((model.longest_tokens() for model in self._models.values()), default=None)
+        longest = min((model.longest_tokens(job.priority) for model in self._models.values()), default=None)
         if longest is not None and request.input_tokens + request.output_tokens > longest:
             self._end(job, JobOutcome.REJECTED)
         else:

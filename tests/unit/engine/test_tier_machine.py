@@ -208,4 +208,4 @@ class Tiers(RuleBasedStateMachine):
 
 
 TestTiers = Tiers.TestCase
-TestTiers.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestTiers.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
