@@ -67,7 +67,7 @@ def outcomes(world, tier, outcome):
 )
 def test_premium_keeps_its_ttft_where_a_single_queue_grows(split, policy, request_at):
     """Alike, all wait longer and longer; with tiers premium is ten times as fast, and background is shed."""
-    alike = world_of(request_at, None, split=split, policy=policy)
+    alike = world_of(request_at, RouterTiers(is_enabled=False), split=split, policy=policy)
     alike.run()
     tiered = world_of(request_at, RouterTiers(TierSettings(targets=TARGETS)), split=split, policy=policy)
     tiered.run()
@@ -151,4 +151,5 @@ def test_a_graph_says_what_its_tiers_are():
     assert tiers.default is Tier.BACKGROUND
     assert tiers.settings.target(Tier.PREMIUM) == SloTarget(9, 0.03, 5)
     manifest["spec"]["router"]["tiers"]["enabled"] = False
-    assert graph_router(GraphDeployment.model_validate(manifest)).tiers is None
+    off = graph_router(GraphDeployment.model_validate(manifest)).tiers
+    assert off == replace(tiers, is_enabled=False)
