@@ -371,12 +371,22 @@ class _Step:
         if error is None:
             self._set(starts=records.after(self.state.starts, change))
             self._append_actuation(change, Outcome.APPLIED)
+            self._count_in(change)
             actuation = replace(actuation, is_any_applied=True)
         else:
             keys = {"decision_id": change.decision_id, "error": error}
             self._emit(Log("decision not carried out", keys, LogLevel.WARNING))
             self._not_applied(change, Outcome.FAILED, error)
         self._next_change(replace(actuation, changes=actuation.changes[1:]))
+
+    def _count_in(self, change: Change) -> None:
+        """Let the rest of this tick see a scale-up that the backend took: what is left must fit beside it."""
+        seen, added = self.state.observed, change.desired - change.current
+        pool = seen.pools.get(change.role) if seen is not None else None
+        if seen is None or pool is None or added <= 0 or pool.replicas == change.desired:
+            return
+        grown = replace(pool, starting=pool.starting + added)
+        self._set(observed=replace(seen, pools={**seen.pools, change.role: grown}))
 
     def _not_applied(self, change: Change, outcome: Outcome, error: str) -> None:
         self._forget_asked(change.role)

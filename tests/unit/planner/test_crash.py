@@ -194,9 +194,9 @@ async def test_a_recorded_decision_is_carried_out_after_the_restart(world, kill_
     assert world.backend.calls == [(D, 2, "d000001"), (P, 2, "d000001")]
 
 
-async def _die_before_scaling(world, kill_type):
+async def _die_before_scaling(world, kill_type, prepare=_prepare):
     """Run until a decision is recorded, and die before the backend hears of it."""
-    _prepare(world)
+    prepare(world)
 
     async def dying(*_args, **_keys):
         raise kill_type("before scale")
@@ -234,6 +234,23 @@ async def test_a_recorded_scale_up_is_abandoned_if_the_budget_is_gone(world, kil
     world.backend.gpus = 4
     await world.run_until(32)
     assert world.backend.calls == []
+
+
+async def test_a_recorded_scale_up_by_several_needs_room_for_all_of_them(world, kill_type):
+    """Engines turn out to have two GPUs: after decode's one there is room for one prefill worker of the two."""
+
+    def prepare(world):
+        _prepare_going_on(world)
+        world.load.queue = lambda _now, workers: 3.0 * workers
+
+    await _die_before_scaling(world, kill_type, prepare)
+    world.backend.gpus = 2
+    await world.run_until(world.time.at_s - 1000.0 + 1)
+    decision = next(r for r in read_ledger(world.folder).records if r["type"] == "decision")["decision"]
+    changes = [(r["role"], r["desired"] - r["current"]) for r in decision["roles"] if r["action"] == "up"]
+    assert changes == [("decode", 1), ("prefill", 2)]
+    assert world.backend.calls == [(D, 2, decision["id"])]
+    assert max(world.backend.seen_gpus) <= 8
 
 
 async def test_after_a_long_absence_a_fresh_interval_begins(world, kill_type):
