@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rejection import (
+    LOOSE_S,
     MOST_TTFT,
     OUTPUT_TOKENS,
     PROFILE,
@@ -52,19 +53,32 @@ def rejection_section(found: Sweep, *, seconds: float) -> list[str]:
             f"{MOST_TTFT:g} times that."
         ),
         "",
-        "| load | p99 TTFT / unloaded: off | on | goodput, requests/s: off | on | rejected: on |",
-        "|---:|---:|---:|---:|---:|---:|",
+        f"| load | p99 TTFT / unloaded: off | on | goodput, requests/s: off | on | with TTFT of {LOOSE_S:g} s: off | on | rejected |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for off, on in zip(found.without, found.rejecting, strict=True):
         lines.append(
             f"| {off.factor:g}x | {off.p99:.2f} | {on.p99:.2f} | {off.goodput_rps:.2f} | {on.goodput_rps:.2f} | "
-            f"{on.rejected:.1%} |"
+            f"{off.loose_rps:.2f} | {on.loose_rps:.2f} | {on.rejected:.1%} |"
         )
     lines += ["", "**Held to:**", ""]
     lines += [
         f"- {what}: {measured}, {'holds' if holds else 'does not hold'}"
         for what, measured, holds in rejection_verdicts(found)
     ]
+    worse = [
+        f"{off.factor:g}x"
+        for off, on in zip(found.without, found.rejecting, strict=True)
+        if off.loose_rps > on.loose_rps
+    ]
+    if worse:
+        lines += [
+            "",
+            (
+                f"The threshold is the price of that TTFT: who would wait {LOOSE_S:g} s is served less with it at "
+                f"{', '.join(worse)}, and should set it higher."
+            ),
+        ]
     return [*lines, "", "![](rejection.png)"]
 
 

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from penstock_api import Role
+from penstock_core.tiers import TierPriority
 from penstock_engine import profiles
 from penstock_engine.core.batching import BatchLimits
 from penstock_engine.core.engine import Engine, EngineSettings, EngineStep, StepOutcome
@@ -37,10 +38,12 @@ class EngineModel:
         capacity = spec.kv_tokens or self._profile.kv_capacity_tokens
         self.num_blocks = max(1, capacity // spec.block_size)
 
-    def longest_tokens(self) -> int:
-        """Return the longest prompt and output together that the cache can ever hold, of the lowest tier."""
+    def longest_tokens(self, priority: int = TierPriority.PREMIUM) -> int:
+        """Return the longest prompt and output together that the cache can ever hold of a request of this priority."""
         terms = self._preemption
-        reserved = 0 if terms is None else terms.reserved_blocks(self.num_blocks)
+        reserved = 0
+        if terms is not None and priority > TierPriority.PREMIUM:
+            reserved = terms.reserved_blocks(self.num_blocks)
         return (self.num_blocks - reserved) * self._spec.block_size
 
     @property

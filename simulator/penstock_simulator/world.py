@@ -71,7 +71,9 @@ class World:
         }
         self.fleet = SimulatedFleet(scenario, self._make_server)
         tiers = scenario.router.tiers
-        self.jobs = make_jobs(requests, self._chains, default_tier=None if tiers is None else tiers.default)
+        self.jobs = make_jobs(
+            requests, self._chains, default_tier=tiers.default if tiers.is_enabled else None
+        )
         decode_policy = LeastLoaded()
         self._routers = [
             VirtualRouter(
@@ -177,7 +179,7 @@ class World:
             self._end(job, JobOutcome.FAILED)
             return
         request = job.request
-        longest = min((model.longest_tokens() for model in self._models.values()), default=None)
+        longest = min((model.longest_tokens(job.priority) for model in self._models.values()), default=None)
         if longest is not None and request.input_tokens + request.output_tokens > longest:
             self._end(job, JobOutcome.REJECTED)
         else:

@@ -153,7 +153,8 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
     fetch = role is EngineRole.DECODE and params.get("do_remote_prefill") is True
     _check_answers(len(prompts), sampling.n, is_handed_over=pin or fetch)
     counts = [_count(prompt, is_chat=is_chat) for prompt in prompts]
-    terms = _Terms(fields, settings, sampling, is_chat=is_chat, pin=pin)
+    priority = _priority(fields, settings)
+    terms = _Terms(fields, settings, sampling, is_chat=is_chat, pin=pin, priority=priority)
     choices = [
         _choice(index, prompt, tokens, terms)
         for index, (prompt, tokens) in enumerate(
@@ -172,7 +173,7 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
         usage=_usage(fields),
         logprobs=sampling.logprobs,
         echo=sampling.echo,
-        priority=_priority(fields, settings),
+        priority=priority,
         pin=pin,
         remote=_remote(params) if fetch else None,
         fields=asked,
@@ -198,11 +199,13 @@ class _Terms:
     sampling: Sampling
     is_chat: bool
     pin: bool
+    priority: int
 
 
 def _choice(index: int, prompt: bytes, prompt_tokens: int, terms: _Terms) -> Choice:
     settings, sampling = terms.settings, terms.sampling
-    limit = _output_limit(terms.fields, settings, prompt_tokens, is_chat=terms.is_chat)
+    longest = settings.longest_tokens(terms.priority)
+    limit = _output_limit(terms.fields, longest, prompt_tokens, is_chat=terms.is_chat)
     if sampling.min_tokens > limit:
         raise RequestError(
             f"min_tokens must be less than or equal to max_tokens={limit}, got {sampling.min_tokens}.",
@@ -269,10 +272,7 @@ def _check_model(fields: Mapping[str, Any], settings: ServeSettings) -> None:
         )
 
 
-def _output_limit(
-    fields: Mapping[str, Any], settings: ServeSettings, prompt_tokens: int, *, is_chat: bool
-) -> int:
-    longest = settings.max_model_len
+def _output_limit(fields: Mapping[str, Any], longest: int, prompt_tokens: int, *, is_chat: bool) -> int:
     room = longest - prompt_tokens
     if room < 0:
         raise RequestError(

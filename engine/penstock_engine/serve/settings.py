@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError
 from penstock_core.logs import get_logger
+from penstock_core.tiers import TierPriority
 from penstock_engine import profiles
 from penstock_engine.core.batching import BatchLimits
 from penstock_engine.core.engine import EngineSettings
@@ -116,6 +117,17 @@ class ServeSettings:
         """Whether requests may carry a priority."""
         return self.engine.limits.by_priority
 
+    def longest_tokens(self, priority: int) -> int:
+        """Return the longest prompt and output together of a request of this priority.
+
+        Below premium it must fit beside the reserve, or it would wait for ever.
+        """
+        terms, blocks = self.engine.preemption, self.engine.num_blocks
+        if terms is None or priority <= TierPriority.PREMIUM:
+            return self.max_model_len
+        open_blocks = blocks - terms.reserved_blocks(blocks)
+        return min(self.max_model_len, open_blocks * self.engine.limits.block_size)
+
 
 class _ExtraConfig(BaseModel):
     model_config = ConfigDict(extra="allow")
@@ -156,13 +168,7 @@ def resolve(flags: ServeFlags) -> ServeSettings:
     blocks = flags.num_gpu_blocks_override or profile.kv_capacity_tokens // flags.block_size
     capacity = blocks * flags.block_size
     preemption = _parse_preemption(flags, profile)
-    reserved = 0 if preemption is None else preemption.reserved_blocks(blocks)
-    longest = flags.max_model_len or min(LONGEST_CONTEXT_TOKENS, capacity - reserved * flags.block_size)
-    if longest > capacity - reserved * flags.block_size and reserved:
-        raise ConfigError(
-            f"--max-model-len {longest} exceeds the {blocks - reserved} of {blocks} KV blocks that tiers below premium "
-            "may use: lower it or premiumReservedFraction, or raise --num-gpu-blocks-override"
-        )
+    longest = flags.max_model_len or min(LONGEST_CONTEXT_TOKENS, capacity)
     if longest > capacity:
         raise ConfigError(
             f"--max-model-len {longest} exceeds the KV cache of {capacity} tokens "

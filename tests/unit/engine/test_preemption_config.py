@@ -31,10 +31,11 @@ def test_without_it_the_worker_is_vllms():
 
 
 def test_the_longest_request_fits_beside_the_reserve():
-    """A request of a lower tier must never wait for what it may not have."""
-    assert resolve(flags({"premiumReservedFraction": 0.25})).max_model_len == 12_000
-    with pytest.raises(ConfigError, match="--max-model-len 12001 exceeds the 750 of 1000 KV blocks"):
-        resolve(flags({"premiumReservedFraction": 0.25}, max_model_len=12_001))
+    """A request of a lower tier must never wait for what it may not have; premium's may be longer."""
+    settings = resolve(flags({"premiumReservedFraction": 0.25}))
+    assert [settings.longest_tokens(priority) for priority in (-1, 0, 1, 2)] == [16000, 16000, 12000, 12000]
+    bounded = resolve(flags({"premiumReservedFraction": 0.25}, max_model_len=8000))
+    assert bounded.longest_tokens(2) == 8000
 
 
 @pytest.mark.parametrize(

@@ -60,3 +60,13 @@ async def test_the_reserve_is_on_the_page(serving):
     async with serving(**tiers(premiumReservedFraction=0.5)) as worker:
         assert await worker.metric("penstock_engine_reserved_free_blocks") == 32
         assert await worker.metric("penstock_engine_swapped_blocks") == 0
+
+
+async def test_a_prompt_too_long_for_its_tier_is_refused_at_the_door(serving):
+    """Half of 1,024 tokens are premium's; the same prompt is served with premium's priority."""
+    async with serving(**tiers(premiumReservedFraction=0.5)) as worker:
+        body = {"prompt": "abcd" * 600, "ignore_eos": True, "max_tokens": 1}
+        status, answer, _ = await worker.post("/v1/completions", {**body, "priority": 1})
+        assert (status, answer["error"]["param"]) == (400, "input_tokens")
+        assert "maximum context length is 512 tokens" in answer["error"]["message"]
+        assert (await worker.post("/v1/completions", {**body, "priority": 0}))[0] == 200

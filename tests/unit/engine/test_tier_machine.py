@@ -14,6 +14,7 @@ from penstock_engine.core.transfer import LinkTerms
 
 LATENCY = LatencyModel(QuadraticPrefill(0.02, 1e-4, 1e-6), LinearDecode(0.005, 1e-5, 1e-7))
 BLOCK = 4
+COPIED = {Status.SWAPPING, Status.LOADING}
 
 terms = st.builds(
     PreemptionTerms,
@@ -43,8 +44,8 @@ class Tiers(RuleBasedStateMachine):
 
     @initialize(
         terms=terms,
-        blocks=st.integers(20, 40),
-        seqs=st.integers(1, 5),
+        blocks=st.integers(20, 28),
+        seqs=st.integers(1, 6),
         role=st.sampled_from(
             [EngineRole.AGGREGATED, EngineRole.AGGREGATED, EngineRole.DECODE, EngineRole.PREFILL]
         ),
@@ -86,6 +87,14 @@ class Tiers(RuleBasedStateMachine):
         if self.engine.abort(state.request.request_id, self.now_s):
             self.note_end(state)
 
+    @precondition(lambda self: any(state.status in COPIED for state in self.states))
+    @rule()
+    def abort_in_flight(self):
+        """A client goes away while its KV is on a link."""
+        state = next(state for state in self.states if state.status in COPIED)
+        assert self.engine.abort(state.request.request_id, self.now_s)
+        self.note_end(state)
+
     @rule(steps=st.integers(1, 8))
     def run(self, steps):
         """Step, or wait for a copy, a transfer or a lease."""
@@ -119,6 +128,8 @@ class Tiers(RuleBasedStateMachine):
         for state in self.engine.take_events().dropped:
             assert self.terms.drop_above_s is not None
             self.note_end(state)
+        self.blocks_are_conserved()
+        self.the_reserve_is_kept()
         if self.step is not None:
             self.check_order(self.step.batch)
             self.check_room()
@@ -208,4 +219,4 @@ class Tiers(RuleBasedStateMachine):
 
 
 TestTiers = Tiers.TestCase
-TestTiers.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestTiers.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -117,6 +117,23 @@ def test_a_swapped_victim_gives_no_block_before_its_copy_has_ended(make, request
     assert (engine.outputs_of(low), outcome.steady_tokens, len(outcome.late_gaps_s)) == (2, 0, 1)
 
 
+def test_while_a_copy_makes_room_nobody_else_is_thrown_out(make, request_of):
+    """Either of two background requests is enough for premium, so the second goes on decoding."""
+    slow = LatencyModel(QuadraticPrefill(100.0, 0.0, 0.0), LinearDecode(0.1, 0.0, 0.0))
+    engine = make(host_blocks=10, host_link=LinkTerms(0.0, 100.0), latency=slow)
+    for name in ("a", "b"):
+        engine.add(request_of(name, prompt=17, outputs=8, priority=2))
+    step(engine)
+    high = engine.add(request_of("high", prompt=16, outputs=1, priority=0))
+    now_s = 100.0
+    while high.first_token_s is None:
+        begun = engine.begin_step(now_s)
+        now_s = begun.end_s
+        engine.finish_step(begun)
+    assert engine.counters.preemptions == 1
+    assert high.first_scheduled_s == pytest.approx(100.2)
+
+
 @pytest.mark.parametrize("at", ["out", "host", "in"])
 def test_aborting_a_swapped_request_frees_both_memories(make, request_of, at):
     """While it is copied out, waits in host memory, or is copied in; blocks after the copy, not before."""
