@@ -61,7 +61,12 @@ def save(fresh: list[dict[str, Any]]) -> None:
 
 def oracle_cells(case: Case, seed: int, found: dict[str, Any]) -> list[Cell]:
     """Return the oracles' runs of a seed, their schedules made from that seed's own arrivals."""
-    return [Cell(case, name, seed, aim=Aim(found[name]["deadline"], found[name]["kv"])) for name in ORACLES]
+    return [Cell(case, name, seed, aim=_aim_of(found[name])) for name in ORACLES]
+
+
+def _aim_of(found: dict[str, Any]) -> Aim:
+    fleet = found["fleet"]
+    return Aim(found["deadline"], found["kv"], None if fleet is None else tuple(fleet))
 
 
 def static_cells(case: Case, seed: int, found: dict[str, Any], rival: dict[str, float]) -> list[Cell]:

@@ -151,7 +151,7 @@ def _latency_table(summary: dict[str, Any]) -> Table:
 
 def _tier_table(tiers: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table(caption="requests by the tier that they asked for")
-    for heading in ("tier", "ok", "rejected", "failed", "TTFT p50", "p99", "TPOT p99", "E2E p99"):
+    for heading in ("tier", "ok", "rej.", "failed", "TTFT p50", "p99", "TPOT p99", "E2E p99"):
         table.add_column(heading, justify="left" if heading == "tier" else "right", no_wrap=heading == "tier")
     for name, row in tiers.items():
         counts = row["requests"]

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias
 
-from penstock_api import Role
+from penstock_api import Role, Tier
 from penstock_core.errors import NoEndpointsError, PenstockError, SaturatedError
 from penstock_core.logs import get_logger
 from penstock_router.core.assignment import Assignment
@@ -189,6 +189,17 @@ class Admission:
         full = self.core.full_stage(role, self._now_s())
         if full is not None:
             raise self.all_busy(full)
+
+    def check_tier(self, tier: Tier) -> None:
+        """Count such a request to its tier, and let it pass unless the tier is shed.
+
+        Raises:
+            Shed: it is.
+        """
+        tiers = self.core.tiers
+        shed = None if tiers is None else tiers.arrived(tier)
+        if shed is not None and tiers is not None:
+            raise Shed(shed, tiers.monitor.settings.recover_s)
 
     def all_busy(self, role: Role) -> AllBusy:
         """Return the refusal of a request that no worker of a role has room for."""

@@ -73,7 +73,5 @@ def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpe
     )
 
 
-def _tiers(config: TiersConfig) -> RouterTiers | None:
-    if not config.enabled:
-        return None
-    return RouterTiers(tier_settings(config), shedding_settings(config), config.default)
+def _tiers(config: TiersConfig) -> RouterTiers:
+    return RouterTiers(tier_settings(config), shedding_settings(config), config.default, config.enabled)

@@ -23,6 +23,7 @@ def recorded_traffic(load: LoadRun) -> tuple[TraceRequest, ...]:
             output_tokens=max(1, result.output_tokens or result.trace_output_tokens),
             block_ids=result.block_ids,
             line=result.line,
+            tier=result.tier,
         )
         for result in load.results
     ]

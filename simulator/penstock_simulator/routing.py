@@ -104,7 +104,7 @@ class VirtualRouter:
         pool = WorkerPool(BreakerConfig(), is_supervised=True)
         busy = {each: BusyWorkers(spec.thresholds, batch_tokens=sizes[each].batch_tokens) for each in queues}
         self.core = RouterCore(pool, queues, busy)
-        if spec.tiers is not None:
+        if spec.tiers.is_enabled:
             self.core.tiers = TierControl(spec.tiers.settings, spec.tiers.shedding)
         budget = RetryBudget(fraction=spec.retry_budget_fraction, min_per_s=spec.min_retries_per_s, now_s=0.0)
         self._retries = RetryRules(pool, budget, max_per_request=spec.max_retries)
@@ -330,7 +330,7 @@ def _settings(spec: RouterSpec, slo_s: float, cache_tokens: int) -> QueueSetting
 
 
 def _tier_settings(spec: RouterSpec) -> TierSettings | None:
-    return None if spec.tiers is None else spec.tiers.settings
+    return spec.tiers.settings if spec.tiers.is_enabled else None
 
 
 def _make_policy(spec: RouterSpec, slo_s: float) -> RoutingPolicy:

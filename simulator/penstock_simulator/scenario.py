@@ -187,11 +187,13 @@ class RouterTiers:
         settings: Shares and targets.
         shedding: When lower tiers are refused.
         default: Tier of a request that asks for none.
+        is_enabled: Whether the router orders and sheds by them; else their targets alone are read, by the scores.
     """
 
     settings: TierSettings = field(default_factory=TierSettings)
     shedding: SheddingSettings = field(default_factory=SheddingSettings)
     default: Tier = Tier.STANDARD
+    is_enabled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ class RouterSpec:
         retry_budget_fraction: Most retries as a fraction of recent requests, 0-1.
         min_retries_per_s: Retries a second allowed whatever the fraction says, >= 0.
         thresholds: Above which a worker is busy; a new request is rejected while all are.
-        tiers: How tiers share, are promised and are shed; None: all requests are alike.
+        tiers: How tiers share, are promised and are shed.
     """
 
     policy: str = "least-loaded"
@@ -231,7 +233,7 @@ class RouterSpec:
     retry_budget_fraction: float = 0.1
     min_retries_per_s: float = 1.0
     thresholds: BusyThresholds = NO_THRESHOLDS
-    tiers: RouterTiers | None = None
+    tiers: RouterTiers = RouterTiers(is_enabled=False)
 
     def __post_init__(self) -> None:
         """Check the bounds."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock_api import Tier
-from penstock_router.policy.tiers import TARGETS, SloTarget
+from penstock_router.policy.tiers import SloTarget
 from penstock_simulator.observer import Floats, Recording
 from penstock_simulator.scenario import Scenario
 from penstock_simulator.workload import Workload
@@ -24,7 +24,7 @@ def tier_scores(recording: Recording, workload: Workload, scenario: Scenario) ->
     that asked: a rejected or shed request has attained nothing.
     """
     asked = np.array([request.tier for request in workload.requests], dtype=object)
-    targets = TARGETS if scenario.router.tiers is None else scenario.router.tiers.settings.targets
+    targets = scenario.router.tiers.settings.targets
     judged = np.arange(asked.size) >= workload.warmup
     return {
         tier.value: _figures(recording, judged & (asked == tier), targets.get(tier, SloTarget()))

@@ -71,7 +71,9 @@ class World:
         }
         self.fleet = SimulatedFleet(scenario, self._make_server)
         tiers = scenario.router.tiers
-        self.jobs = make_jobs(requests, self._chains, default_tier=None if tiers is None else tiers.default)
+        self.jobs = make_jobs(
+            requests, self._chains, default_tier=tiers.default if tiers.is_enabled else None
+        )
         decode_policy = LeastLoaded()
         self._routers = [
             VirtualRouter(

@@ -30,8 +30,8 @@ from penstock_workload.traces import TraceRequest
 
 _RESEND_S = 0.5
 """Chosen: far below an answer's time, so that a place is taken soon after it is free; simulated seconds."""
-_MOST_RESENDS = 1200
-"""Chosen: ten minutes; a server that takes nothing for so long is no longer busy but broken."""
+_MOST_RESENDS = 120
+"""Chosen: a minute; of a server that has answered nothing until then no request is sent again."""
 _LOOP_PROBE_S = 0.05
 """Chosen: 20 real samples a second see a stall of 50 ms and cost nothing."""
 
@@ -274,12 +274,13 @@ class Replayer:
     async def _exchange(self, request: TraceRequest, body: bytes) -> RequestResult:
         name = f"{self._run_id}-{request.line}"
         result = await self._sender.send(request, body, request_id=name, zero_s=self._zero_s)
-        if self._resends_rejected:
-            for _ in range(_MOST_RESENDS):
-                if result.status is not RequestStatus.REJECTED:
-                    break
-                await asyncio.sleep(self._clock.to_real_s(_RESEND_S))
-                result = await self._sender.send(request, body, request_id=name, zero_s=self._zero_s)
+        resends = 0
+        while self._resends_rejected and result.status is RequestStatus.REJECTED and resends < _MOST_RESENDS:
+            await asyncio.sleep(self._clock.to_real_s(_RESEND_S))
+            result = await self._sender.send(request, body, request_id=name, zero_s=self._zero_s)
+            resends += 1
+        if resends == _MOST_RESENDS and not self._counts[RequestStatus.OK]:
+            self._resends_rejected = False
         return result
 
 

@@ -36,6 +36,8 @@ class BusyWorkers:
         # By name: seconds until it is not busy any more, and when it refused a request for want of room.
         self._busy: dict[str, float] = {}
         self._at_capacity: dict[str, float] = {}
+        # Of the busy ones, those above the threshold of KV blocks.
+        self._out_of_blocks: set[str] = set()
 
     # ------------------------------------------------------------------ load events
 
@@ -53,9 +55,12 @@ class BusyWorkers:
         usages = load.kv_ranks_now(load.inflight_tokens + peer_tokens, now_s)
         share = prefill_tokens / len(usages)
         excess = worker_excess([RankLoad(each, share) for each in usages], self.thresholds, self.batch_tokens)
+        self._out_of_blocks.discard(load.name)
         if excess is None:
             self._busy.pop(load.name, None)
         else:
+            if excess.decode_blocks_fraction:
+                self._out_of_blocks.add(load.name)
             self._busy[load.name] = self._free_in_s(load, excess, now_s)
 
     def computed(self, tokens: int, now_s: float) -> None:
@@ -78,6 +83,7 @@ class BusyWorkers:
     def keep_only(self, names: Collection[str], now_s: float) -> None:
         """Forget the workers that have left, and refusals of long ago."""
         self._busy = {name: wait_s for name, wait_s in self._busy.items() if name in names}
+        self._out_of_blocks &= self._busy.keys()
         self._at_capacity = {
             name: at_s
             for name, at_s in self._at_capacity.items()
@@ -88,6 +94,7 @@ class BusyWorkers:
         """Take new thresholds; every worker has to be refreshed."""
         self.thresholds = thresholds
         self._busy.clear()
+        self._out_of_blocks.clear()
 
     # ------------------------------------------------------------------ decisions
 
@@ -110,6 +117,10 @@ class BusyWorkers:
     def all_at_capacity(self, names: frozenset[str]) -> bool:
         """Return whether there are workers, and each of them has refused a request for want of room."""
         return bool(names) and len(self._at_capacity) >= len(names) and names <= self._at_capacity.keys()
+
+    def have_blocks(self, names: frozenset[str]) -> bool:
+        """Return whether some worker has KV blocks and room: prompts to be computed are all that keeps it busy."""
+        return not names <= self._out_of_blocks | self._at_capacity.keys()
 
     def not_taking(self, names: frozenset[str]) -> frozenset[str]:
         """Return those of some workers that take no new requests; none when that is all of them."""

@@ -6,12 +6,13 @@ in simulated seconds and returns what the driver has to do, in order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
-from penstock_api import Role
+from penstock_api import Role, Tier
 from penstock_router.core.assignment import Assignment
 from penstock_router.core.busy_workers import ALL_BUSY, BusyWorkers
 from penstock_router.core.dispatch_queue import DispatchQueue
@@ -95,6 +96,9 @@ class RouterCore(Generic[T]):
         self._names: dict[Role, frozenset[str]] = {role: frozenset() for role in self.queues}
         self._rebalanced_s: float | None = None
         self.tiers: TierControl | None = None
+        # Requests of the first stage that wait or are being prefilled, while requests have tiers.
+        self._uncomputed_items: dict[T, Tier] = {}
+        self._uncomputed: Counter[Tier] = Counter()
 
     @property
     def entry_queue(self) -> DispatchQueue[T]:
@@ -126,7 +130,7 @@ class RouterCore(Generic[T]):
             return [Refuse(item, RefusalReason.NO_WORKER, message)]
         self._follow(role, now_s)
         full = self.full_stage(role, now_s, is_new=role is self.entry and not again)
-        if full is not None:
+        if full is not None and not self._keeps_its_share(arrival.tier, full):
             return [Refuse(item, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())]
         queue, busy = self.queues[role], self.busy[role]
         if busy.is_any and queue.policy.assigns is AssignTime.ON_ARRIVAL:
@@ -135,6 +139,8 @@ class RouterCore(Generic[T]):
         if not queue.submit(item, arrival, now_s, again=again):
             message = f"{len(queue)} requests wait for {role} already; retry later"
             return [Refuse(item, RefusalReason.QUEUE_FULL, message)]
+        if role is self.entry:
+            self._count_uncomputed(item, arrival.tier)
         self._load_changed(role, now_s, queue.worker_of(item) if queue.moved == moved else None)
         return self._dispatch(role, now_s)
 
@@ -177,6 +183,7 @@ class RouterCore(Generic[T]):
             measured: Whether this is noticed as it happens, and not only at the end of the answer.
         """
         role, queue = assignment.role, self.queues[assignment.role]
+        self._computed_or_gone(assignment.item)
         before = queue.prompt_tokens.computed
         queue.prefilled(assignment.item, now_s, cached_tokens=cached_tokens, measured=measured)
         self.busy[role].computed(queue.prompt_tokens.computed - before, now_s)
@@ -188,6 +195,7 @@ class RouterCore(Generic[T]):
         if not assignment.is_open:
             return []
         role = assignment.role
+        self._computed_or_gone(assignment.item)
         assignment.end()
         self.queues[role].release(assignment.item, now_s)
         self.busy[role].released(assignment.worker, assignment.tokens, now_s)
@@ -198,6 +206,7 @@ class RouterCore(Generic[T]):
         """Take out a waiting request whose client has left; does nothing when it does not wait."""
         name = self.queues[role].worker_of(item)
         self.queues[role].withdraw(item)
+        self._computed_or_gone(item)
         self._load_changed(role, now_s, name)
 
     # ------------------------------------------------------------------ the workers' load
@@ -271,6 +280,7 @@ class RouterCore(Generic[T]):
             for queued in queue.take_expired(now_s):
                 if self.tiers is not None and role is self.entry:
                     self.tiers.timed_out(queued.arrival.tier, now_s)
+                self._computed_or_gone(queued.item)
                 self._load_changed(role, now_s, queued.worker)
                 message = f"no worker took the request within {now_s - queued.since_s:.1f} s; retry later"
                 effects.append(Refuse(queued.item, RefusalReason.QUEUE_TIMEOUT, message))
@@ -320,6 +330,27 @@ class RouterCore(Generic[T]):
             quarantined = {each.name for each in self.pool if each.keeps_its_cache}
             self.queues[role].set_workers(workers, now_s, quarantined=quarantined)
             self._loads_changed(role, now_s)
+
+    def _keeps_its_share(self, tier: Tier, full: Role) -> bool:
+        """Return whether a request enters a full first stage, so that its tier gets its share of what others fill.
+
+        That is while no other of its tier waits here: at most one prompt of each tier waits above the thresholds.
+        """
+        if self.tiers is None or full is not self.entry or not self.busy[full].have_blocks(self._names[full]):
+            return False
+        if self.queues[full].room.tiers[tier]:
+            return False
+        return self._uncomputed.total() > self._uncomputed[tier]
+
+    def _count_uncomputed(self, item: T, tier: Tier) -> None:
+        if self.tiers is not None and item not in self._uncomputed_items:
+            self._uncomputed_items[item] = tier
+            self._uncomputed[tier] += 1
+
+    def _computed_or_gone(self, item: T) -> None:
+        tier = self._uncomputed_items.pop(item, None)
+        if tier is not None:
+            self._uncomputed[tier] -= 1
 
     def _avoiding(self, arrival: Arrival, role: Role) -> Arrival:
         """Return a request that passes over busy workers, unless that leaves only such as have failed it."""

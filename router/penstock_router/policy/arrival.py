@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from penstock_api import Tier
 from penstock_router.policy.keys import BLOCK_TOKENS, Prefix
+
+_RANKS: Final = {tier: rank for rank, tier in enumerate(Tier)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Arrival:
         tier: Its priority class; read where tiers are on.
         tenant: Whose it is; empty: nobody's in particular.
         prefix: The chain, packed; derived.
+        rank: The tier's place, 0 is the highest; derived, because every worker is asked by it.
     """
 
     chain: tuple[int, ...]
@@ -36,10 +40,12 @@ class Arrival:
     tier: Tier = Tier.STANDARD
     tenant: str = ""
     prefix: Prefix = field(init=False, repr=False, compare=False)
+    rank: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Pack the chain once, for all the indexes that it is looked up in."""
         object.__setattr__(self, "prefix", Prefix(self.chain))
+        object.__setattr__(self, "rank", _RANKS[self.tier])
 
     def avoiding(self, names: frozenset[str]) -> Arrival:
         """Return the same request that avoids further workers; its keys are not packed once more."""

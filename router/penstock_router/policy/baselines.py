@@ -64,7 +64,7 @@ class CacheAffinity:
         name = self._ring.find(self._hotness.key(arrival.chain, len(workers)))
         if name is None or name in arrival.avoid:
             return RoutingDecision(
-                _emptiest(eligible(workers, arrival.avoid)).name, "its worker has failed it"
+                _emptiest(eligible(workers, arrival.avoid), arrival).name, "its worker has failed it"
             )
         return RoutingDecision(name, "prefix's worker on the ring")
 
@@ -76,7 +76,9 @@ class LeastPending(_Memoryless):
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:  # noqa: ARG002 - needs no estimate
         """Return the least loaded worker."""
-        return RoutingDecision(_emptiest(eligible(workers, arrival.avoid)).name, "fewest pending tokens")
+        return RoutingDecision(
+            _emptiest(eligible(workers, arrival.avoid), arrival).name, "fewest pending tokens"
+        )
 
 
 class RoundRobin(_Memoryless):
@@ -152,7 +154,7 @@ class MinTtft(_Memoryless):
         fleet = estimates.throughput.tokens_per_s
         pool = eligible(workers, arrival.avoid)
         costs = [
-            (each.pending_tokens + each.uncached(arrival)) / (each.throughput.mixed(fleet) or 1.0)
+            (each.pending_for(arrival) + each.uncached(arrival)) / (each.throughput.mixed(fleet) or 1.0)
             for each in pool
         ]
         as_good = min(costs) * (1 + _NOISE)
@@ -172,11 +174,11 @@ class Preble(_Memoryless):
         """Return the worker with the largest hit, or the least loaded one."""
         pool = eligible(workers, arrival.avoid)
         uncached, _, at = min(
-            (each.uncached(arrival), each.pending_tokens, at) for at, each in enumerate(pool)
+            (each.uncached(arrival), each.pending_for(arrival), at) for at, each in enumerate(pool)
         )
         if uncached < (1 - _PREBLE_SHARE) * arrival.tokens:
             return RoutingDecision(pool[at].name, "more than half is cached there")
-        return RoutingDecision(_emptiest(pool).name, "little is cached anywhere: least loaded")
+        return RoutingDecision(_emptiest(pool, arrival).name, "little is cached anywhere: least loaded")
 
 
 class KvCost(_Memoryless):
@@ -194,7 +196,7 @@ class KvCost(_Memoryless):
         pool = eligible(workers, arrival.avoid)
         _, _, at = min(
             (
-                each.pending_tokens + each.uncached(arrival) + each.running_prompt_tokens,
+                each.pending_for(arrival) + each.uncached(arrival) + each.running_prompt_tokens,
                 each.index.count,
                 at,
             )
@@ -203,6 +205,6 @@ class KvCost(_Memoryless):
         return RoutingDecision(pool[at].name, "lowest KV cost")
 
 
-def _emptiest(pool: list[WorkerQueue[Any]]) -> WorkerQueue[Any]:
+def _emptiest(pool: list[WorkerQueue[Any]], arrival: Arrival) -> WorkerQueue[Any]:
     """Return the worker with the fewest pending tokens; among equals, the one that remembers least."""
-    return min(pool, key=lambda each: (each.pending_tokens, each.index.count))
+    return min(pool, key=lambda each: (each.pending_for(arrival), each.index.count))

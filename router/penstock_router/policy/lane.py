@@ -27,6 +27,13 @@ class WaitingLine(Protocol[T]):
     def late_tokens(self) -> int:
         """Uncached tokens of those that were found late."""
 
+    @property
+    def has_tiers(self) -> bool:
+        """Whether `lower_tokens` may be other than 0."""
+
+    def lower_tokens(self, rank: int) -> int:
+        """Return the uncached tokens of requests of tiers below a rank that were not found late."""
+
     def __bool__(self) -> bool:
         """Whether any request waits."""
 
@@ -68,6 +75,7 @@ class Lane(Generic[T]):
     """
 
     __slots__ = ("_late_turns", "late", "late_tokens", "queue")
+    has_tiers = False
 
     def __init__(self) -> None:
         """Begin empty."""
@@ -75,6 +83,10 @@ class Lane(Generic[T]):
         self.late: dict[T, QueuedRequest[T]] = {}
         self.late_tokens = 0
         self._late_turns = 0
+
+    def lower_tokens(self, rank: int) -> int:  # noqa: ARG002 - one lane has no tiers
+        """Return 0: all are of one tier."""
+        return 0
 
     def __bool__(self) -> bool:
         """Whether any request waits."""

@@ -51,7 +51,7 @@ class PrefixCost:
         pool = eligible(workers, arrival.avoid)
         uncached = [each.uncached(arrival) for each in pool]
         costs = [
-            (each.pending_tokens + HIT_WEIGHT * own) * each.relative_slowdown
+            (each.pending_for(arrival) + HIT_WEIGHT * own) * each.relative_slowdown
             + DECODE_WEIGHT * each.decoding_tokens
             for each, own in zip(pool, uncached, strict=True)
         ]

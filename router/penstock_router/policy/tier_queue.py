@@ -33,15 +33,23 @@ T = TypeVar("T")
 
 
 class TierQueue(Generic[T]):
-    """Waiting requests by tier and tenant; a `WaitingLine`."""
+    """Waiting requests by tier and tenant; a `WaitingLine`.
 
-    __slots__ = ("_credits", "_settings", "_tiers")
+    Attributes:
+        late_tokens: Uncached tokens of the requests that were found late.
+    """
+
+    __slots__ = ("_credits", "_lower_tokens", "_settings", "_tiers", "late_tokens")
+    has_tiers = True
 
     def __init__(self, settings: TierSettings) -> None:
         """Begin empty, each tier with the credit of one round."""
         self._settings = settings
         self._tiers: dict[Tier, _TenantLanes[T]] = {tier: _TenantLanes() for tier in PRIORITIES}
         self._credits = {tier: settings.quantum(tier) for tier in SHARED}
+        # Of the tiers below each, by rank.
+        self._lower_tokens = [0] * len(PRIORITIES)
+        self.late_tokens = 0
 
     @property
     def settings(self) -> TierSettings:
@@ -58,10 +66,9 @@ class TierQueue(Generic[T]):
         """Requests that wait and were not found late, the highest tier's first."""
         return {queued.item: queued for queued in self.in_order(hit_first=False)}
 
-    @property
-    def late_tokens(self) -> int:
-        """Uncached tokens of the requests that were found late."""
-        return sum(lane.late_tokens for tier in self._tiers.values() for lane in tier.lanes.values())
+    def lower_tokens(self, rank: int) -> int:
+        """Return the uncached tokens of requests of tiers below a rank that were not found late."""
+        return self._lower_tokens[rank]
 
     def __bool__(self) -> bool:
         """Whether any request waits."""
@@ -79,11 +86,16 @@ class TierQueue(Generic[T]):
 
     def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
         """Add a request, at the end or before all others of its tier and tenant."""
-        self._tiers[queued.arrival.tier].lane(queued.arrival.tenant).put(queued, is_first=is_first)
+        tier = queued.arrival.tier
+        self._count_in_time(queued.arrival.rank, queued.uncached)
+        self._tiers[tier].lane(queued.arrival.tenant).put(queued, is_first=is_first)
 
     def pull(self, queued: QueuedRequest[T]) -> None:
         """Take a request out."""
-        self._tiers[queued.arrival.tier].pull(queued)
+        if self._tiers[queued.arrival.tier].pull(queued):
+            self.late_tokens -= queued.uncached
+        else:
+            self._count_in_time(queued.arrival.rank, -queued.uncached)
 
     def charge(self, queued: QueuedRequest[T]) -> None:
         """Count a request's tokens as served to its tier and tenant."""
@@ -103,11 +115,24 @@ class TierQueue(Generic[T]):
     ) -> QueuedRequest[T] | None:
         """Return the request to be served next; see `WaitingLine`."""
         tier = self._next_tier(now_s)
-        return None if tier is None else tier.next_lane().next_up(now_s, hit_first=hit_first, is_late=is_late)
+        if tier is None:
+            return None
+        lane = self._tiers[tier].next_lane()
+        late_tokens = lane.late_tokens
+        queued = lane.next_up(now_s, hit_first=hit_first, is_late=is_late)
+        found_late = lane.late_tokens - late_tokens
+        if found_late and queued is not None:
+            self.late_tokens += found_late
+            self._count_in_time(queued.arrival.rank, -found_late)
+        return queued
 
-    def _next_tier(self, now_s: float) -> _TenantLanes[T] | None:
+    def _count_in_time(self, rank: int, tokens: int) -> None:
+        for higher in range(rank):
+            self._lower_tokens[higher] += tokens
+
+    def _next_tier(self, now_s: float) -> Tier | None:
         if self._tiers[Tier.SYSTEM].lanes:
-            return self._tiers[Tier.SYSTEM]
+            return Tier.SYSTEM
         waiting = [tier for tier in SHARED if self._tiers[tier].lanes]
         if not waiting:
             return None
@@ -118,7 +143,7 @@ class TierQueue(Generic[T]):
             since_s = self._tiers[tier].oldest_s
             return self._settings.effective_priority(tier, now_s - since_s), since_s
 
-        return self._tiers[min((tier for tier in waiting if self._credits[tier] > 0), key=order)]
+        return min((tier for tier in waiting if self._credits[tier] > 0), key=order)
 
     def _replenish(self, waiting: list[Tier]) -> None:
         """Begin as many rounds as it takes until a tier with requests has credit."""
@@ -175,12 +200,15 @@ class _TenantLanes(Generic[T]):
             self._tags[tenant] = max(self._now, self._tags.get(tenant, 0.0))
         return lane
 
-    def pull(self, queued: QueuedRequest[T]) -> None:
+    def pull(self, queued: QueuedRequest[T]) -> bool:
+        """Take a request out; return whether it was found late."""
         tenant = queued.arrival.tenant
         lane = self.lanes[tenant]
+        is_late = queued.item in lane.late
         lane.pull(queued)
         if not lane:
             del self.lanes[tenant]
+        return is_late
 
     def charge(self, tenant: str, tokens: int) -> None:
         served = self._tags.get(tenant, self._now)

@@ -196,7 +196,7 @@ class RouterApp:
     async def _parse(self, path: str, request: Request) -> CompletionRequest:
         """Read a body, a large one in steps and in a thread, so that others' streams go on."""
         raw, content_type = request.body, request.headers.get(b"content-type")
-        aliases: Collection[str] = () if self._tiers is None else self._tiers.door.config.models
+        aliases = self._aliases
         if len(raw) <= SMALL_BYTES:
             return parse_completion(path, content_type, raw, model=self._model, aliases=aliases)
         for _ in check_size(raw):
@@ -204,6 +204,11 @@ class RouterApp:
         return await asyncio.to_thread(
             parse_completion, path, content_type, raw, model=self._model, aliases=aliases
         )
+
+    @property
+    def _aliases(self) -> Collection[str]:
+        """Further names of the model, each of a tier."""
+        return () if self._tiers is None else self._tiers.door.config.models
 
     def _session(self, request: Request) -> str:
         if not self._session_header:
@@ -266,15 +271,17 @@ class RouterApp:
     # ------------------------------------------------------------------ the rest
 
     def _models(self, path: str) -> bytes:
+        names = [self._model, *self._aliases]
         if path == "/v1/models":
-            return orjson.dumps({"object": "list", "data": [self._model_card]})
+            cards = [{**self._model_card, "id": name} for name in names]
+            return orjson.dumps({"object": "list", "data": cards})
         asked = path.removeprefix("/v1/models/")
-        if asked != self._model:
+        if asked not in names:
             raise RequestRefused(
                 404, f"model: {asked[:200]!r} does not exist; this router serves {self._model!r}",
                 code="model_not_found",
             )  # fmt: skip
-        return orjson.dumps(self._model_card)
+        return orjson.dumps({**self._model_card, "id": asked})
 
     def _answer_workers(self, path: str, request: Request, responder: Responder, headers: Headers) -> None:
         parts = path.strip("/").split("/")

@@ -179,6 +179,8 @@ class CompletionHandler:
             remote = RemotePrefill(Correction(prefilled.cached_tokens), lease) if prefilled.params else None
         else:
             # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
+            if not again:
+                self._admission.check_tier(call.tier)
             self._admission.check_capacity(Role.DECODE)
         await self._asking_others(call, Role.DECODE, lambda: self._decode(call, body, remote))
 

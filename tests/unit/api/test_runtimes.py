@@ -68,6 +68,13 @@ def test_simulated_worker(build, context):
     )
 
 
+def test_the_request_limit_reaches_simulated_workers(build, context):
+    """With its queue; without a limit neither flag is there."""
+    argv = by_service(build(engine={"requestLimit": 64, "requestQueue": 8}), context)["decode"].argv
+    assert (after(argv, "--engine-request-limit"), after(argv, "--engine-request-queue")) == ("64", "8")
+    assert "--engine-request-queue" not in by_service(build(), context)["decode"].argv
+
+
 def test_simulated_cold_start_and_address(build, context):
     """A cold start is a flag; an address for other workers is given where it differs from the bound one."""
     graph = build(services={"decode": {"startupSeconds": 12.5}})

@@ -51,6 +51,7 @@ class FakeWorker:
         self.disconnects = 0
         self.health_status = 200
         self.kv_usage = "0.25"
+        self.cache_config = 'block_size="16",num_gpu_blocks="1000"'
         self.expired_leases = 0
         self.prompt_tokens = 40
         self.cached_tokens = 16
@@ -66,7 +67,7 @@ class FakeWorker:
             responder.send(self.health_status, b"")
         elif request.path == "/metrics":
             page = f'vllm:kv_cache_usage_perc{{engine="0"}} {self.kv_usage}\n'
-            page += 'vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="1000"} 1\n'
+            page += f'vllm:cache_config_info{{engine="0",{self.cache_config}}} 1\n'
             if self.expired_leases is not None:
                 page += f'vllm:nixl_num_kv_expired_reqs_total{{engine="0"}} {self.expired_leases}\n'
             responder.send(200, page.encode(), content_type="text/plain")

@@ -4,7 +4,14 @@ import asyncio
 
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from penstock_api import BreakerConfig, RouterConfig
+from penstock_router.admission import Admission
+from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.make_core import make_core
+from penstock_router.proxy.busy_threshold import BusyThresholdApi, ThresholdError
 from penstock_router.proxy.retry_after import retry_after
 
 BUSY = {"admission": {"mode": "token-capacity", "retryAfterSeconds": 3}}
@@ -204,3 +211,75 @@ async def test_the_load_that_makes_workers_busy_is_exported(harness):
 def test_retry_after_is_bounded(expected_s, floor_s, value):
     """Whole seconds from the drain rate, at least the setting, at most 60."""
     assert retry_after(expected_s, floor_s=floor_s) == value
+
+
+@pytest.mark.parametrize(("second", "status"), [("0.2", 200), ("0.95", 503)])
+async def test_one_rank_with_room_keeps_its_worker_free(harness, second, status):
+    """VLLM's page has a series for each data-parallel rank; their blocks add up."""
+    worker = await harness.worker("aggregated")
+    config = 'vllm:cache_config_info{engine="1",block_size="16",num_gpu_blocks="500"} 1'
+    worker.kv_usage = f'0.9\nvllm:kv_cache_usage_perc{{engine="1"}} {second}\n{config}'
+    router = await harness.router(worker, config=BUSY)
+    known = router.server.core.pool.get(worker.name)
+    await router.until(lambda: known.kv_ranks == (0.9, float(second)))
+    assert (known.kv_total_blocks, known.kv_capacity_tokens) == (1500, 24_000)
+    assert (await router.post(max_tokens=1)).status == status
+
+
+@pytest.mark.parametrize(
+    "info",
+    [f'num_gpu_blocks="{count}",block_size="16"' for count in ("None", "0", "-1", "9" * 5000)],
+)
+async def test_a_size_that_is_none_is_unknown(harness, info):
+    """Usage alone decides then."""
+    worker = await harness.worker("aggregated")
+    worker.cache_config = info
+    worker.kv_usage = "0.9"
+    router = await harness.router(worker, config=BUSY)
+    known = router.server.core.pool.get(worker.name)
+    await router.until(lambda: known.kv_ranks == (0.9,))
+    assert (known.kv_total_blocks, known.kv_capacity_tokens) == (None, None)
+    assert (await router.post(max_tokens=1)).status == 503
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = st.sampled_from(
+    [
+        "active_decode_blocks_threshold",
+        "active_prefill_tokens_threshold",
+        "active_prefill_tokens_threshold_frac",
+        "x",
+    ]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(fields=st.dictionaries(KEYS, JSON_VALUES, max_size=4), model=st.just("llama") | JSON_VALUES)
+def test_whatever_is_asked_of_the_thresholds_they_stay_within_bounds(fields, model):
+    """Either everything that a body names holds and is in range, or nothing has changed and a status says why."""
+    admission = Admission(
+        make_core(RouterConfig(), WorkerPool(BreakerConfig()), is_disaggregated=False), lambda: 0.0
+    )
+    api = BusyThresholdApi(admission, model="llama", batch_tokens=8192)
+    before = api.listed()
+    body = orjson.dumps({"model": model, **fields})
+    try:
+        shown = orjson.loads(api.change(b"application/json", body))
+    except ThresholdError as error:
+        refused = error
+    else:
+        refused = None
+    if refused is not None:
+        assert refused.status in {400, 404, 422}
+        assert len(refused.message) < 500
+        assert api.listed() == before
+        return
+    assert {key: shown[key] for key in fields} == fields
+    blocks, tokens, frac = (shown[key] for key in list(shown)[1:])
+    assert blocks is None or 0 <= blocks <= 1
+    assert tokens is None or tokens >= 0
+    assert frac is None or frac >= 0

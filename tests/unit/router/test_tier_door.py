@@ -188,6 +188,31 @@ async def test_a_shed_request_is_answered_503_and_counts_as_an_arrival(harness):
     assert await router.metric("penstock_router_refused_requests_total", model_name="llama") == 1
 
 
+async def test_a_request_of_several_prompts_is_shed_like_others(harness):
+    """It goes to a decode worker without a prefill, and past no door."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode, config={"tiers": {"enabled": True}})
+    router.server._ticker.cancel()
+    for now_s in (0.0, 10.0):
+        router.server.core.tiers.monitor.evaluate(now_s, {Tier.PREMIUM: [9.0] * 30})
+    background = (JSON, (b"x-penstock-tier", b"background"))
+    answer = await router.post(headers=background, prompt=["a", "b"])
+    assert (answer.status, orjson.loads(answer.body)["error"]["code"]) == (503, "shed")
+    assert (await router.post(prompt=["a", "b"])).status == 200
+    assert await router.metric("penstock_router_tier_arrivals_total", tier="standard") == 1
+
+
+async def test_further_names_of_the_model_are_listed(harness):
+    """Clients that ask what is served find them; one that is not there is not found."""
+    worker = await harness.worker("aggregated")
+    config = {"tiers": {"enabled": True, "models": {"llama-batch": "background"}}}
+    router = await harness.router(worker, config=config)
+    listed = orjson.loads((await router.get("/v1/models")).body)["data"]
+    assert [card["id"] for card in listed] == ["llama", "llama-batch"]
+    assert orjson.loads((await router.get("/v1/models/llama-batch")).body)["id"] == "llama-batch"
+    assert (await router.get("/v1/models/other")).status == 404
+
+
 async def test_a_premium_request_passes_those_that_wait(harness):
     """Standard ones came first; the worker takes one prompt at a time."""
     worker = await harness.worker("prefill")

@@ -1,10 +1,12 @@
 """When a worker is busy, how long the wait is, and that no request is rejected while a worker has room."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_api import AdmissionConfig, BreakerConfig, Role, RouterConfig
+from penstock_api import AdmissionConfig, BreakerConfig, Role, RouterConfig, Tier
 from penstock_router.core.busy_workers import ALL_BUSY
 from penstock_router.core.router import Dispatch, RefusalReason, Refuse
 from penstock_router.core.worker_pool import WorkerPool
@@ -84,7 +86,9 @@ def test_the_drain_rate_is_what_has_left_lately():
 class Stage:
     """A core over aggregated workers, driven by hand."""
 
-    def __init__(self, *names, policy="least-loaded", batch_tokens=None, slot_tokens=8192, **admission):
+    def __init__(
+        self, *names, policy="least-loaded", batch_tokens=None, slot_tokens=8192, tiers=False, **admission
+    ):
         self.now_s = 0.0
         pool = WorkerPool(BreakerConfig())
         config = RouterConfig.model_validate(
@@ -92,6 +96,7 @@ class Stage:
                 "policy": policy,
                 "admission": {"mode": "token-capacity", **admission},
                 "prefillQueue": {"workerTokens": slot_tokens},
+                "tiers": {"enabled": tiers},
             }
         )
         self.core = make_core(config, pool, is_disaggregated=False, batch_tokens=batch_tokens)
@@ -112,11 +117,11 @@ class Stage:
         worker.scraped_tokens, worker.metrics_at_s = worker.inflight_tokens, self.now_s
         self.note(self.core.load_read(worker, self.now_s))
 
-    def ask(self, tokens=100, *, again=False):
+    def ask(self, tokens=100, *, again=False, tier=Tier.STANDARD):
         """A request arrives; returns its worker's name, "waits", or its refusal."""
         self.count += 1
         item = self.count
-        arrival = Arrival((item,), tokens)
+        arrival = Arrival((item,), tokens, tier=tier)
         effects = self.core.acquire(item, Role.AGGREGATED, arrival, self.now_s, again=again)
         self.note(effects)
         refused = [each for each in effects if isinstance(each, Refuse) and each.item == item]
@@ -197,6 +202,38 @@ def test_a_request_that_leaves_the_queue_makes_room(leaves):
         stage.now_s = 60.0
         assert [each.item for each in stage.core.expire(60.0)] == [2]
     assert stage.ask(600) == "waits"
+
+
+@pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
+def test_each_tier_keeps_its_share_of_what_others_fill(policy):
+    """One prompt of each tier may wait above the threshold; without KV blocks none may."""
+    stage = Stage("a", policy=policy, slot_tokens=300, tiers=True, activePrefillTokensThreshold=500)
+    background, premium = Tier.BACKGROUND, Tier.PREMIUM
+    if policy == "least-loaded":
+        stage.core.entry_queue.settings = replace(stage.core.entry_queue.settings, slot_tokens=300)
+    assert stage.ask(600, tier=background) == "a"
+    assert stage.ask(600, tier=background).reason is RefusalReason.ALL_BUSY
+    assert stage.ask(600) == "waits"
+    assert stage.ask(600).reason is RefusalReason.ALL_BUSY
+    stage.read("a", 0.95)
+    assert stage.ask(600, tier=premium).reason is RefusalReason.ALL_BUSY
+    stage.read("a", 0.1, total_blocks=10_000)
+    assert stage.ask(600, tier=premium) == "waits"
+    first = stage.count
+    assert stage.ask(600, tier=premium).reason is RefusalReason.ALL_BUSY
+    assert stage.ask(600, tier=background) == "waits"
+    stage.leave(1)
+    assert list(stage.held) == [first]
+
+
+def test_one_tier_alone_keeps_the_threshold():
+    """Nobody else fills the worker, so there is no share to keep; once another's prompt is computed as well."""
+    stage = Stage("a", policy="prefix-cost", slot_tokens=300, tiers=True, activePrefillTokensThreshold=500)
+    assert stage.ask(600) == "a"
+    assert stage.ask(600).reason is RefusalReason.ALL_BUSY
+    assert stage.ask(600, tier=Tier.PREMIUM) == "waits"
+    stage.core.withdraw(stage.count, Role.AGGREGATED, 0.0)
+    assert stage.ask(600).reason is RefusalReason.ALL_BUSY
 
 
 def test_requests_that_were_admitted_are_not_rejected():

@@ -124,6 +124,13 @@ def test_every_request_of_every_tier_leaves_exactly_once(policy, order, events):
         script.step(event, has_tiers=True)
         queue = script.queue
         assert {each.item for each in queue.waiting_requests()} == script.waiting
+        for worker in queue._workers.values():
+            assert (
+                worker.pending_tokens
+                >= worker.pending_for(Arrival((), 1, tier=Tier.PREMIUM))
+                >= worker.running_tokens
+            )
+            assert worker.pending_tokens == worker.pending_for(Arrival((), 1, tier=Tier.BACKGROUND))
         assert queue.waiting == queue.room.tiers.total() == len(script.waiting)
     for item in script.running:
         script.queue.release(item, script.now_s)
@@ -132,6 +139,21 @@ def test_every_request_of_every_tier_leaves_exactly_once(policy, order, events):
     assert queue_totals(script.queue) == 0
     assert not list(script.queue._central)
     assert not any(worker.line for worker in script.queue._workers.values())
+
+
+@pytest.mark.parametrize(("tier", "worker"), [(Tier.PREMIUM, "a"), (Tier.BACKGROUND, "b")])
+@pytest.mark.parametrize("policy", ["prefix-cost", "least-pending", "kv-cost", "min-ttft"])
+def test_a_request_goes_where_less_is_ahead_of_it(policy, tier, worker):
+    """Ten background requests wait for a and two premium ones for b: to premium the queue of a is empty."""
+    settings = QueueSettings(slot_requests=0, tiers=TierSettings(), order=QueueOrder.ARRIVAL)
+    queue = DispatchQueue(POLICIES[policy](DualMapSettings()), settings)
+    queue.set_workers([WorkerLoad("a"), WorkerLoad("b")], 0.0)
+    for at in range(10):
+        queue.submit(at, Arrival((), 500, frozenset("b"), tier=Tier.BACKGROUND), 0.0)
+    for at in range(2):
+        queue.submit(("p", at), Arrival((), 500, frozenset("a"), tier=Tier.PREMIUM), 0.0)
+    queue.submit("new", Arrival((), 500, tier=tier), 0.0)
+    assert queue.worker_of("new") == worker
 
 
 def queue_totals(queue):

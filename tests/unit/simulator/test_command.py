@@ -37,6 +37,34 @@ def test_the_result_is_the_same_byte_for_byte():
     assert len(result["runs"]) == 4
 
 
+def test_rejection_is_turned_on_by_an_option():
+    """Five times what one worker serves: some are rejected, and those served wait less; off, none is."""
+    options = (
+        "--trace",
+        "gamma:rate=30,count=300,cv=1",
+        "--aggregated",
+        "1",
+        "--policy",
+        "prefix-cost",
+        "--jobs",
+        "1",
+    )
+    admission = ("--admission-control", "token-capacity", "--active-prefill-tokens-threshold", "3000")
+    off, on, none = (
+        orjson.loads(run(*options, *more, "--json").stdout)["runs"][0]
+        for more in ((), admission, ("--admission-control", "none"))
+    )
+    assert off == none
+    assert on["rejected"] > 0 == off["rejected"]
+    assert on["ttft_s"]["p99"] < off["ttft_s"]["p99"] / 2
+
+
+def test_a_threshold_without_admission_control_is_refused():
+    """It would have no effect."""
+    with pytest.raises(ConfigError, match="add --admission-control token-capacity"):
+        run(*FAST, "--active-prefill-tokens-threshold", "3000")
+
+
 def test_all_policies_are_compared_in_one_table():
     """Every name the router knows is a row."""
     result = run(*FAST, "--profile", "dualmap-7b", "--json")

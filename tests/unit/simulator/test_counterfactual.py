@@ -6,7 +6,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from penstock_api import Role
+from penstock_api import Role, Tier
 from penstock_cli.report import report as report_command
 from penstock_core.errors import ConfigError
 from penstock_manifests import load_graph
@@ -247,15 +247,16 @@ def test_without_any_effort_left_what_was_served_is_shown_alone(graph):
 
 
 def test_the_traffic_is_what_was_sent_in_its_order():
-    """Late sending, answers shorter than asked for, rejected requests and shared prefixes are all kept."""
+    """Late sending, answers shorter than asked for, rejected requests, tiers and shared prefixes are all kept."""
     shared = tuple(range(24))
-    late = replace(_result(1, ids=shared), sent_s=3.0, output_tokens=7)
+    late = replace(_result(1, ids=shared), sent_s=3.0, output_tokens=7, tier=Tier.BACKGROUND)
     refused = _result(2, status=RequestStatus.REJECTED, ids=shared)
 
     first, second = recorded_traffic(_load([late, refused]))
 
     assert (first.line, first.arrival_s, first.output_tokens, first.block_ids) == (2, 1.01, 20, shared)
     assert (second.line, second.arrival_s, second.output_tokens) == (1, 3.0, 7)
+    assert (first.tier, second.tier) == (None, Tier.BACKGROUND)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from click.testing import CliRunner
 from penstock_api import QueueOrder
 from penstock_cli.simulate import simulate
 from penstock_manifests import load_graph
+from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock_simulator.graph_scenario import graph_pools, graph_router
 
 MANIFEST = """
@@ -92,3 +93,19 @@ def test_aggregated_workers_have_slots_only_where_requests_are_placed(tmp_path):
     graph = load_graph(path)
     assert graph_router(graph, "least-loaded").slot_tokens is None
     assert graph_router(graph, "prefix-cost").slot_tokens == 20000
+
+
+def test_rejection_is_simulated_as_the_manifest_asks(tmp_path):
+    """Thresholds of the router, limit and queue of the workers; mode none clears the thresholds."""
+    path = tmp_path / "graph.yaml"
+    admission = "router:\n    admission: {mode: token-capacity, activeDecodeBlocksThreshold: 0.7}"
+    limited = MANIFEST.replace(
+        "maxBatchTokens: 4096", "maxBatchTokens: 4096, requestLimit: 9, requestQueue: 3"
+    )
+    path.write_text(limited.replace("router:\n    policy", f"{admission}\n    policy"))
+    graph = load_graph(path)
+    assert graph_router(graph).thresholds == BusyThresholds(0.7, 100_000)
+    for pool in graph_pools(graph):
+        assert (pool.model.request_limit, pool.model.request_queue) == (9, 3)
+    path.write_text(MANIFEST)
+    assert graph_router(load_graph(path)).thresholds == NO_THRESHOLDS

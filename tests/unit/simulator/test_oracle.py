@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock_api import Role
 from penstock_core.errors import ConfigError
 from penstock_planner.decide.baselines.oracle import size_at
-from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig, Mode
 from penstock_simulator.baselines import baseline_settings, configured
 from penstock_simulator.measures import measures
 from penstock_simulator.oracle import Aim, reachable, schedule
@@ -130,6 +130,17 @@ def test_a_gap_shorter_than_a_start_up_is_kept(oracle_world):
 def test_one_step_grows_ahead_of_time_and_gives_back_slowly(wanted, start, expected):
     """The smallest numbers that reach what is wanted, from what is there."""
     assert reachable(np.array(wanted), start, 1).tolist() == expected
+
+
+def test_a_fleet_can_be_held(oracle_world):
+    """From the first decision on at once, or a replica each decision of the planner's default."""
+    free, one_step = (
+        schedule(steady(3), oracle_world(mode), Aim(1.0, 0.8, (4, 2)))[Role.PREFILL]
+        for mode in (FREE, ONE_STEP)
+    )
+
+    assert free == ((0.0, 2), (1.0, 4))
+    assert one_step == ((0.0, 2), (ADAPTIVE_INTERVAL_S, 3), (2 * ADAPTIVE_INTERVAL_S, 4))
 
 
 @pytest.mark.parametrize("mode", [FREE, ONE_STEP])

@@ -22,7 +22,8 @@ RATE_TAU_S = 40.0
 15%."""
 
 LEVEL_TAU_S = 6.0
-"""Chosen: half a process's start-up, so that a jump of arrivals is known well before a replica could serve it."""
+"""Chosen: a jump of arrivals is known within seconds. Of 15, 10, 6 and 4 s, flash was 73.8, 74.8, 76.8 and 76.8% in time,
+step 96.1, 96.3, 97.9 and 98.3%, and 4 s cost 2% more GPU-hours on bursts."""
 
 SIZE_TAU_S = 120.0
 """Chosen: prompt lengths change more slowly than arrivals, and their spread is most of the noise of tokens/s."""
@@ -43,7 +44,8 @@ BUSY_TAU_S = 60.0
 """Chosen: a worker's throughput is averaged over a minute of computing, however long that takes to come by."""
 
 LEAST_BUSY_S = 5.0
-"""Chosen: less computing than this says nothing about throughput."""
+"""Chosen: worker-seconds of computing; less says nothing about throughput. At 2 s the first prompts of a start asked for
+two workers too many."""
 
 OWN_SHARE_MOST = 0.5
 """Chosen: a prompt whose own prefill takes more than this share of the SLO is late in almost any fleet; it counts as

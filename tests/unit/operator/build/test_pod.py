@@ -244,6 +244,20 @@ def test_api_keys_are_mounted_not_read(template):
     assert "keys" not in json.dumps(template("decode", **changes))
 
 
+def test_keys_of_tiers_are_mounted_where_tiers_are_on(template):
+    """A second folder in routers; workers do not see it, and without tiers nobody reads it."""
+    changes = {"router": {"tiers": {"enabled": True, "keysSecret": "tier-secret"}}}
+    spec = template("frontend", **changes)["spec"]
+    assert {"name": "tier-keys", "secret": {"secretName": "tier-secret"}} in spec["volumes"]
+    (container,) = spec["containers"]
+    assert container["args"][-2:] == ["--tier-keys-file", "/etc/penstock-tier-keys"]
+    mount = {"name": "tier-keys", "mountPath": "/etc/penstock-tier-keys", "readOnly": True}
+    assert mount in container["volumeMounts"]
+    assert "tier-secret" not in json.dumps(template("decode", **changes))
+    changes["router"]["tiers"]["enabled"] = False
+    assert "tier-secret" not in json.dumps(template("frontend", **changes))
+
+
 @pytest.mark.parametrize(
     ("cache", "volume"),
     [

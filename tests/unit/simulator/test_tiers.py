@@ -1,0 +1,155 @@
+"""Tiers under twice the load that a fleet can serve, through the live router's core in virtual time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from penstock_api import GraphDeployment, Role, Tier
+from penstock_engine.serve.preemption_config import PreemptionConfig
+from penstock_router.policy.slo_monitor import SheddingSettings
+from penstock_router.policy.tiers import SloTarget, TierSettings
+from penstock_simulator.graph_scenario import graph_router
+from penstock_simulator.jobs import JobOutcome
+from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers, Scenario
+from penstock_simulator.tier_scores import tier_scores
+from penstock_simulator.workload import Workload
+from penstock_simulator.world import World
+from penstock_workload.arrivals import Spread
+
+PROFILE = ProfiledModel("a100-llama-8b-bf16-tp1", preemption=PreemptionConfig())
+PROMPT_TOKENS, OUTPUT_TOKENS, GAP_S, LAST_S = 2000, 20, 0.033, 60.0
+"""A prompt takes about 0.13 s of prefill, so that two workers serve about half of the requests."""
+ORDER = (Tier.STANDARD, Tier.BACKGROUND, Tier.STANDARD, Tier.BACKGROUND, Tier.PREMIUM)
+TARGETS = {
+    Tier.PREMIUM: SloTarget(1.0, 0.1, 10.0),
+    Tier.STANDARD: SloTarget(3.0, 0.2, 20.0),
+    Tier.BACKGROUND: SloTarget(None, None, 60.0),
+}
+
+
+def world_of(request_at, tiers, *, split=True, policy="prefix-cost"):
+    """Make a world to which a fifth premium, two fifths standard and two fifths background requests come."""
+    roles = (Role.PREFILL, Role.DECODE) if split else (Role.AGGREGATED,)
+    scenario = Scenario(
+        pools=[PoolSpec(role, 2, PROFILE) for role in roles], router=RouterSpec(policy, tiers=tiers)
+    )
+    requests = [
+        replace(
+            request_at(at * GAP_S, PROMPT_TOKENS, OUTPUT_TOKENS, line=at + 1), tier=ORDER[at % len(ORDER)]
+        )
+        for at in range(int(LAST_S / GAP_S))
+    ]
+    return World(scenario, requests)
+
+
+def ttft_p99_s(world, tier):
+    """Return a tier's p99 TTFT, seconds."""
+    return float(
+        np.percentile(
+            [
+                job.first_token_s - job.request.arrival_s
+                for job in world.jobs
+                if job.request.tier is tier and job.first_token_s is not None
+            ],
+            99,
+        )
+    )
+
+
+def outcomes(world, tier, outcome):
+    """Return how many of a tier's jobs ended so."""
+    return sum(job.outcome is outcome for job in world.jobs if job.request.tier is tier)
+
+
+@pytest.mark.parametrize(
+    ("split", "policy"), [(True, "prefix-cost"), (False, "prefix-cost"), (True, "least-loaded")]
+)
+def test_premium_keeps_its_ttft_where_a_single_queue_grows(split, policy, request_at):
+    """Alike, all wait longer and longer; with tiers premium is ten times as fast, and background is shed."""
+    alike = world_of(request_at, RouterTiers(is_enabled=False), split=split, policy=policy)
+    alike.run()
+    tiered = world_of(request_at, RouterTiers(TierSettings(targets=TARGETS)), split=split, policy=policy)
+    tiered.run()
+
+    assert ttft_p99_s(tiered, Tier.PREMIUM) < 1.0 < ttft_p99_s(alike, Tier.PREMIUM) / 10
+    assert outcomes(tiered, Tier.PREMIUM, JobOutcome.REJECTED) == 0
+    assert outcomes(tiered, Tier.BACKGROUND, JobOutcome.REJECTED) > 0
+    ok = sum(job.outcome is JobOutcome.OK for job in tiered.jobs)
+    rejected = sum(job.outcome is JobOutcome.REJECTED for job in tiered.jobs)
+    assert ok + rejected == len(tiered.jobs)
+
+
+def test_shed_requests_are_demand_to_the_planner(request_at):
+    """The door counts each as an arrival and as refused, with its tokens."""
+    world = world_of(request_at, RouterTiers(TierSettings(targets=TARGETS)))
+    world.run()
+    shed = sum(each.shed for each in world._routers[0].core.tiers.counts.values())
+    demand = world.door.take(world.kernel.now_s, {})
+    assert shed > 0
+    assert demand.arrivals == len(world.jobs)
+    assert demand.prompt_tokens == len(world.jobs) * PROMPT_TOKENS
+    assert demand.refused == shed
+
+
+def test_without_shedding_background_is_served_its_share(request_at):
+    """Late, and not never."""
+    tiers = RouterTiers(
+        TierSettings(targets={**TARGETS, Tier.STANDARD: SloTarget(), Tier.BACKGROUND: SloTarget()}),
+        SheddingSettings(is_enabled=False),
+    )
+    world = world_of(request_at, tiers)
+    world.run()
+    assert outcomes(world, Tier.BACKGROUND, JobOutcome.OK) == sum(
+        job.request.tier is Tier.BACKGROUND for job in world.jobs
+    )
+    assert (
+        ttft_p99_s(world, Tier.PREMIUM)
+        < ttft_p99_s(world, Tier.STANDARD)
+        < ttft_p99_s(world, Tier.BACKGROUND)
+    )
+
+
+def test_the_scores_tell_compliance_from_attainment(request_at):
+    """A shed request attains nothing and breaks no promise to those admitted."""
+    world = world_of(request_at, RouterTiers(TierSettings(targets=TARGETS)))
+    recording = world.run()
+    workload = Workload("synthetic", tuple(job.request for job in world.jobs), 100, None, 0, 0, Spread.NONE)
+    scores = tier_scores(recording, workload, world.scenario)
+    assert list(scores) == ["premium", "standard", "background"]
+    assert sum(row["requests"] for row in scores.values()) == len(world.jobs) - 100
+    background = scores["background"]
+    assert background["rejected"] > 0
+    assert background["attainment"] == pytest.approx(
+        background["compliance"] * (1 - background["rejected"] / background["requests"]), abs=1e-5
+    )
+    assert scores["premium"]["compliance"] > 0.99
+
+
+def test_requests_without_a_tier_have_no_scores(request_at):
+    """Nothing is shown of tiers that nobody asked for."""
+    scenario = Scenario(pools=[PoolSpec(Role.AGGREGATED, 1, PROFILE)])
+    world = World(scenario, [request_at(0.0, 100, 2, line=1)])
+    workload = Workload("synthetic", (world.jobs[0].request,), 0, None, 0, 0, Spread.NONE)
+    assert tier_scores(world.run(), workload, scenario) == {}
+
+
+def test_a_graph_says_what_its_tiers_are():
+    """As the live router is told; off, there are none."""
+    manifest = {
+        "metadata": {"name": "g"},
+        "spec": {
+            "model": {"name": "m"},
+            "runtime": "simulated",
+            "services": {"r": {"role": "router"}, "w": {"role": "aggregated"}},
+            "router": {
+                "tiers": {"enabled": True, "default": "background", "slo": {"premium": {"ttftSeconds": 9}}}
+            },
+        },
+    }
+    tiers = graph_router(GraphDeployment.model_validate(manifest)).tiers
+    assert tiers.default is Tier.BACKGROUND
+    assert tiers.settings.target(Tier.PREMIUM) == SloTarget(9, 0.03, 5)
+    manifest["spec"]["router"]["tiers"]["enabled"] = False
+    off = graph_router(GraphDeployment.model_validate(manifest)).tiers
+    assert off == replace(tiers, is_enabled=False)
