@@ -106,7 +106,7 @@ bench: $(VENV)/.dev ## Print every benchmark, ratios measured side by side in on
 bench-planner: $(VENV)/.dev ## The planner's scoreboard; ARGS="--quick" a minute or two, TRACES=DIR adds the traces that are not packaged
 	$(BIN)/python bench/planner/run.py $(if $(TRACES),--data $(TRACES)) $(ARGS)
 
-bench-overload: $(VENV)/.dev ## Tiers, preemption and rejection under overload; ARGS="--quick" ten minutes of virtual time
+bench-overload: $(VENV)/.dev ## Tiers, preemption and rejection under overload; ARGS="--quick" prints a shorter run
 	$(BIN)/python bench/overload/run.py $(ARGS)
 
 bench-dualmap: $(VENV)/.dev ## Reproduce the DualMap paper; TRACES="--conversation FILE ..." gives the whole traces

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from document import PREMIUM, ROWS, compliance, p99_ms, preemptions_per_minute, throughput
+from fleet import SLOT_REQUESTS, TierFigures
 from worker import BATCH_TOKENS, BLOCK_TOKENS, KV_BLOCKS, MAX_SEQS, MODES, PREEMPTION, PROFILE, TARGETS_S, Run
 from workload import (
     OUTPUT_TOKENS,
@@ -17,6 +18,7 @@ from workload import (
     TIERS,
 )
 
+from penstock_core.tiers import TierPriority
 from penstock_report.drawing import DPI, GREY, LINE_COLOURS, blank_figure
 
 Runs = Mapping[str, Run]
@@ -136,6 +138,34 @@ def overload_section(by_factor: Mapping[int, Runs], *, seconds: float) -> list[s
     return lines
 
 
+def fleet_section(
+    by_factor: Mapping[int, Mapping[TierPriority, TierFigures]], *, seconds: float
+) -> list[str]:
+    """Return the lines of the runs through the router."""
+    lines = [
+        "## The same worker behind the router",
+        "",
+        (
+            f"The simulator: {seconds / 60:g} minutes of the same traffic through the router's core with its tier queue "
+            f"(shares 50/35/15, aging) and its SLO monitor, at most {SLOT_REQUESTS} requests at the worker and 60 s in the "
+            "queue. Cells: premium / standard / background."
+        ),
+        "",
+        "| rate | arrived | shed or refused | p99 TTFT of the served, ms | in time, % |",
+        "|---:|---:|---:|---:|---:|",
+    ]
+    for factor, figures in by_factor.items():
+        rows = [figures[tier] for tier in TIERS]
+        cells = (
+            " / ".join(str(row.arrived) for row in rows),
+            " / ".join(str(row.rejected) for row in rows),
+            " / ".join("-" if row.p99_ms is None else f"{row.p99_ms:.0f}" for row in rows),
+            " / ".join("-" if row.in_time is None else f"{100 * row.in_time:.1f}" for row in rows),
+        )
+        lines.append(f"| {factor}x | " + " | ".join(cells) + " |")
+    return lines
+
+
 def _verdict(what: str, measured: str, holds: bool) -> str:  # noqa: FBT001 - the outcome itself
     return f"- {what}: {measured}, {'holds' if holds else 'does not hold'}"
 
@@ -161,12 +191,11 @@ def draw_tiers(runs: Runs, path: Path) -> None:
     figure.savefig(path, dpi=DPI, metadata={"Software": None})
 
 
-def write(path: Path, sections: Sequence[Sequence[str]]) -> None:
-    """Write the page."""
+def as_page(*sections: Sequence[str]) -> str:
+    """Return the page."""
     head = [
         "# Overload",
         "",
         "Written by `make bench-overload`; all times are virtual, same options, same page.",
     ]
-    lines = [*head, *(line for section in sections for line in ("", *section)), ""]
-    path.write_text("\n".join(lines), encoding="utf-8")
+    return "\n".join([*head, *(line for section in sections for line in ("", *section)), ""])

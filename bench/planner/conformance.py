@@ -28,6 +28,20 @@ def verdicts(policies: Sequence[str], scenarios: Sequence[ConformanceScenario] =
     }
 
 
+def verdicts_of(policy: str) -> Verdicts:
+    """Return one policy's outcome in every scenario."""
+    return verdicts([policy])
+
+
+def merged(parts: Sequence[Verdicts]) -> Verdicts:
+    """Return the outcomes of several policies together."""
+    found: Verdicts = {}
+    for part in parts:
+        for name, held in part.items():
+            found.setdefault(name, {}).update(held)
+    return found
+
+
 def table(
     found: Verdicts, policies: Sequence[str], scenarios: Sequence[ConformanceScenario] = SCENARIOS
 ) -> list[str]:

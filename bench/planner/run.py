@@ -131,7 +131,8 @@ def _write(folder: Path, board: Board, rows: list[dict[str, Any]], options: argp
     (folder / "results.json").write_bytes(orjson.dumps(rows, option=orjson.OPT_APPEND_NEWLINE))
     pictures = draw(board, folder)
     held = [name for name in board.policies if name in conformance.CONFORMABLE]
-    table = conformance.table(conformance.verdicts(held), held)
+    found = conformance.merged(_map("conformance", conformance.verdicts_of, held, options))
+    table = conformance.table(found, held)
     command = " ".join(["python bench/planner/run.py", *options.words])
     (folder / "RESULTS.md").write_text(document(board, table, pictures, command), encoding="utf-8")
     print(f"wrote {folder / 'RESULTS.md'}", file=sys.stderr)

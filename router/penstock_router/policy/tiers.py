@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
 from penstock_api import Tier
 from penstock_core.tiers import priority_of
 
-PRIORITIES: Final[Mapping[Tier, int]] = MappingProxyType({tier: priority_of(tier) for tier in Tier})
+PRIORITIES: Final[Mapping[Tier, int]] = {tier: priority_of(tier) for tier in Tier}
 """As vLLM's ``priority`` of a request: lower goes first. From the highest tier to the lowest."""
 
 SHARED: Final = (Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND)
@@ -35,16 +34,12 @@ class SloTarget:
     e2e_s: float | None = None
 
 
-TARGETS: Final[Mapping[Tier, SloTarget]] = MappingProxyType(
-    {
-        Tier.PREMIUM: SloTarget(0.2, 0.03, 5.0),
-        Tier.STANDARD: SloTarget(0.5, 0.08, 15.0),
-        Tier.BACKGROUND: SloTarget(None, None, 60.0),
-    }
-)
-SHARES: Final[Mapping[Tier, float]] = MappingProxyType(
-    {Tier.PREMIUM: 0.5, Tier.STANDARD: 0.35, Tier.BACKGROUND: 0.15}
-)
+TARGETS: Final[Mapping[Tier, SloTarget]] = {
+    Tier.PREMIUM: SloTarget(0.2, 0.03, 5.0),
+    Tier.STANDARD: SloTarget(0.5, 0.08, 15.0),
+    Tier.BACKGROUND: SloTarget(None, None, 60.0),
+}
+SHARES: Final[Mapping[Tier, float]] = {Tier.PREMIUM: 0.5, Tier.STANDARD: 0.35, Tier.BACKGROUND: 0.15}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ def bench():
     """The bench's modules; it is a folder of scripts."""
     sys.path.insert(0, str(FOLDER))
     try:
-        names = ("workloads", "cells", "board", "results", "reference", "choice")
+        names = ("workloads", "cells", "board", "results", "reference", "choice", "conformance")
         return {name: importlib.import_module(name) for name in names}
     finally:
         sys.path.remove(str(FOLDER))
@@ -149,6 +149,20 @@ def test_options_choose_workloads_policies_and_seeds(bench):
         choice.chosen_policies("nobody")
     with pytest.raises(SystemExit):
         choice.options_of(["--seeds", "0"])
+
+
+def test_conformance_of_several_policies_is_one_table(bench):
+    """Each policy's outcomes, found apart, in its own column."""
+    conformance = bench["conformance"]
+    parts = [
+        {"idle": {"hpa": True}, "sine": {"hpa": False}},
+        {"idle": {"kpa": False}, "sine": {"kpa": False}},
+    ]
+
+    assert conformance.merged(parts) == {
+        "idle": {"hpa": True, "kpa": False},
+        "sine": {"hpa": False, "kpa": False},
+    }
 
 
 def test_every_quick_case_has_its_references(bench):

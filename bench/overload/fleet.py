@@ -1,0 +1,80 @@
+"""The same traffic through the router's core: tier queue, SLO monitor and rejection before a preempting worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from worker import BATCH_TOKENS, BLOCK_TOKENS, KV_BLOCKS, MAX_SEQS, PREEMPTION, PROFILE, TARGETS_S
+from workload import TIERS, traffic
+
+from penstock_api import Role, Tier
+from penstock_core.tiers import TierPriority
+from penstock_router.policy.slo_monitor import SheddingSettings
+from penstock_router.policy.tiers import SloTarget, TierSettings
+from penstock_simulator.jobs import Job, JobOutcome
+from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers, Scenario
+from penstock_simulator.world import World
+from penstock_workload.traces import TraceRequest
+
+SLOT_REQUESTS = MAX_SEQS * 3 // 2
+"""Chosen: half a batch more than runs. The rest waits by tier in the router, yet a premium request finds a way to the
+worker, which makes it a place; with no more than a batch it would wait for one in the router."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierFigures:
+    """One tier at one load.
+
+    Attributes:
+        arrived: Requests.
+        rejected: Shed, or refused because they waited too long.
+        p99_ms: TTFT of the served, milliseconds; None: none was.
+        in_time: Share of the served whose TTFT met the tier's target; None: it has none.
+    """
+
+    arrived: int
+    rejected: int
+    p99_ms: float | None
+    in_time: float | None
+
+
+def run_fleet(rate: float, seconds: float) -> dict[TierPriority, TierFigures]:
+    """Return what became of ``seconds`` of traffic at ``rate`` requests/s outside of surges."""
+    requests = [
+        TraceRequest(
+            each.arrival_s, each.prompt_tokens, each.output_tokens, None, line, tier=Tier[each.tier.name]
+        )
+        for line, each in enumerate(traffic(rate, seconds, seed=0), 1)
+    ]
+    model = ProfiledModel(
+        PROFILE,
+        kv_tokens=KV_BLOCKS * BLOCK_TOKENS,
+        block_size=BLOCK_TOKENS,
+        max_num_batched_tokens=BATCH_TOKENS,
+        max_num_seqs=MAX_SEQS,
+        preemption=PREEMPTION,
+    )
+    targets = {Tier[tier.name]: SloTarget(ttft_s=target_s) for tier, target_s in TARGETS_S.items()}
+    tiers = RouterTiers(TierSettings(targets=targets), SheddingSettings(), Tier.STANDARD)
+    router = RouterSpec(slot_tokens=None, slot_requests=SLOT_REQUESTS, max_wait_s=60.0, tiers=tiers)
+    world = World(Scenario([PoolSpec(Role.AGGREGATED, 1, model)], router), requests)
+    world.run()
+    return {
+        tier: _figures(tier, [job for job in world.jobs if job.tier is Tier[tier.name]]) for tier in TIERS
+    }
+
+
+def _figures(tier: TierPriority, jobs: list[Job]) -> TierFigures:
+    served = [
+        job.first_token_s - job.request.arrival_s
+        for job in jobs
+        if job.outcome is JobOutcome.OK and job.first_token_s is not None
+    ]
+    target_s = TARGETS_S.get(tier)
+    return TierFigures(
+        arrived=len(jobs),
+        rejected=sum(job.outcome is JobOutcome.REJECTED for job in jobs),
+        p99_ms=1000 * float(np.percentile(served, 99)) if served else None,
+        in_time=sum(ttft_s <= target_s for ttft_s in served) / len(served) if served and target_s else None,
+    )
