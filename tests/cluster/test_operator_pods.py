@@ -228,17 +228,20 @@ async def test_pods_that_a_quota_refuses_are_told_and_the_refusal_ends(
         message = (await condition(client, namespace, "Schedulable"))["message"]
         assert "g-decode: the API server refuses its pods: exceeded quota: q, " in message
         assert message.endswith("raise ResourceQuota q of the namespace, or lower replicas")
-        adapter = await client.get(SCALING_ADAPTER, "g-decode", namespace=namespace)
-        held = {each["type"]: each for each in adapter["status"]["conditions"]}
-        assert (held["ReplicaFailure"]["status"], held["ReplicaFailure"]["reason"]) == (
-            "True",
-            "FailedCreate",
-        )
-        events = (await client.list(EVENT, namespace=namespace)).items
-        told = [
-            each for each in events if each["reason"] == "FailedCreate" and each["regarding"]["name"] == "g"
-        ]
-        assert [each["type"] for each in told] == ["Warning"]
+
+        async def fails():
+            adapter = await client.get(SCALING_ADAPTER, "g-decode", namespace=namespace)
+            held = {each["type"]: each for each in adapter["status"]["conditions"]}["ReplicaFailure"]
+            return (held["status"], held["reason"]) == ("True", "FailedCreate")
+
+        async def emitted():
+            events = (await client.list(EVENT, namespace=namespace)).items
+            of_graph = [each for each in events if each["regarding"]["name"] == "g"]
+            return [each["type"] for each in of_graph if each["reason"] == "FailedCreate"]
+
+        # The graph's condition is written first.
+        await until(fails, "the adapter's condition", timeout_s=10)
+        assert await until(emitted, "the Event", timeout_s=10) == ["Warning"]
         await scale(client, namespace, "decode", 1)
 
         async def is_over():
