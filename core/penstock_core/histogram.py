@@ -70,3 +70,8 @@ class BucketCounts:
     def cumulative(self) -> list[int]:
         """Return the samples at or below each bound; the last number is that of +Inf, all samples."""
         return list(accumulate(self._counts))
+
+    def labelled(self) -> list[tuple[str, float]]:
+        """Return each bound as text, +Inf included, with the samples at or below it, as Prometheus' client takes them."""
+        edges = (*map(str, self.bounds), "+Inf")
+        return list(zip(edges, map(float, self.cumulative()), strict=True))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +34,7 @@ class ConfigWatch:
     def __init__(
         self, file: Path, current: RouterConfig, on_change: Mapping[str, Callable[[Any], None]]
     ) -> None:
-        """Prepare; nothing is read before `start`.
+        """Prepare; nothing is read before `check`.
 
         Args:
             file: The manifest.
@@ -46,19 +45,6 @@ class ConfigWatch:
         self._current = current
         self._on_change = on_change
         self._seen: _Seen | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Follow the file from now on."""
-        self._task = asyncio.create_task(self._run(), name="router settings")
-
-    async def close(self) -> None:
-        """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
 
     async def check(self) -> None:
         """Look once; a file that is gone or wrong leaves the settings as they are, and is told once."""
@@ -71,14 +57,6 @@ class ConfigWatch:
             if section != getattr(before, name):
                 log.info("router settings changed", section=name, settings=section.to_manifest())
                 take(section)
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.check()
-            except Exception:  # root of the task: without it no later change would arrive
-                log.exception("router settings not followed")
-            await asyncio.sleep(POLL_REAL_S)
 
     def _read(self) -> RouterConfig | None:
         """Return the router section, or None where the file has not changed or says nothing usable."""

@@ -330,9 +330,7 @@ class RouterCollector:
             (names.ROUTER_QUEUE_TIME, "Waits for the first stage; simulated seconds.", metrics.queue_time),
         ):
             family = HistogramMetricFamily(name, text, labels=["model_name"])
-            edges = (*map(str, histogram.bounds), "+Inf")
-            buckets = list(zip(edges, map(float, histogram.cumulative()), strict=True))
-            family.add_metric([model], buckets, histogram.total)
+            family.add_metric([model], histogram.labelled(), histogram.total)
             yield family
 
 

@@ -10,7 +10,6 @@ import asyncio
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,8 +25,6 @@ from penstock_wire.client import ConnectionPool, Timeouts
 log = get_logger(__name__)
 
 PATH: Final = "/peer_load"
-FLOOR_REAL_S: Final = 0.1
-"""Shortest pause between two rounds in real time, as between health checks."""
 _MAX_TOKENS: Final = 1 << 53
 
 
@@ -60,17 +57,15 @@ class Peers:
         urls: Callable[[], tuple[str, ...]],
         clock: SimulatedClock,
         *,
-        interval_s: float,
         timeout_real_s: float,
     ) -> None:
-        """Prepare; nothing is asked before `start`.
+        """Prepare; nothing is asked before `ask`.
 
         Args:
             admission: Takes the others' shares.
             pool: Connections.
             urls: Tells the routers' base URLs; this one's own may be among them.
             clock: Simulated time.
-            interval_s: Between two rounds, simulated seconds.
             timeout_real_s: Longest wait for one router, real seconds.
         """
         self.instance = uuid.uuid4().hex
@@ -78,27 +73,12 @@ class Peers:
         self._pool = pool
         self._urls = urls
         self._clock = clock
-        self._period_real_s = max(FLOOR_REAL_S, clock.to_real_s(interval_s))
-        limit_s = timeout_real_s
-        self._timeouts = Timeouts(connect_s=limit_s, first_byte_s=limit_s, idle_s=limit_s, total_s=limit_s)
+        self._timeouts = Timeouts.each(timeout_real_s)
         self._heard: dict[str, PeerLoad] = {}
-        self._task: asyncio.Task[None] | None = None
 
     def own_load(self) -> bytes:
         """Return ``{"instance", "tokens": {worker: tokens}}``: what this router alone has at the first stage's workers."""
         return orjson.dumps({"instance": self.instance, "tokens": self._admission.core.own_tokens()})
-
-    def start(self) -> None:
-        """Ask from now on."""
-        self._task = asyncio.create_task(self._run(), name="peers")
-
-    async def close(self) -> None:
-        """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
 
     async def ask(self) -> None:
         """Ask every router once, and tell the core what all others have together."""
@@ -116,14 +96,6 @@ class Peers:
         for load in {each.instance: each for each in self._heard.values()}.values():
             total.update(load.tokens)
         self._admission.set_peer_tokens(total)
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.ask()
-            except Exception:  # root of the task: without it the others' shares would stay as they are
-                log.exception("other routers not asked")
-            await asyncio.sleep(self._period_real_s)
 
     async def _ask_one(self, url: str) -> PeerLoad | None:
         try:

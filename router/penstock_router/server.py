@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections.abc import Iterator
 
 from penstock_api import AdmissionConfig, Role, TiersConfig
 from penstock_core.clock import SimulatedClock
@@ -12,7 +13,7 @@ from penstock_core.errors import ConfigError
 from penstock_core.logs import get_logger
 from penstock_router.access_log import AccessLog
 from penstock_router.admission import Admission, LiveCore, log_worker_event
-from penstock_router.config_watch import ConfigWatch
+from penstock_router.config_watch import POLL_REAL_S, ConfigWatch
 from penstock_router.core.retries import RetryBudget, RetryRules
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.discovery.base import Discovery
@@ -22,6 +23,7 @@ from penstock_router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
 from penstock_router.make_core import make_core
 from penstock_router.metrics import MetricsPage, RouterCollector, RouterMetrics
 from penstock_router.peers import Peers
+from penstock_router.periodic import PeriodicTask, period_real_s
 from penstock_router.policy.busy import busy_thresholds
 from penstock_router.policy.routing_policy import AssignTime
 from penstock_router.policy.token_estimate import TokenEstimator
@@ -91,6 +93,7 @@ class RouterServer:
             if settings.graph_file is not None
             else None
         )
+        self._periodic = list(self._make_periodic())
         self._http = HttpServer(self._make_app().handle, limits=settings.server_limits(), is_vital=_is_vital)
         self._ticker: asyncio.Task[None] | None = None
 
@@ -115,10 +118,8 @@ class RouterServer:
                 self._watch.sync()
             if self._kv_events is not None:
                 self._kv_events.start()
-            if self._config_watch is not None:
-                self._config_watch.start()
-            if self._discovery is not None:
-                self._peers.start()
+            for each in self._periodic:
+                each.start()
             await self._http.start(self._settings.host, self._settings.port)
         except BaseException:
             await self._stop_background()
@@ -162,9 +163,8 @@ class RouterServer:
             self._ticker.cancel()
             await asyncio.wait([self._ticker])
             self._ticker = None
-        if self._config_watch is not None:
-            await self._config_watch.close()
-        await self._peers.close()
+        for each in self._periodic:
+            await each.close()
         if self._discovery is not None:
             await self._discovery.close()
         if self._kv_events is not None:
@@ -220,9 +220,25 @@ class RouterServer:
             self._probe_pool,
             discovery.routers if discovery is not None else tuple,
             self._clock,
-            interval_s=health.interval_seconds,
             timeout_real_s=health.timeout_real_seconds,
         )
+
+    def _make_periodic(self) -> Iterator[PeriodicTask]:
+        """Yield what goes on beside requests, first to last as it is started and stopped."""
+        if self._config_watch is not None:
+            yield PeriodicTask(
+                self._config_watch.check,
+                name="router settings",
+                pause_real_s=POLL_REAL_S,
+                failure="router settings not followed",
+            )
+        if self._discovery is not None:
+            yield PeriodicTask(
+                self._peers.ask,
+                name="peers",
+                pause_real_s=period_real_s(self._clock, self._settings.config.health.interval_seconds),
+                failure="other routers not asked",
+            )
 
     def _make_exact(self) -> ExactKeys | None:
         settings, config = self._settings, self._settings.config

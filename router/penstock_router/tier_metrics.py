@@ -9,7 +9,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from penstock_api import Tier
 from penstock_core import metric_names as names
-from penstock_core.histogram import BucketCounts
 from penstock_router.core.tier_control import TierControl, TierCounts
 
 
@@ -100,10 +99,5 @@ def _histograms(counts: Mapping[Tier, TierCounts]) -> Iterator[Metric]:
     ):
         family = HistogramMetricFamily(name, text, labels=["tier"])
         for tier, histogram in histograms.items():
-            family.add_metric([tier.value], _buckets(histogram), histogram.total)
+            family.add_metric([tier.value], histogram.labelled(), histogram.total)
         yield family
-
-
-def _buckets(histogram: BucketCounts) -> list[tuple[str, float]]:
-    edges = (*map(str, histogram.bounds), "+Inf")
-    return list(zip(edges, map(float, histogram.cumulative()), strict=True))

@@ -90,6 +90,11 @@ class Timeouts:
     idle_s: float | None = 600.0
     total_s: float | None = None
 
+    @classmethod
+    def each(cls, limit_s: float) -> Timeouts:
+        """Return the same limit for every phase and for all of them together."""
+        return cls(connect_s=limit_s, first_byte_s=limit_s, idle_s=limit_s, total_s=limit_s)
+
     def shortest_s(self) -> float:
         """Return the shortest of the limits that the sweep applies, or infinity."""
         return min(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Final
 
 from penstock_api import HealthConfig
 from penstock_core.clock import SimulatedClock
@@ -17,12 +16,10 @@ from penstock_router.admission import Admission
 from penstock_router.core.worker import Worker
 from penstock_router.discovery.base import Discovery
 from penstock_router.discovery.page import read_page
+from penstock_router.periodic import FLOOR_REAL_S, period_real_s
 from penstock_wire.client import ConnectionPool, Timeouts
 
 log = get_logger(__name__)
-
-FLOOR_REAL_S: Final = 0.1
-"""Shortest pause between checks in real time: at high speeds a simulated second would be too many calls."""
 
 
 class WorkerWatch:
@@ -36,9 +33,8 @@ class WorkerWatch:
         self._config = config
         self._clock = clock
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
-        self._period_real_s = max(FLOOR_REAL_S, clock.to_real_s(config.interval_seconds))
-        limit_s = config.timeout_real_seconds
-        self._timeouts = Timeouts(connect_s=limit_s, first_byte_s=limit_s, idle_s=limit_s, total_s=limit_s)
+        self._period_real_s = period_real_s(clock, config.interval_seconds)
+        self._timeouts = Timeouts.each(config.timeout_real_seconds)
 
     def follow(self, discovery: Discovery) -> None:
         """Take over what discovery has found since the last call."""

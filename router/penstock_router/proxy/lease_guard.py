@@ -35,8 +35,7 @@ class LeaseGuard:
         self._pool = pool
         self._clock = clock
         self._lease_s = lease_s
-        limit_s = timeout_real_s
-        self._timeouts = Timeouts(connect_s=limit_s, first_byte_s=limit_s, idle_s=limit_s, total_s=limit_s)
+        self._timeouts = Timeouts.each(timeout_real_s)
 
     async def confirm(self, lease: KvLease) -> None:
         """Return if the blocks were held when they were read; called once decode has shown a token.
