@@ -88,7 +88,7 @@ def rebalance_ms() -> float:
 def admission_us() -> dict[str, dict[str, float]]:
     """Return the CPU microseconds of an admission decision before 256 workers, by how many of them are busy.
 
-    ``decision`` is that alone; ``load event`` a worker's load judged anew, as after each dispatch and each release.
+    ``decision`` is that alone; ``load event`` a worker's load judged again, as after each dispatch and each release.
     """
     took: dict[str, dict[str, float]] = {}
     for name, busy in (("none", 0), ("half", ADMISSION_WORKERS // 2), ("all", ADMISSION_WORKERS)):

@@ -17,7 +17,7 @@ TUNED_SEEDS = 2
 """Seeds 0 and 1 may be looked at while a policy is made."""
 
 MEAN_MARGIN, CASE_MARGIN = 0.01, 0.10
-"""The quick run fails where the default serves a share in time that is lower than the rival's by more than this, in the
+"""The quick run fails where the default serves a share in time that is lower than the baseline's by more than this, in the
 mean over the load cases or on one of them. A flash crowd at one step a decision costs up to 7 points there."""
 
 VERDICTS = ("as good, no dearer", "better, dearer", "as good, dearer", "worse, cheaper", "worse, no cheaper")
@@ -78,10 +78,10 @@ class Board:
         return fmean(row["in_time"][figure] for row in rows) if rows else None
 
 
-def verdict(own: Row, rival: Row) -> str:
+def verdict(own: Row, baseline: Row) -> str:
     """Return how one policy compares with another on a case."""
-    gain = own["in_time"]["both"] - rival["in_time"]["both"]
-    cost = own["gpu_hours"] / rival["gpu_hours"] - 1
+    gain = own["in_time"]["both"] - baseline["in_time"]["both"]
+    cost = own["gpu_hours"] / baseline["gpu_hours"] - 1
     is_good, is_cheap = gain >= -TIE, cost <= TIE
     if is_good and is_cheap:
         return VERDICTS[0]
@@ -90,22 +90,24 @@ def verdict(own: Row, rival: Row) -> str:
     return VERDICTS[3] if cost < -TIE else VERDICTS[4]
 
 
-def shortfalls(board: Board, rival: str) -> list[str]:
-    """Return where the default serves too small a share in time beside a rival, in sentences; empty: nowhere."""
+def shortfalls(board: Board, baseline: str) -> list[str]:
+    """Return where the default serves too small a share in time beside a baseline, in sentences; empty: nowhere."""
     gaps = {
         case.name: other["in_time"]["both"] - own["in_time"]["both"]
         for case in board.cases
-        if case.kind == "load" and (own := board.of(case, board.default)) and (other := board.of(case, rival))
+        if case.kind == "load"
+        and (own := board.of(case, board.default))
+        and (other := board.of(case, baseline))
     }
     found = [
-        f"{name}: {board.default} serves {100 * gap:.1f} points less in time than {rival}, {100 * CASE_MARGIN:g} are allowed"
+        f"{name}: {board.default} serves {100 * gap:.1f} points less in time than {baseline}, {100 * CASE_MARGIN:g} are allowed"
         for name, gap in gaps.items()
         if gap > CASE_MARGIN
     ]
     if gaps and fmean(gaps.values()) > MEAN_MARGIN:
         found.append(
             f"mean over {len(gaps)} cases: {board.default} serves {100 * fmean(gaps.values()):.1f} points less in time than"
-            f" {rival}, {100 * MEAN_MARGIN:g} are allowed"
+            f" {baseline}, {100 * MEAN_MARGIN:g} are allowed"
         )
     return found
 

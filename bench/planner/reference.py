@@ -69,18 +69,18 @@ def _aim_of(found: dict[str, Any]) -> Aim:
     return Aim(found["deadline"], found["kv"], None if fleet is None else tuple(fleet))
 
 
-def static_cells(case: Case, seed: int, found: dict[str, Any], rival: dict[str, float]) -> list[Cell]:
+def static_cells(case: Case, seed: int, found: dict[str, Any], baseline: dict[str, float]) -> list[Cell]:
     """Return the fixed fleets to hold a policy against: as good as it, and as dear as it.
 
     Args:
         case: Which.
         seed: Which.
         found: Of the search.
-        rival: The policy's mean ``in_time`` and ``mean_gpus``.
+        baseline: The policy's mean ``in_time`` and ``mean_gpus``.
     """
     fleets = found["static"]
-    as_good = [each for each in fleets if each["in_time"] >= rival["in_time"]]
-    as_dear = [each for each in fleets if each["mean_gpus"] <= rival["mean_gpus"] * 1.005]
+    as_good = [each for each in fleets if each["in_time"] >= baseline["in_time"]]
+    as_dear = [each for each in fleets if each["mean_gpus"] <= baseline["mean_gpus"] * 1.005]
     cells = []
     if as_good:
         best = min(as_good, key=lambda each: each["mean_gpus"])

@@ -53,16 +53,16 @@ def _losses(board: Board) -> str:
     lines = []
     for case in board.cases:
         own = board.of(case, board.default)
-        rivals = [
+        baselines = [
             (name, row)
             for name in (*board.policies, *FIXED)
             if name != board.default and (row := board.of(case, name))
         ]
         if own is None:
             continue
-        better = [each for each in rivals if each[1]["in_time"]["both"] > own["in_time"]["both"] + TIE]
+        better = [each for each in baselines if each[1]["in_time"]["both"] > own["in_time"]["both"] + TIE]
         better.sort(key=lambda each: -each[1]["in_time"]["both"])
-        cheaper = [each for each in rivals if verdict(own, each[1]) == VERDICTS[2]]
+        cheaper = [each for each in baselines if verdict(own, each[1]) == VERDICTS[2]]
         cheaper.sort(key=lambda each: each[1]["gpu_hours"])
         words = _named("in time more often", better) + _named("as often for less", cheaper)
         if words:
@@ -89,15 +89,15 @@ def _comparison(board: Board) -> str:
         f"| against | {' | '.join(VERDICTS)} | worse, no cheaper on |",
         f"|---|{'---|' * (len(VERDICTS) + 1)}",
     ]
-    for rival in [*(name for name in board.policies if name != board.default), *FIXED]:
+    for baseline in [*(name for name in board.policies if name != board.default), *FIXED]:
         found = {
             case.name: verdict(own, other)
             for case in board.cases
-            if (own := board.of(case, board.default)) and (other := board.of(case, rival))
+            if (own := board.of(case, board.default)) and (other := board.of(case, baseline))
         }
         counts = [sum(word == name for word in found.values()) for name in VERDICTS]
         bad = [name for name, word in found.items() if word == VERDICTS[-1]]
-        lines.append(f"| {rival} | {' | '.join(map(str, counts))} | {', '.join(bad) or '-'} |")
+        lines.append(f"| {baseline} | {' | '.join(map(str, counts))} | {', '.join(bad) or '-'} |")
     return "\n".join(lines)
 
 

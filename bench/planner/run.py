@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _search(cases: Sequence[Case], options: argparse.Namespace) -> None:
-    """Search references anew, or those that the whole suite lacks."""
+    """Search all references, or those that the whole suite lacks."""
     known = {} if options.search else reference.load()
     lacking = [
         case for case in cases if not reference.is_whole(known.get(case.name)) and case.kind != "fault"

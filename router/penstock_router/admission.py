@@ -163,7 +163,7 @@ class Admission:
         self._apply(self.core.tick(now_s))
 
     def load_read(self, worker: Worker) -> None:
-        """Take note that a worker's metrics were read anew."""
+        """Take note that a worker's metrics were read again."""
         self._apply(self.core.load_read(worker, self._now_s()))
 
     def set_peer_tokens(self, tokens: Mapping[str, int]) -> None:

@@ -361,7 +361,7 @@ class Batcher:
         batch.preempted.append(victim)
 
     def _requeue(self, victim: RequestState) -> None:
-        """Let ``victim``, thrown out, wait to be computed anew."""
+        """Let ``victim``, thrown out, wait to be computed again."""
         self.release(victim)
         victim.registered = 0
         victim.computed = 0

@@ -42,7 +42,7 @@ class BusyWorkers:
     # ------------------------------------------------------------------ load events
 
     def refresh(self, load: WorkerLoad, *, prefill_tokens: int, peer_tokens: int, now_s: float) -> None:
-        """Decide anew whether a worker is busy.
+        """Decide again whether a worker is busy.
 
         Args:
             load: The worker's.

@@ -212,7 +212,7 @@ class RouterCore(Generic[T]):
     # ------------------------------------------------------------------ the workers' load
 
     def load_read(self, worker: Worker, now_s: float) -> Effects[T]:
-        """Take note that a worker's metrics were read anew."""
+        """Take note that a worker's metrics were read again."""
         role = worker.spec.role
         if role not in self.queues:
             return []
@@ -359,7 +359,7 @@ class RouterCore(Generic[T]):
         return arrival.avoiding(passed_over) if names - passed_over - arrival.avoid else arrival
 
     def _load_changed(self, role: Role, now_s: float, name: str | None) -> None:
-        """Decide anew whether a worker is busy; None: every worker of the role."""
+        """Decide again whether a worker is busy; None: every worker of the role."""
         busy, queue = self.busy[role], self.queues[role]
         if not busy.thresholds.is_set:
             return

@@ -48,7 +48,7 @@ class TierDoor:
 
         Args:
             config: The graph's tiers section.
-            keys: Without any, clients may name every tier but system: whoever lets them in has checked.
+            keys: Without any, clients may name every tier but system: what lets them in has checked.
             model: The name that workers know.
         """
         self.config = config

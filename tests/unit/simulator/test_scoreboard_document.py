@@ -38,7 +38,7 @@ def row(case, policy, both, gpu_hours, *, seed=0, fleet=None):
 
 
 @pytest.mark.parametrize(
-    ("own", "rival", "expected"),
+    ("own", "baseline", "expected"),
     [
         ((0.99, 1.0), (0.95, 2.0), "as good, no dearer"),
         ((0.99, 1.0), (0.993, 1.0), "as good, no dearer"),
@@ -48,11 +48,11 @@ def row(case, policy, both, gpu_hours, *, seed=0, fleet=None):
         ((0.90, 2.0), (0.99, 1.0), "worse, no cheaper"),
     ],
 )
-def test_a_verdict_weighs_attainment_and_cost(bench, own, rival, expected):
+def test_a_verdict_weighs_attainment_and_cost(bench, own, baseline, expected):
     """Half a per cent of either is a tie."""
-    own, rival = (row("c", "p", *each) for each in (own, rival))
+    own, baseline = (row("c", "p", *each) for each in (own, baseline))
 
-    assert bench["board"].verdict(own, rival) == expected
+    assert bench["board"].verdict(own, baseline) == expected
 
 
 @pytest.fixture
@@ -196,8 +196,8 @@ def test_fixed_fleets_to_compare_with_are_chosen_by_attainment_and_by_cost(bench
     ]
 
     def chosen(in_time, mean_gpus):
-        rival = {"in_time": in_time, "mean_gpus": mean_gpus}
-        cells = bench["reference"].static_cells(case, 0, {"static": tried}, rival)
+        baseline = {"in_time": in_time, "mean_gpus": mean_gpus}
+        cells = bench["reference"].static_cells(case, 0, {"static": tried}, baseline)
         return {cell.policy: cell.fleet for cell in cells}
 
     assert chosen(0.94, 4.0) == {"static, as good": (3, 2), "static, as dear": (2, 1)}

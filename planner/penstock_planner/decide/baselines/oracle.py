@@ -1,4 +1,4 @@
-"""A planner that knows the future: it follows sizes that somebody who knew every arrival has chosen.
+"""A planner that knows the future: it follows sizes chosen with every arrival known.
 
 Floors, budget, rebalance and the most replicas per decision bind it as they bind every policy. Who chooses the sizes is
 the simulator (`penstock_simulator.oracle`); nobody else knows the future.
