@@ -18,6 +18,7 @@ print("\n".join([*p["dependencies"], *(d for each in extras for d in p["optional
     && /opt/penstock/bin/pip install --no-cache-dir --disable-pip-version-check -r requirements.txt
 COPY LICENSE README.md ./
 COPY core ./core
+COPY performance ./performance
 COPY wire ./wire
 COPY kube ./kube
 COPY api ./api

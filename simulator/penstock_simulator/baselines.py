@@ -9,9 +9,10 @@ from penstock_api import Role
 from penstock_core.errors import ConfigError
 from penstock_engine import profiles
 from penstock_engine.core.latency import LatencyModel
+from penstock_performance.profile import PerformanceProfile
+from penstock_performance.tables import DecodeTable, PrefillTable
 from penstock_planner.decide.baselines.rhythm import in_mode
 from penstock_planner.decide.baselines.settings import BaselineSettings
-from penstock_planner.decide.baselines.throughput_profile import DecodeTable, PrefillTable, ThroughputProfile
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_simulator.scenario import PoolSpec, ProfiledModel
 
@@ -72,7 +73,7 @@ def baseline_settings(pools: Sequence[PoolSpec]) -> BaselineSettings:
     return BaselineSettings(prefill_tokens_per_s=throughput, kv_tokens=kv_tokens)
 
 
-def throughput_profile(pools: Sequence[PoolSpec]) -> ThroughputProfile:
+def throughput_profile(pools: Sequence[PoolSpec]) -> PerformanceProfile:
     """Return what Dynamo's profiler would measure of the simulated engines, point by point; all have a profile."""
     models = {pool.role: pool.model for pool in pools}
     entry = models.get(Role.PREFILL) or models[Role.AGGREGATED]
@@ -81,7 +82,7 @@ def throughput_profile(pools: Sequence[PoolSpec]) -> ThroughputProfile:
     assert isinstance(holder, ProfiledModel)  # noqa: S101 - the caller's
     latency = profiles.load(entry.profile).latency()
     prefill = PrefillTable(_PROMPTS, tuple(latency.prefill.ttft_s(round(tokens)) for tokens in _PROMPTS))
-    return ThroughputProfile(prefill, _decode_table(holder))
+    return PerformanceProfile(prefill, _decode_table(holder))
 
 
 def _decode_table(model: ProfiledModel) -> DecodeTable:

@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_api import Role
+from penstock_performance.profile import PerformanceProfile
+from penstock_performance.tables import DecodeTable, PrefillTable
 from penstock_planner.decide.baselines import dynamo, dynamo_throughput, hpa, kpa
 from penstock_planner.decide.baselines.dynamo_throughput import IntervalLoad
 from penstock_planner.decide.baselines.keda import prefill_threshold_s
 from penstock_planner.decide.baselines.rhythm import in_mode
 from penstock_planner.decide.baselines.settings import BaselineSettings
-from penstock_planner.decide.baselines.throughput_profile import DecodeTable, PrefillTable, ThroughputProfile
 from penstock_planner.decide.codec import config_from, to_plain
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Action, Reason
@@ -244,7 +245,7 @@ def test_dynamo_without_data_of_an_engine_holds():
 # -- Dynamo's throughput loop -----------------------------------------------------------------------
 
 LENGTHS = {"prompt_tokens": 3000.0, "output_tokens": 150.0, "ttft_s": 0.08, "itl_s": 0.01}
-TABLES = ThroughputProfile(
+TABLES = PerformanceProfile(
     PrefillTable((1000.0, 3000.0, 5000.0), (0.025, 0.075, 0.15)),
     DecodeTable(
         (1000.0, 3000.0),

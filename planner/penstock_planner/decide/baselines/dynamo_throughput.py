@@ -21,8 +21,9 @@ from dataclasses import dataclass
 
 from penstock_api import Role
 from penstock_core.errors import ConfigError
+from penstock_performance.profile import PerformanceProfile
+from penstock_performance.tables import DecodeTable
 from penstock_planner.decide.baselines.drafting import drafted, proposed
-from penstock_planner.decide.baselines.throughput_profile import DecodeTable, ThroughputProfile
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Step
 from penstock_planner.decide.observation import Pull, Window
@@ -132,7 +133,7 @@ def interval_load(window: Window) -> IntervalLoad | None:
 
 
 def _wanted(
-    role: Role, load: IntervalLoad, pull: Pull, profile: ThroughputProfile, config: DecideConfig
+    role: Role, load: IntervalLoad, pull: Pull, profile: PerformanceProfile, config: DecideConfig
 ) -> tuple[int, dict[str, float | None]]:
     prefill, decode = profile.prefill, profile.decode
     itl_s = config.baseline.itl_slo_s or DEFAULT_ITL_S

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock_api import Role
-from penstock_planner.decide.baselines.throughput_profile import ThroughputProfile, profile_from
+from penstock_performance.profile import PerformanceProfile, profile_from
 
 Sizes = tuple[tuple[float, int], ...]
 """(from second, replicas), by strictly increasing time, one at least."""
@@ -43,7 +43,7 @@ class BaselineSettings:
     kpa_prefill: float = 2.0
     kpa_aggregated: float = 8.0
     itl_slo_s: float | None = None
-    profile: ThroughputProfile | None = None
+    profile: PerformanceProfile | None = None
     schedule: Mapping[Role, Sizes] = field(default_factory=dict)
 
 

@@ -1,15 +1,14 @@
-"""What Dynamo's profiler has measured of one engine, as its throughput loop looks it up.
+"""What a profiler has measured of one engine: TTFT by prompt length, ITL and throughput by KV usage and context.
 
-Dynamo interpolates its points cubically; here lines join them. All figures are of one engine rather than of one GPU: the
-GPUs of an engine cancel out where the loop divides by both.
+Lines join the points; Dynamo interpolates its own cubically. All figures are of one engine, not of one GPU. Outside the
+points the nearest edge holds: nothing is extrapolated.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,33 +68,6 @@ class DecodeTable:
         rates = _between_rows(self.contexts, self.tokens_per_s, context)
         fitting = [rate for itl, rate in zip(itls, rates, strict=True) if itl <= itl_s]
         return fitting[-1] if fitting else rates[0]
-
-
-@dataclass(frozen=True, slots=True)
-class ThroughputProfile:
-    """One graph's profile: an engine that prefills and one that decodes, the same one where they are aggregated."""
-
-    prefill: PrefillTable
-    decode: DecodeTable
-
-
-def profile_from(plain: Mapping[str, Any]) -> ThroughputProfile:
-    """Return the profile that was written as plain data.
-
-    Raises:
-        KeyError, TypeError, ValueError: the data is not a profile.
-    """
-    prefill, decode = plain["prefill"], plain["decode"]
-    return ThroughputProfile(
-        PrefillTable(tuple(prefill["prompt_tokens"]), tuple(prefill["ttft_s"])),
-        DecodeTable(
-            tuple(decode["contexts"]),
-            tuple(decode["kv_usage"]),
-            tuple(tuple(row) for row in decode["itl_s"]),
-            tuple(tuple(row) for row in decode["tokens_per_s"]),
-            float(decode["kv_tokens"]),
-        ),
-    )
 
 
 def _on_line(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
