@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock_api import Environment, GraphDeployment, Role
+from penstock_api import Environment, GraphDeployment, Role, Runtime
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ClusterError, ConfigError, InvalidSpecError, PortInUseError
 from penstock_core.local_state import EntryState
 from penstock_local import liveness, private, process_log, recovery
 from penstock_local.build import LocalOptions, initial_state
+from penstock_local.door import door_of
+from penstock_local.dynamo_python import find_dynamo
 from penstock_local.ports import is_free
 from penstock_local.probes import Probes
 from penstock_local.statefile import ProcessEntry, StateFile
@@ -177,6 +179,7 @@ def _local_options(
             speed=options.speed,
             log_dir=str(Path(planner_dir).absolute() if planner_dir else log_dir / "planner"),
             planner_args=planner_args,
+            dynamo_python=find_dynamo(os.environ) if graph.spec.runtime is Runtime.DYNAMO else None,
         ),
     )
 
@@ -278,7 +281,7 @@ async def _wait_ready(
             if state is None or not is_ours or now_s - alive_s > _ARBITER_START_S:
                 raise ClusterError(f"the arbiter ended while starting; see {requested.arbiter.log_dir}")
             _raise_if_hopeless(state)
-            ready, words = await probes.readiness(state.arbiter.router_url)
+            ready, words = await door_of(state, probes).readiness(state.entries)
             progress(state, words)
             if ready and _router_is_ours(state):
                 return state
