@@ -112,3 +112,17 @@ class GraphPhase(StrEnum):
     READY = "Ready"
     DEGRADED = "Degraded"
     FAILED = "Failed"
+
+
+class ProfilePhase(StrEnum):
+    """One word for a ProfileRequest's state."""
+
+    PENDING = "Pending"
+    PROFILING = "Profiling"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing follows."""
+        return self in {ProfilePhase.SUCCEEDED, ProfilePhase.FAILED}
