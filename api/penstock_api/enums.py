@@ -79,7 +79,11 @@ class Predictor(StrEnum):
     """How the planner's SLA mode forecasts demand."""
 
     CONSTANT = "constant"
+    TREND = "trend"
     HOLT_WINTERS = "holt-winters"
+    ARIMA = "arima"
+    KALMAN = "kalman"
+    PROPHET = "prophet"
 
 
 class MetricsSource(StrEnum):

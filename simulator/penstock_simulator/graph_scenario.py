@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock_api import GraphDeployment, RouterPolicy, TiersConfig
 from penstock_engine.core.lease import LeaseTerms
+from penstock_engine.profiles.performance import BATCH_TOKENS, BLOCK_TOKENS, RUNNING_REQUESTS
 from penstock_engine.serve.preemption_config import PreemptionConfig
 from penstock_router.core.queue_settings import CACHE_BLOCKS
 from penstock_router.policy.busy import busy_thresholds
@@ -13,16 +14,13 @@ from penstock_router.tier_config import shedding_settings, tier_settings
 from penstock_runtimes.engine_flags import preemption_config
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers
 
-_BLOCK_TOKENS, _RUNNING_REQUESTS, _BATCH_TOKENS = 16, 256, 8192
-"""The simulated runtime's own defaults where the manifest says nothing; see `penstock engine serve`."""
-
 
 def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
     """Return the pools of a graph's workers, with the engine that the live ones run."""
     engine = graph.spec.engine
-    block_tokens = engine.block_tokens or _BLOCK_TOKENS
+    block_tokens = engine.block_tokens or BLOCK_TOKENS
     preemption = preemption_config(graph.spec)
-    running = engine.max_running_requests or _RUNNING_REQUESTS
+    running = engine.max_running_requests or RUNNING_REQUESTS
     return tuple(
         PoolSpec(
             service.role,
@@ -31,7 +29,7 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
                 service.profile or engine.profile,
                 kv_tokens=None if engine.kv_blocks is None else engine.kv_blocks * block_tokens,
                 block_size=block_tokens,
-                max_num_batched_tokens=engine.max_batch_tokens or max(_BATCH_TOKENS, running),
+                max_num_batched_tokens=engine.max_batch_tokens or max(BATCH_TOKENS, running),
                 max_num_seqs=running,
                 lease=LeaseTerms(graph.spec.lease.duration_seconds),
                 request_limit=engine.request_limit,
