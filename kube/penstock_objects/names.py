@@ -90,9 +90,6 @@ PROFILE_GRAPH_FILE: Final = "/etc/penstock-profile/graph.yaml"
 PROFILE_KEY: Final = "profile.json"
 """Key of the profile in the ConfigMap that a graph's planner.sla.profile names."""
 
-RECOMMENDATION_KEY: Final = "recommendation.json"
-"""Key of what the profile recommends, as `penstock profile --json` prints it."""
-
 SUMMARY_KEY: Final = "recommendation.txt"
 """Key of the recommended sizes and bounds in words, one a line."""
 

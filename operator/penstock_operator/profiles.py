@@ -153,7 +153,9 @@ class Profiles:
             applied = await self._parts.applier.apply(stage, {}, owner)
             if (trouble := _trouble(applied)) is not None:
                 return trouble
-        return Outcome(ProfilePhase.PROFILING, "Starting", f"Job {objects.job['metadata']['name']} starts its pod")
+        return Outcome(
+            ProfilePhase.PROFILING, "Starting", f"Job {objects.job['metadata']['name']} starts its pod"
+        )
 
     def _graph(self, namespace: str, request: ProfileRequest) -> tuple[GraphDeployment | None, Outcome]:
         """Return the graph to measure, or what is said without one."""
@@ -161,7 +163,9 @@ class Profiles:
         if name is None:
             return template_of(request)[1], Outcome(ProfilePhase.FAILED, "InvalidSpec", "template")
         graph, problem = self._parts.graph((namespace, name))
-        message = problem or f"GraphDeployment {name} is not there; apply it, or write template in place of graph"
+        message = (
+            problem or f"GraphDeployment {name} is not there; apply it, or write template in place of graph"
+        )
         return graph, Outcome(ProfilePhase.PENDING, "GraphInvalid" if problem else "GraphMissing", message)
 
     async def _observe(self, key: Key, raw: Object, job: Object) -> Outcome:
@@ -199,7 +203,9 @@ class Profiles:
         obj = {"apiVersion": raw["apiVersion"], "kind": raw["kind"], "metadata": head, "status": status}
         await self._parts.applier.status(obj)
         if old.get("phase") != found.phase.value:
-            log.info("profile request", namespace=head["namespace"], name=head["name"], phase=found.phase.value)
+            log.info(
+                "profile request", namespace=head["namespace"], name=head["name"], phase=found.phase.value
+            )
             is_bad = found.phase is ProfilePhase.FAILED
             message = EventMessage(f"Profile{found.phase.value}", found.message, "Profile", is_warning=is_bad)
             await self._parts.recorder.emit(raw, message)
@@ -256,7 +262,9 @@ def _words(exc: InvalidSpecError) -> str:
 def _trouble(applied: Applied) -> Outcome | None:
     """Return what keeps a request from going on; None if nothing does."""
     if applied.leaving:
-        message = f"objects of an earlier request of this name are going: {', '.join(sorted(applied.leaving))}"
+        message = (
+            f"objects of an earlier request of this name are going: {', '.join(sorted(applied.leaving))}"
+        )
         return Outcome(ProfilePhase.PENDING, "Replacing", message)
     if applied.conflicts:
         return Outcome(ProfilePhase.PENDING, "NameConflict", "; ".join(sorted(applied.conflicts)))

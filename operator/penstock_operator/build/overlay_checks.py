@@ -38,7 +38,9 @@ def refuse_broken(
         for each in spec.get(kind, []):
             counted = 0 if kind == "containers" and each["name"] != MAIN else gpus
             for what in _other_gpus(each, resource, counted):
-                message = f"{what} of {each['name']}, but the budget counts {counted}; remove it and set {key}"
+                message = (
+                    f"{what} of {each['name']}, but the budget counts {counted}; remove it and set {key}"
+                )
                 raise InvalidSpecError([Problem(path=f"{path}.spec.{kind}", message=message)])
 
 

@@ -19,7 +19,14 @@ from penstock_operator.build.overlay import overlay
 from penstock_operator.build.overlay_checks import MAIN, refuse_broken
 from penstock_operator.build.privileges import added_privileges
 from penstock_operator.build.security import container_security, pod_security
-from penstock_operator.build.volumes import HOME, SHARED_MEMORY, TEMPORARY, Mounted, cache_volume, empty_volume
+from penstock_operator.build.volumes import (
+    HOME,
+    SHARED_MEMORY,
+    TEMPORARY,
+    Mounted,
+    cache_volume,
+    empty_volume,
+)
 
 OUTPUT_FOLDER: Final = f"{TEMPORARY}/profile"
 """Where the Job keeps what it measures; a try that fails takes it along."""

@@ -5,13 +5,13 @@ Pure. A final phase is never left: the Job's pods go, and so does what they said
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock_api import ProfilePhase
-from penstock_objects.names import PROFILE_KEY, RECOMMENDATION_KEY, SUMMARY_KEY
+from penstock_objects.names import PROFILE_KEY, SUMMARY_KEY
 from penstock_operator.plan.conditions import Judgement, conditions
 from penstock_operator.plan.diagnose import diagnose, worst
 from penstock_operator.plan.pods import PodView
@@ -23,6 +23,8 @@ LAST_WORDS: Final = 800
 """Characters of a failed pod's last lines that a condition keeps. Chosen: the newest error, with its remedy."""
 
 _PROFILING: Final = "Profiling"
+_SIZE: Final = re.compile(r"Suggested (?P<role>prefill|decode) TP:(?P<size>\d{1,3}) ")
+"""Line in which `penstock profile` says which size is best; of Dynamo's planner document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,27 +89,20 @@ def outcome(facts: JobFacts, *, now_s: float) -> Outcome:
         )
         return Outcome(ProfilePhase.FAILED, "ResultMissing", message)
     found = recommendation(facts.result)
-    said = "; ".join(found.get("summary", ())) or "no configuration meets the targets: see recommendation.json"
-    message = f"ConfigMap {facts.config_map} holds the profile. {said}"
+    said = "; ".join(found.get("summary", ()))
+    message = f"ConfigMap {facts.config_map} holds the profile. {said}".rstrip()
     return Outcome(ProfilePhase.SUCCEEDED, "Profiled", message, found)
 
 
 def recommendation(result: Mapping[str, str]) -> dict[str, Any]:
-    """Return ``status.recommendation`` of a result's ConfigMap; what is missing or unreadable is left out."""
-    found: dict[str, Any] = {}
+    """Return ``status.recommendation`` of a result's ConfigMap; what is missing is left out."""
     summary = [line for line in result.get(SUMMARY_KEY, "").splitlines() if line.strip()]
-    if summary:
-        found["summary"] = summary
-    try:
-        plain = json.loads(result.get(RECOMMENDATION_KEY, ""))
-    except ValueError:
-        return found
-    for role in ("prefill", "decode"):
-        each = plain.get(role) if isinstance(plain, dict) else None
-        size = each.get("tensor_parallel") if isinstance(each, dict) else None
-        if isinstance(size, int) and not isinstance(size, bool):
-            found[f"{role}TensorParallel"] = size
-    return found
+    sizes = {
+        f"{found['role']}TensorParallel": int(found["size"])
+        for line in summary
+        if (found := _SIZE.match(line))
+    }
+    return {**sizes, "summary": summary} if summary else {}
 
 
 def request_status(
@@ -158,7 +153,9 @@ def _times(job: Mapping[str, Any], phase: ProfilePhase) -> dict[str, str]:
 
 def _under_way(facts: JobFacts, now_s: float) -> Outcome:
     name = facts.job["metadata"]["name"]
-    found = [each for pod in facts.pods if (each := diagnose(pod, now_s=now_s)) is not None and not pod.finished]
+    found = [
+        each for pod in facts.pods if (each := diagnose(pod, now_s=now_s)) is not None and not pod.finished
+    ]
     trouble = worst(found)
     if trouble is not None:
         return Outcome(ProfilePhase.PROFILING, trouble.category.value, str(trouble))
@@ -168,7 +165,9 @@ def _under_way(facts: JobFacts, now_s: float) -> Outcome:
         message = f"Job {name} tries again after {failed} failed {'try' if failed == 1 else 'tries'}: {words}"
         return Outcome(ProfilePhase.PROFILING, "Retrying", message)
     if any(pod.ready or any(each.running_since_s for each in pod.containers) for pod in facts.pods):
-        return Outcome(ProfilePhase.PROFILING, _PROFILING, f"Job {name} measures; see kubectl logs job/{name}")
+        return Outcome(
+            ProfilePhase.PROFILING, _PROFILING, f"Job {name} measures; see kubectl logs job/{name}"
+        )
     return Outcome(ProfilePhase.PROFILING, "Starting", f"Job {name} starts its pod")
 
 
@@ -201,4 +200,8 @@ def last_words(pods: Sequence[PodView]) -> str:
     if newest.reason == "OOMKilled":
         return "its container was killed for want of memory; raise its limit in podTemplate"
     lines = " ".join(newest.message.split())
-    return f"it ended with exit code {newest.code}: {lines[-LAST_WORDS:]}" if lines else f"exit code {newest.code}"
+    return (
+        f"it ended with exit code {newest.code}: {lines[-LAST_WORDS:]}"
+        if lines
+        else f"exit code {newest.code}"
+    )
