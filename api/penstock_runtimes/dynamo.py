@@ -51,7 +51,7 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
 
 def frontend(spec: GraphSpec, context: RuntimeContext) -> WorkerCommand:
     """Return the command of Dynamo's frontend, which routes in place of ours."""
-    argv = [context.python, "-m", "dynamo.frontend", "--http-host", context.host, "--http-port", "{port}"]
+    argv = [_python(spec, context), "-m", "dynamo.frontend", "--http-host", context.host, "--http-port", "{port}"]
     argv += ["--router-mode", DYNAMO_POLICIES[spec.router.policy]]
     if spec.router.admission.mode is AdmissionMode.TOKEN_CAPACITY:
         argv += _admission_flags(spec.router.admission)
@@ -59,7 +59,7 @@ def frontend(spec: GraphSpec, context: RuntimeContext) -> WorkerCommand:
 
 
 def _vllm(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:
-    argv = [context.python, "-m", "dynamo.vllm", "--model", spec.model.name]
+    argv = [_python(spec, context), "-m", "dynamo.vllm", "--model", spec.model.name]
     argv += ["--served-model-name", spec.served_name]
     if service.role in _MODES:
         argv += ["--disaggregation-mode", _MODES[service.role]]
@@ -69,7 +69,7 @@ def _vllm(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> lis
 
 
 def _mocker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:
-    argv = [context.python, "-m", "dynamo.mocker", "--model-path", spec.model.name]
+    argv = [_python(spec, context), "-m", "dynamo.mocker", "--model-path", spec.model.name]
     argv += ["--model-name", spec.served_name, "--speedup-ratio", f"{context.speed:g}"]
     if service.role in _MODES:
         argv += ["--disaggregation-mode", _MODES[service.role]]
@@ -81,6 +81,11 @@ def _mocker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> l
     if service.startup_seconds > 0:
         sizes += ["--startup-time", f"{service.startup_seconds:g}"]
     return argv + sizes
+
+
+def _python(spec: GraphSpec, context: RuntimeContext) -> str:
+    folder = spec.engine.python_environment
+    return context.python if folder is None else str(PurePath(folder, "bin", "python"))
 
 
 def _planes(context: RuntimeContext) -> dict[str, str]:
