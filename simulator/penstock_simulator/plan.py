@@ -210,14 +210,14 @@ def _slo_s(options: SimulateOptions, graph: GraphDeployment | None) -> float:
 
 def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None) -> RouterSpec:
     base = RouterSpec(policy=policy) if graph is None else graph_router(graph, policy)
-    is_simple = options.profile in _SIMPLE
+    simple = _SIMPLE.get(options.profile or "")
     settings = {**base.settings, "rebalance": False} if options.no_rebalance else base.settings
     return replace(
         base,
         settings=settings,
         queue_order=options.queue_order or base.queue_order,
-        slot_requests=1 if is_simple else None,
-        slot_tokens=None if is_simple else options.slot_tokens or base.slot_tokens,
+        slot_requests=None if simple is None else simple.slot_requests,
+        slot_tokens=options.slot_tokens or base.slot_tokens if simple is None else None,
         propagation_delay_s=options.propagation_delay_s,
         routers=options.routers,
         max_waiting=options.max_waiting or base.max_waiting,
