@@ -454,7 +454,8 @@ class DispatchQueue(Generic[T]):
         token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
         if token_s is None:
             return worker.line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST)
-        ahead = worker.running_tokens + worker.peer_tokens
+        self._estimates.now_s = now_s
+        ahead = worker.running_tokens - self._estimates.computed_tokens(worker) + worker.peer_tokens
 
         def is_late(queued: QueuedRequest[T]) -> bool:
             slo_s = self.settings.ttft_slo_s(queued.arrival.tier)
