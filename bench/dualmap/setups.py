@@ -16,6 +16,7 @@ from penstock_simulator.routing import policy_names
 from penstock_simulator.scenario import (
     DUALMAP_7B,
     DUALMAP_14B,
+    SIMPLE_SLOT_REQUESTS,
     PoolSpec,
     Resize,
     RouterSpec,
@@ -31,8 +32,6 @@ WARMUP = 500
 PACKAGED = "mooncake"
 PACKAGED_WARMUP = 100
 """The packaged slice has 608 rows: 500 of them would leave too little."""
-PENDING = 2
-"""In an instance at a time: the running request and the one that the artefact lets wait there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ def router(policy: str, **settings: bool | float | str) -> RouterSpec:
         policy=policy,
         settings=settings,
         queue_order=QueueOrder.HIT_FIRST,
-        slot_requests=PENDING,
+        slot_requests=SIMPLE_SLOT_REQUESTS,
         slot_tokens=None,
     )
 

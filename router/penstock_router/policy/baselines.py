@@ -64,7 +64,8 @@ class CacheAffinity:
         name = self._ring.find(self._hotness.key(arrival.chain, len(workers)))
         if name is None or name in arrival.avoid:
             return RoutingDecision(
-                _emptiest(eligible(workers, arrival.avoid), arrival, estimates).name, "its worker has failed it"
+                _emptiest(eligible(workers, arrival.avoid), arrival, estimates).name,
+                "its worker has failed it",
             )
         return RoutingDecision(name, "prefix's worker on the ring")
 
@@ -154,7 +155,8 @@ class MinTtft(_Memoryless):
         fleet = estimates.throughput.tokens_per_s
         pool = eligible(workers, arrival.avoid)
         costs = [
-            (estimates.pending_tokens(each, arrival) + each.uncached(arrival)) / (each.throughput.mixed(fleet) or 1.0)
+            (estimates.pending_tokens(each, arrival) + each.uncached(arrival))
+            / (each.throughput.mixed(fleet) or 1.0)
             for each in pool
         ]
         as_good = min(costs) * (1 + _NOISE)
@@ -174,11 +176,14 @@ class Preble(_Memoryless):
         """Return the worker with the largest hit, or the least loaded one."""
         pool = eligible(workers, arrival.avoid)
         uncached, _, at = min(
-            (each.uncached(arrival), estimates.pending_tokens(each, arrival), at) for at, each in enumerate(pool)
+            (each.uncached(arrival), estimates.pending_tokens(each, arrival), at)
+            for at, each in enumerate(pool)
         )
         if uncached < (1 - _PREBLE_SHARE) * arrival.tokens:
             return RoutingDecision(pool[at].name, "more than half is cached there")
-        return RoutingDecision(_emptiest(pool, arrival, estimates).name, "little is cached anywhere: least loaded")
+        return RoutingDecision(
+            _emptiest(pool, arrival, estimates).name, "little is cached anywhere: least loaded"
+        )
 
 
 class KvCost(_Memoryless):
@@ -205,8 +210,6 @@ class KvCost(_Memoryless):
         return RoutingDecision(pool[at].name, "lowest KV cost")
 
 
-def _emptiest(
-    pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates
-) -> WorkerQueue[Any]:
+def _emptiest(pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> WorkerQueue[Any]:
     """Return the worker with the fewest pending tokens; among equals, the one that remembers least."""
     return min(pool, key=lambda each: (estimates.pending_tokens(each, arrival), each.index.count))

@@ -87,7 +87,8 @@ class DualMap:
                 # Its pair has failed it: anybody else is better than the same worker again.
                 pool = eligible(workers, arrival.avoid)
                 return RoutingDecision(
-                    min(pool, key=lambda each: estimates.pending_tokens(each, arrival)).name, "its pair has failed it"
+                    min(pool, key=lambda each: estimates.pending_tokens(each, arrival)).name,
+                    "its pair has failed it",
                 )
             names = tuple(usable) or names
         if len(names) == 1:
