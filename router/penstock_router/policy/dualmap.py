@@ -96,7 +96,8 @@ class DualMap:
                 # Its pair has failed it: anybody else is better than the same worker again.
                 pool = eligible(workers, arrival.avoid)
                 return RoutingDecision(
-                    min(pool, key=lambda each: each.pending_for(arrival)).name, "its pair has failed it"
+                    min(pool, key=lambda each: estimates.pending_tokens(each, arrival)).name,
+                    "its pair has failed it",
                 )
             names = tuple(usable) or names
         if len(names) == 1:
@@ -113,7 +114,8 @@ class DualMap:
     ) -> RoutingDecision:
         settings = self._settings
         own_first, own_second = first.uncached(arrival), second.uncached(arrival)
-        work_first, work_second = first.pending_for(arrival), second.pending_for(arrival)
+        work_first = estimates.pending_tokens(first, arrival)
+        work_second = estimates.pending_tokens(second, arrival)
         late_first = _is_late(estimates.seconds(first, work_first + own_first), settings.slo_s)
         late_second = _is_late(estimates.seconds(second, work_second + own_second), settings.slo_s)
         is_first_nearer = own_first <= own_second
