@@ -42,6 +42,12 @@ def discovery_folder(context: RuntimeContext) -> PurePath:
     return PurePath(context.discovery).parent / f"{context.namespace}.dynamo"
 
 
+def python_of(spec: GraphSpec, context: RuntimeContext) -> str:
+    """Return the interpreter that has Dynamo: of the graph's environment, else Penstock's own."""
+    folder = spec.engine.python_environment
+    return context.python if folder is None else str(PurePath(folder, "bin", "python"))
+
+
 def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
     """Return the command of one Dynamo worker: vLLM's, or the mocker's."""
     argv = _mocker(spec, service, context) if spec.engine.mocker else _vllm(spec, service, context)
@@ -65,7 +71,15 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
 
 def frontend(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
     """Return the command of Dynamo's frontend, which routes in place of ours."""
-    argv = [_python(context), "-m", "dynamo.frontend", "--http-host", context.host, "--http-port", "{port}"]
+    argv = [
+        python_of(spec, context),
+        "-m",
+        "dynamo.frontend",
+        "--http-host",
+        context.host,
+        "--http-port",
+        "{port}",
+    ]
     argv += ["--router-mode", DYNAMO_POLICIES[spec.router.policy]]
     if spec.router.admission.mode is AdmissionMode.TOKEN_CAPACITY:
         argv += _admission_flags(spec.router.admission)
@@ -75,7 +89,7 @@ def frontend(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> 
 
 
 def _vllm(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:
-    argv = [_python(context), "-m", "dynamo.vllm", "--model", spec.model.name]
+    argv = [python_of(spec, context), "-m", "dynamo.vllm", "--model", spec.model.name]
     argv += ["--served-model-name", spec.served_name]
     if service.role in _MODES:
         argv += ["--disaggregation-mode", _MODES[service.role]]
@@ -85,7 +99,7 @@ def _vllm(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> lis
 
 
 def _mocker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:
-    argv = [_python(context), "-m", "dynamo.mocker", "--model-path", spec.model.name]
+    argv = [python_of(spec, context), "-m", "dynamo.mocker", "--model-path", spec.model.name]
     argv += ["--model-name", spec.served_name, "--speedup-ratio", f"{context.speed:g}"]
     if service.role in _MODES:
         argv += ["--disaggregation-mode", _MODES[service.role]]
@@ -96,10 +110,6 @@ def _mocker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> l
         # Unlike its engine's steps, this is in real time.
         argv += ["--startup-time", f"{service.startup_seconds / context.speed:g}"]
     return argv
-
-
-def _python(context: RuntimeContext) -> str:
-    return context.dynamo_python or context.python
 
 
 def _planes(context: RuntimeContext) -> dict[str, str]:

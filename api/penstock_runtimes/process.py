@@ -35,7 +35,6 @@ class RuntimeContext:
 
     Attributes:
         python: Interpreter that has Penstock installed.
-        dynamo_python: Interpreter that has NVIDIA's Dynamo installed; None: the same.
         graph_file: Manifest that router and planner read.
         discovery: Where the router finds workers: the statefile's path, or ``kubernetes``.
         namespace: Namespace on this backend.
@@ -57,7 +56,6 @@ class RuntimeContext:
     environment: Environment = Environment.LOCAL
     log_dir: str | None = None
     planner_args: tuple[str, ...] = ()
-    dynamo_python: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

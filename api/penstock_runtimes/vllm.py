@@ -6,6 +6,8 @@ of each other are added by the operator.
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 from penstock_api.enums import Environment, Role
 from penstock_api.graph import GraphSpec
 from penstock_api.service import ServiceSpec
@@ -21,7 +23,7 @@ from penstock_runtimes.process import PORT, SIDE_CHANNEL_PORT, RuntimeContext, W
 
 def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
     """Return the command of one vLLM worker."""
-    argv = ["vllm", "serve", spec.model.name, "--served-model-name", spec.served_name]
+    argv = [_program(spec), "serve", spec.model.name, "--served-model-name", spec.served_name]
     # Without it vLLM's usage holds no cached tokens, and the router could not count the prefill worker's hits.
     argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
     argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
@@ -36,3 +38,8 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
     }
     return WorkerCommand(argv=tuple(argv), ports=(PORT, SIDE_CHANNEL_PORT), env=env)
+
+
+def _program(spec: GraphSpec) -> str:
+    folder = spec.engine.python_environment
+    return "vllm" if folder is None else str(PurePath(folder, "bin", "vllm"))

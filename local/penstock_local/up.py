@@ -21,7 +21,7 @@ from penstock_core.local_state import EntryState
 from penstock_local import liveness, private, process_log, recovery
 from penstock_local.build import LocalOptions, initial_state
 from penstock_local.door import door_of
-from penstock_local.dynamo_python import find_dynamo
+from penstock_local.dynamo_python import check_dynamo
 from penstock_local.ports import is_free
 from penstock_local.probes import Probes
 from penstock_local.statefile import ProcessEntry, StateFile
@@ -30,6 +30,7 @@ from penstock_local.store import StateStore, log_root
 from penstock_manifests import load_graph
 from penstock_planner.options import join
 from penstock_runtimes import PLANNER_ROLE, RuntimeContext
+from penstock_runtimes.dynamo import python_of
 from penstock_runtimes.extras import needed_extras
 
 _POLL_S = 0.1
@@ -106,7 +107,10 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     store = StateStore.of(namespace)
     store.refuse_running()
     _check_extras(graph, with_planner=options.with_planner)
-    state = initial_state(graph, _local_options(graph, file, store, namespace, options), os.environ)
+    local = _local_options(graph, file, store, namespace, options)
+    if graph.spec.runtime is Runtime.DYNAMO:
+        check_dynamo(python_of(graph.spec, local.context))
+    state = initial_state(graph, local, os.environ)
     return store, replace(state, arbiter=replace(state.arbiter, run_id=secrets.token_hex(8)))
 
 
@@ -179,7 +183,6 @@ def _local_options(
             speed=options.speed,
             log_dir=str(Path(planner_dir).absolute() if planner_dir else log_dir / "planner"),
             planner_args=planner_args,
-            dynamo_python=find_dynamo(os.environ) if graph.spec.runtime is Runtime.DYNAMO else None,
         ),
     )
 

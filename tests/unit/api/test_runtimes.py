@@ -153,6 +153,19 @@ def test_vllm_worker(build, context):
     assert specs["frontend"].argv[2:5] == ("penstock_cli", "router", "serve")
 
 
+@pytest.mark.parametrize(
+    ("runtime", "program"),
+    [("vllm", ("/opt/venv/bin/vllm", "serve")), ("dynamo", ("/opt/venv/bin/python", "-m", "dynamo.vllm"))],
+)
+def test_programs_of_a_python_environment(build, context, runtime, program):
+    """Workers run where the manifest says; Penstock's own processes stay in Penstock's environment."""
+    graph = build(runtime=runtime, engine={"pythonEnvironment": "/opt/venv"})
+    specs = by_service(graph, context)
+
+    assert specs["decode"].argv[: len(program)] == program
+    assert specs["planner"].argv[0] == "/py"
+
+
 def test_vllm_aggregated_has_no_connector(build, context):
     """An aggregated worker hands nothing over."""
     services = {"frontend": {"role": "router"}, "worker": {"role": "aggregated"}}
