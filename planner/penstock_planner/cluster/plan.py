@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock_api import Environment, GraphDeployment, Role
-from penstock_core.errors import InvalidSpecError, Problem
+from penstock_api import Environment, GraphDeployment, PlannerMode, Role
+from penstock_core.errors import ConfigError, InvalidSpecError, Problem
+from penstock_performance.profile import PerformanceProfile
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.options import PlannerOptions, join
 from penstock_planner.targets.kubernetes import ScaledService, services_of
@@ -49,12 +50,15 @@ def parse(obj: Mapping[str, Any]) -> GraphDeployment:
         raise InvalidSpecError(problems) from exc
 
 
-def plan_of(graph: GraphDeployment, overrides: Mapping[str, Any]) -> GraphPlan:
+def plan_of(
+    graph: GraphDeployment, overrides: Mapping[str, Any], performance: PerformanceProfile | None = None
+) -> GraphPlan:
     """Return a graph's plan.
 
     Args:
         graph: As watched.
         overrides: Options given to the process, by kebab-case name; they win over every graph's own.
+        performance: What mode sla plans by; None where there is none.
 
     Raises:
         ConfigError: the graph's planner cannot run so.
@@ -68,4 +72,9 @@ def plan_of(graph: GraphDeployment, overrides: Mapping[str, Any]) -> GraphPlan:
     elif not any(service.scaling for service in graph.spec.workers.values()):
         disabled = "no worker service has spec.services.*.scaling"
     options = join(given={} if disabled else overrides, graph=None if disabled else graph)
-    return GraphPlan(options, options.decide_config(graph), services_of(graph), disabled)
+    if options.mode is PlannerMode.SLA and not disabled and performance is None:
+        raise ConfigError(
+            f"spec.planner.sla.profile: {options.profile or 'null'}: mode sla has no performance profile to plan by; run"
+            " `penstock profile --kubernetes` and name the ConfigMap that it makes, or choose mode adaptive"
+        )
+    return GraphPlan(options, options.decide_config(graph, performance), services_of(graph), disabled)
