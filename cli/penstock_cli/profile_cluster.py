@@ -6,26 +6,22 @@ The Job of a request runs `penstock profile … --config-map NAME`; so does whoe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from penstock_api import ProfilePhase, ProfileRequest
-from penstock_cli import interruptible
+import click
+
+from penstock_api import GraphDeployment, ObjectMeta, ProfilePhase, ProfileRequest, ProfileRequestSpec
+from penstock_cli import interruptible, option
+from penstock_cli.profile_config_map import read_result, result_data, write_files, write_result
 from penstock_core.errors import ClusterError, ConfigError, ConflictError, NotFoundError
-from penstock_objects.names import GRAPH_KEY, PROFILE_KEY, PROFILER, SUMMARY_KEY
-from penstock_performance.reading import read_profile
+from penstock_objects.names import PROFILER
+from penstock_performance.recommend import Targets
 
 if TYPE_CHECKING:
     from penstock_kube.client import KubeClient
-    from penstock_kube.kinds import Kind
-
-MAX_BYTES: Final = 1 << 20
-"""Most bytes of a ConfigMap's data. Source: kubernetes.io/docs/concepts/configuration/configmap."""
-
-KEYS: Final = (PROFILE_KEY, GRAPH_KEY, SUMMARY_KEY)
-"""Keys of a result's ConfigMap."""
 
 POLL_S: Final = 2.0
 """Real seconds between two looks at a request. Chosen: a profile takes minutes."""
@@ -36,114 +32,157 @@ UNSEEN_S: Final = 60.0
 SLACK_S: Final = 120.0
 """Real seconds beyond a request's own timeout for scheduling and clearing up. Chosen."""
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
-class ClusterAccess:
-    """Which cluster, and which namespace of it.
+class ClusterFlags:
+    """Flags of `penstock profile` that have to do with a cluster.
 
     Attributes:
+        kubernetes: Measure there.
+        request_name: The request's name; None: the graph's.
+        image: Of the Job.
+        config_map: Name of the result's ConfigMap; None: the request's name, or none where it is measured here.
+        namespace: None: the context's or the service account's.
         kubeconfig: File; None: in the cluster its service account, else KUBECONFIG.
         context: Of the kubeconfig; None: its current one.
-        namespace: None: the context's or the service account's.
     """
 
-    kubeconfig: Path | None = None
-    context: str | None = None
-    namespace: str | None = None
+    kubernetes: bool
+    request_name: str | None
+    image: str | None
+    config_map: str | None
+    namespace: str | None
+    kubeconfig: Path | None
+    context: str | None
+
+    def refuse_unused(self) -> None:
+        """Refuse those without effect where it is measured here.
+
+        Raises:
+            ConfigError: one of them was given.
+        """
+        where = ("namespace", "kubeconfig", "context") if self.config_map is None else ()
+        for name in ("request_name", "image", *where):
+            if getattr(self, name) is not None:
+                needs = (
+                    "--kubernetes" if name in {"request_name", "image"} else "--kubernetes or --config-map"
+                )
+                raise ConfigError(f"{option.flag_of(name)}: only with {needs}; add that or leave it out")
 
 
-class ConfigMapClient(Protocol):
-    """What keeping a result needs of a client."""
+CLUSTER_FLAGS: Final = tuple(each.name for each in fields(ClusterFlags))
 
-    async def get(self, kind: Kind, name: str, *, namespace: str | None) -> dict[str, Any]:
-        """Return one object."""
-        ...
+CLUSTER_OPTIONS: option.Option = option.group(
+    click.option(
+        "--kubernetes",
+        is_flag=True,
+        help="Measure on a cluster: apply a ProfileRequest for the graph of --config, wait for its Job, and print what it "
+        "recommends; --output-dir gets the result's files, --dry-run prints the manifest.",
+    ),
+    click.option(
+        "--request-name", metavar="NAME", help="With --kubernetes: the request's.  [default: the graph's]"
+    ),
+    click.option(
+        "--image",
+        metavar="NAME",
+        help="With --kubernetes: image with Penstock and the graph's runtime.  [default: the release's, for simulated workers]",
+    ),
+    click.option(
+        "--config-map",
+        metavar="NAME",
+        help="Keep profile, graph and recommendation in this ConfigMap, for planner.sla.profile; a missed target is then "
+        "part of the result, and no failure.  [default: with --kubernetes the request's name]",
+    ),
+    click.option(
+        "--namespace", "-n", metavar="NAME", help="Of request and ConfigMap.  [default: the context's]"
+    ),
+    option.kubeconfig(),
+)
+"""The flags of `ClusterFlags`."""
 
-    async def apply(self, obj: Mapping[str, Any], *, field_manager: str) -> dict[str, Any]:
-        """Make the fields so."""
-        ...
+HERE_ALONE: Final = (
+    "endpoint", "gpus", "max_context", "max_concurrency", "kv_tokens", "speed", "model", "api_key", "timeout_s",
+)  # fmt: skip
+"""Options that decide how this machine measures; a request has no such key."""
 
 
-def keep_result(folder: Path, summary: Sequence[str], name: str, access: ClusterAccess) -> None:
-    """Write what `penstock profile` left in a folder to a ConfigMap.
+def request_of(
+    graph: GraphDeployment,
+    targets: Targets,
+    flags: ClusterFlags,
+    *,
+    sizes: Sequence[int],
+    max_gpus: int | None,
+) -> ProfileRequest:
+    """Return the request that measures a graph.
 
     Args:
-        folder: Its output folder, with profile.json and graph.yaml.
-        summary: What it recommends, one line each.
-        name: The ConfigMap's.
-        access: Where.
+        graph: Valid; it need not be deployed.
+        targets: Lengths and targets.
+        flags: Name, image and ConfigMap.
+        sizes: Tensor-parallel sizes; empty: powers of two up to ``max_gpus``.
+        max_gpus: None: the largest of ``sizes``, or of the graph's workers.
+    """
+    largest = max(sizes, default=0) or max(each.gpus_per_replica for each in graph.spec.workers.values())
+    return ProfileRequest(
+        metadata=ObjectMeta(name=flags.request_name or graph.name),
+        spec=ProfileRequestSpec(
+            template=graph.spec.to_manifest(),
+            isl=targets.isl,
+            osl=targets.osl,
+            ttft_seconds=targets.ttft_s,
+            itl_seconds=targets.itl_s,
+            tensor_parallel=tuple(sizes),
+            max_gpus=max_gpus or largest,
+            config_map=flags.config_map,
+            image=flags.image,
+        ),
+    )
+
+
+def keep_result(files: Sequence[Path], summary: Sequence[str], flags: ClusterFlags) -> None:
+    """Write what was measured here to the ConfigMap of the flags.
 
     Raises:
-        ConfigError: a file is missing or no profile, the result is too large, or the ConfigMap holds other things.
+        ConfigError: the result cannot be read or is too large, or the ConfigMap holds other things.
         ClusterError: the API server refused or failed.
     """
-    data = result_data(folder, summary)
-    interruptible.run(_with_client(access, lambda client, place: write_result(client, name, place, data)))
-
-
-def result_data(folder: Path, summary: Sequence[str]) -> dict[str, str]:
-    """Return the data of a result's ConfigMap.
-
-    Raises:
-        ConfigError: a file is missing, is no profile, or all together are too large.
-    """
-    data = {key: _text(folder / key) for key in (PROFILE_KEY, GRAPH_KEY)}
-    read_profile(data[PROFILE_KEY], origin=str(folder / PROFILE_KEY))
-    data[SUMMARY_KEY] = "".join(f"{line}\n" for line in summary)
-    size = sum(len(key) + len(text.encode()) for key, text in data.items())
-    if size > MAX_BYTES:
-        raise ConfigError(
-            f"--config-map: the result has {size:,} bytes, and a ConfigMap holds {MAX_BYTES:,}; measure fewer points"
+    name, data = flags.config_map, result_data(files, summary)
+    if name is not None:
+        interruptible.run(
+            _with_client(flags, lambda client, namespace: write_result(client, name, namespace, data))
         )
-    return data
-
-
-async def write_result(client: ConfigMapClient, name: str, namespace: str, data: Mapping[str, str]) -> None:
-    """Write a result's ConfigMap by server-side apply.
-
-    Raises:
-        ConfigError: a ConfigMap of that name holds other keys.
-        ClusterError: the API server refused or failed.
-    """
-    from penstock_kube.kinds import CONFIG_MAP  # noqa: PLC0415 - optional extra
-
-    try:
-        live = await client.get(CONFIG_MAP, name, namespace=namespace)
-    except NotFoundError:
-        live = {}
-    others = sorted({*(live.get("data") or {}), *(live.get("binaryData") or {})} - set(KEYS))
-    if others:
-        raise ConfigError(
-            f"--config-map: ConfigMap {namespace}/{name} holds {', '.join(others)}; choose another name, or delete it"
-        )
-    obj = {
-        "apiVersion": CONFIG_MAP.api_version,
-        "kind": CONFIG_MAP.kind,
-        "metadata": {"name": name, "namespace": namespace},
-        "data": dict(data),
-    }
-    await client.apply(obj, field_manager=PROFILER)
 
 
 def profile_on_cluster(
-    request: ProfileRequest, access: ClusterAccess, *, tell: Callable[[str], None]
-) -> tuple[str, ...]:
-    """Apply a request and wait for its end; return what it recommends, one line each.
+    request: ProfileRequest, flags: ClusterFlags, directory: Path | None, *, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Apply a request and wait for its end; return its status.
 
     A signal ends the wait and leaves the request at work.
 
     Args:
         request: What to measure.
-        access: Where.
+        flags: Where.
+        directory: Gets the result's files; None: they stay in the ConfigMap.
         tell: Called with each step in words.
 
     Raises:
         ConfigError: the request exists already, or no operator takes it up.
         ClusterError: it failed, or the API server did.
     """
-    return interruptible.run(
-        _with_client(access, lambda client, place: follow(client, request, place, tell=tell))
-    )
+
+    async def work(client: KubeClient, namespace: str) -> tuple[dict[str, Any], dict[str, str]]:
+        status = await follow(client, request, namespace, tell=tell)
+        data = {} if directory is None else await read_result(client, request.config_map, namespace)
+        return status, data
+
+    status, data = interruptible.run(_with_client(flags, work))
+    for path in write_files(data, directory) if directory is not None else ():
+        tell(f"wrote {path}")
+    return status
 
 
 async def follow(
@@ -154,7 +193,7 @@ async def follow(
     tell: Callable[[str], None],
     poll_s: float = POLL_S,
     unseen_s: float = UNSEEN_S,
-) -> tuple[str, ...]:
+) -> dict[str, Any]:
     """Create a request and look at it until it has ended; see `profile_on_cluster`.
 
     Args:
@@ -167,83 +206,69 @@ async def follow(
     """
     manifest = request.to_manifest()
     manifest["metadata"] = {**manifest["metadata"], "namespace": namespace}
+    where = f"ProfileRequest {namespace}/{request.name}"
     try:
         await client.create(manifest, field_manager=PROFILER)
     except ConflictError as exc:
-        raise ConfigError(
-            f"ProfileRequest {namespace}/{request.name} exists; kubectl delete gpr {request.name}, or choose another --name"
-        ) from exc
-    tell(f"ProfileRequest {namespace}/{request.name}: applied; kubectl delete gpr {request.name} ends it")
-    watched = _Watched(client, request, namespace, tell, poll_s=poll_s, unseen_s=unseen_s)
+        remedy = f"kubectl delete gpr {request.name}, or choose another --request-name"
+        raise ConfigError(f"{where}: exists already; {remedy}") from exc
+    tell(f"{where}: applied; kubectl delete gpr {request.name} ends it")
     limit_s = request.spec.timeout_seconds + SLACK_S
     try:
         async with asyncio.timeout(limit_s):
-            return await watched.until_ended()
+            return await _ended(client, request, namespace, tell, poll_s=poll_s, unseen_s=unseen_s)
     except TimeoutError as exc:
-        raise ClusterError(
-            f"ProfileRequest {namespace}/{request.name}: not ended after {limit_s:g} s; see kubectl describe gpr"
-        ) from exc
+        raise ClusterError(f"{where}: not ended after {limit_s:g} s; see kubectl describe gpr") from exc
 
 
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    client: KubeClient
-    request: ProfileRequest
-    namespace: str
-    tell: Callable[[str], None]
-    poll_s: float
-    unseen_s: float
-
-    async def until_ended(self) -> tuple[str, ...]:
-        said, loop = "", asyncio.get_running_loop()
-        unseen_until_s = loop.time() + self.unseen_s
-        while True:
-            status = await self._status()
-            if not status and loop.time() >= unseen_until_s:
-                raise ConfigError(
-                    f"ProfileRequest {self.namespace}/{self.request.name}: no operator has looked at it for "
-                    f"{self.unseen_s:g} s; see penstock doctor"
-                )
-            message = "; ".join(each["message"] for each in status.get("conditions", ()))
-            if message != said:
-                said = message
-                self.tell(f"{status['phase']}: {message}")
-            if status.get("phase") == ProfilePhase.SUCCEEDED:
-                return tuple((status.get("recommendation") or {}).get("summary") or ())
-            if status.get("phase") == ProfilePhase.FAILED:
-                raise ClusterError(f"ProfileRequest {self.namespace}/{self.request.name}: {message}")
-            await asyncio.sleep(self.poll_s)
-
-    async def _status(self) -> dict[str, Any]:
-        from penstock_kube.kinds import PROFILE_REQUEST  # noqa: PLC0415 - optional extra
-
-        try:
-            live = await self.client.get(PROFILE_REQUEST, self.request.name, namespace=self.namespace)
-        except NotFoundError as exc:
-            raise ClusterError(
-                f"ProfileRequest {self.namespace}/{self.request.name}: was deleted; apply it again"
-            ) from exc
-        status: dict[str, Any] = live.get("status") or {}
-        return status
+async def _ended(
+    client: KubeClient,
+    request: ProfileRequest,
+    namespace: str,
+    tell: Callable[[str], None],
+    *,
+    poll_s: float,
+    unseen_s: float,
+) -> dict[str, Any]:
+    where, said, loop = f"ProfileRequest {namespace}/{request.name}", "", asyncio.get_running_loop()
+    unseen_until_s = loop.time() + unseen_s
+    while True:
+        status = await _status(client, request.name, namespace)
+        if not status and loop.time() >= unseen_until_s:
+            raise ConfigError(
+                f"{where}: no operator has looked at it for {unseen_s:g} s; see penstock doctor"
+            )
+        message = "; ".join(each["message"] for each in status.get("conditions", ()))
+        if message != said:
+            said = message
+            tell(f"{status['phase']}: {message}")
+        if status.get("phase") == ProfilePhase.SUCCEEDED:
+            return status
+        if status.get("phase") == ProfilePhase.FAILED:
+            raise ClusterError(f"{where}: {message}")
+        await asyncio.sleep(poll_s)
 
 
-async def _with_client(access: ClusterAccess, work: Callable[[KubeClient, str], Awaitable[Any]]) -> Any:
+async def _status(client: KubeClient, name: str, namespace: str) -> dict[str, Any]:
+    from penstock_kube.kinds import PROFILE_REQUEST  # noqa: PLC0415 - optional extra
+
+    try:
+        live = await client.get(PROFILE_REQUEST, name, namespace=namespace)
+    except NotFoundError as exc:
+        raise ClusterError(f"ProfileRequest {namespace}/{name}: was deleted; apply it again") from exc
+    status: dict[str, Any] = live.get("status") or {}
+    return status
+
+
+async def _with_client(flags: ClusterFlags, work: Callable[[KubeClient, str], Awaitable[_T]]) -> _T:
     try:
         from penstock_kube.client import KubeClient  # noqa: PLC0415 - optional extra
     except ImportError as exc:
         raise ConfigError(
             "--kubernetes, --config-map: their packages are not installed; run pip install 'penstock[kubernetes]'"
         ) from exc
-    client = await KubeClient.connect(kubeconfig=access.kubeconfig, context=access.context)
+    client = await KubeClient.connect(kubeconfig=flags.kubeconfig, context=flags.context)
     try:
-        return await work(client, access.namespace or client.namespace)
+        return await work(client, flags.namespace or client.namespace)
     finally:
         await client.close()
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-        raise ConfigError(f"--config-map: {file} cannot be read: {why}; profile once more") from exc

@@ -114,7 +114,9 @@ async def test_a_request_becomes_one_job_and_its_result_is_told(crds, client, na
     async with running(client, namespace):
         await until(status_is(client, namespace, "Profiling"), "the Job")
         assert await owned(client, namespace, made["metadata"]["uid"]) == OBJECTS
-        await fill(client, namespace, **{"profile.json": "{}", "recommendation.txt": LINES})
+        await fill(
+            client, namespace, **{"profile.json": "{}", "graph.yaml": "{}", "recommendation.txt": LINES}
+        )
         await end(client, namespace, "Complete", reason="CompletionsReached")
         status = await until(status_is(client, namespace, "Succeeded", "Profiled"), "success")
 
