@@ -157,7 +157,9 @@ class _Session:
         if missing:
             self._report(f"{engine.name}: warming {max(missing)} prompts of {context:,} tokens")
             await measurer.warm(context, max(missing))
-        for count in sorted(missing, reverse=True):  # what a batch writes then displaces prompts of none that follows
+        for count in sorted(
+            missing, reverse=True
+        ):  # what a batch writes then displaces prompts of none that follows
             await self._batch(engine, context, count, measurer)
 
     async def _refine(self, engine: PlannedEngine, context: int, measurer: Measurer) -> None:

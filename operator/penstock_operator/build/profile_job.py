@@ -184,7 +184,9 @@ def _arguments(work: ProfileWork) -> list[str]:
     arguments = ["profile", "--config", PROFILE_GRAPH_FILE, "--output-dir", OUTPUT_FOLDER]
     arguments += ["--isl", str(spec.isl), "--osl", str(spec.osl)]
     arguments += ["--ttft", f"{ttft_s * 1e3:g}", "--itl", f"{itl_s * 1e3:g}"]
-    arguments += ["--tp", ",".join(map(str, spec.sizes))]
+    arguments += ["--gpus", str(work.gpus)]
+    if spec.tensor_parallel:
+        arguments += ["--tp", ",".join(map(str, spec.sizes))]
     return [*arguments, "--config-map", work.request.config_map]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock_api import ProfilePhase
-from penstock_objects.names import PROFILE_KEY, SUMMARY_KEY
+from penstock_objects.names import GRAPH_KEY, PROFILE_KEY, SUMMARY_KEY
 from penstock_operator.plan.conditions import Judgement, conditions
 from penstock_operator.plan.diagnose import diagnose, worst
 from penstock_operator.plan.pods import PodView
@@ -91,17 +91,16 @@ def outcome(facts: JobFacts, *, now_s: float) -> Outcome:
     found = recommendation(facts.result)
     said = "; ".join(found.get("summary", ()))
     message = f"ConfigMap {facts.config_map} holds the profile. {said}".rstrip()
-    return Outcome(ProfilePhase.SUCCEEDED, "Profiled", message, found)
+    # Without a graph to apply, a target is missed; the last lines say which, and what it takes.
+    reason = "Profiled" if GRAPH_KEY in facts.result else "TargetsMissed"
+    return Outcome(ProfilePhase.SUCCEEDED, reason, message, found)
 
 
 def recommendation(result: Mapping[str, str]) -> dict[str, Any]:
     """Return ``status.recommendation`` of a result's ConfigMap; what is missing is left out."""
     summary = [line for line in result.get(SUMMARY_KEY, "").splitlines() if line.strip()]
-    sizes = {
-        f"{found['role']}TensorParallel": int(found["size"])
-        for line in summary
-        if (found := _SIZE.match(line))
-    }
+    found = [match for line in summary if (match := _SIZE.match(line))]
+    sizes = {f"{match['role']}TensorParallel": int(match["size"]) for match in found}
     return {**sizes, "summary": summary} if summary else {}
 
 

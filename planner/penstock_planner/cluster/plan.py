@@ -63,14 +63,7 @@ def plan_of(
     Raises:
         ConfigError: the graph's planner cannot run so.
     """
-    planner = graph.spec.planner
-    disabled = ""
-    if not planner.enabled:
-        disabled = "spec.planner.enabled is false"
-    elif planner.environment is Environment.LOCAL:
-        disabled = "spec.planner.environment is local"
-    elif not any(service.scaling for service in graph.spec.workers.values()):
-        disabled = "no worker service has spec.services.*.scaling"
+    disabled = why_disabled(graph)
     options = join(given={} if disabled else overrides, graph=None if disabled else graph)
     if options.mode is PlannerMode.SLA and not disabled and performance is None:
         raise ConfigError(
@@ -78,3 +71,15 @@ def plan_of(
             " `penstock profile --kubernetes` and name the ConfigMap that it makes, or choose mode adaptive"
         )
     return GraphPlan(options, options.decide_config(graph, performance), services_of(graph), disabled)
+
+
+def why_disabled(graph: GraphDeployment) -> str:
+    """Return why a graph has no planner; empty if it has one."""
+    planner = graph.spec.planner
+    if not planner.enabled:
+        return "spec.planner.enabled is false"
+    if planner.environment is Environment.LOCAL:
+        return "spec.planner.environment is local"
+    if not any(service.scaling for service in graph.spec.workers.values()):
+        return "no worker service has spec.services.*.scaling"
+    return ""

@@ -50,6 +50,8 @@ class PlannerReason(StrEnum):
     TARGET_UNAVAILABLE = "TargetUnavailable"
     DISABLED = "Disabled"
     MISCONFIGURED = "Misconfigured"
+    PROFILE_MISSING = "ProfileMissing"
+    PROFILE_INVALID = "ProfileInvalid"
     FAILED = "Failed"
 
 
