@@ -48,7 +48,6 @@ class KvReading:
         self._heartbeats = HeartbeatSchedule(settings.engine.lease.heartbeat_interval_s)
         self._notifier = Notifier(group, self._on_notified)
         self._streams: dict[str, Stream] = {}
-        self._urls: dict[str, str] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -63,7 +62,6 @@ class KvReading:
         """Renew the lease of a request's KV from now on, its time in the queue included."""
         self._streams[remote.request_id] = stream
         if self._renews:
-            self._urls[remote.engine_id] = remote.notify_url
             self._heartbeats.track(remote.engine_id, remote.request_id)
 
     def next_s(self) -> float | None:
@@ -73,8 +71,10 @@ class KvReading:
     def send_due(self, now_s: float) -> None:
         """Send the heartbeats that are due: one message for each worker read from."""
         for engine_id, request_ids in self._heartbeats.due(now_s).items():
-            self._metrics.heartbeats_sent += 1
-            self._notifier.send(self._urls[engine_id], engine_id, heartbeats=request_ids)
+            remote = self._streams[request_ids[0]].call.remote
+            if remote is not None:
+                self._metrics.heartbeats_sent += 1
+                self._notifier.send(remote.notify_url, engine_id, heartbeats=request_ids)
 
     def arrived(self, stream: Stream) -> None:
         """The KV of a request has arrived: its other copy may go, and says by its answer whether it was still held."""

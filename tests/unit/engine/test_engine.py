@@ -3,6 +3,7 @@
 import pytest
 
 from penstock_engine.core.fan_out import Read
+from penstock_engine.core.lease import LeaseTerm
 from penstock_engine.core.requests import FinishReason, Status
 
 
@@ -39,7 +40,8 @@ def test_unread_blocks_are_reclaimed_when_the_lease_ends(make_engine, request_of
     assert engine.take_events().expired == ["b"]
     engine.advance(end_s + 40)
     assert engine.take_events().expired == ["a"]
-    assert (engine.counters.lease_expiries.total(), engine.kv_used_blocks) == (2, 0)
+    assert engine.counters.lease_expiries == {LeaseTerm.INITIAL: 1, LeaseTerm.EXTENSION: 1}
+    assert (engine.counters.lease_renewals, engine.kv_used_blocks) == (1, 0)
 
 
 def test_pinned_blocks_keep_others_waiting(make_engine, request_of):
