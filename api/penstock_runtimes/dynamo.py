@@ -51,7 +51,15 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
 
 def frontend(spec: GraphSpec, context: RuntimeContext) -> WorkerCommand:
     """Return the command of Dynamo's frontend, which routes in place of ours."""
-    argv = [_python(spec, context), "-m", "dynamo.frontend", "--http-host", context.host, "--http-port", "{port}"]
+    argv = [
+        _python(spec, context),
+        "-m",
+        "dynamo.frontend",
+        "--http-host",
+        context.host,
+        "--http-port",
+        "{port}",
+    ]
     argv += ["--router-mode", DYNAMO_POLICIES[spec.router.policy]]
     if spec.router.admission.mode is AdmissionMode.TOKEN_CAPACITY:
         argv += _admission_flags(spec.router.admission)

@@ -52,6 +52,7 @@ def test_the_samples_are_there():
         "dynamo",
         "overload",
         "two-node-pools",
+        "vllm-cpu",
         "vllm-disaggregated",
     ]
 
