@@ -92,14 +92,12 @@ class ProcessObserver:
         self._due_s[name] = now_s + (READY_PROBE_S if healthy else FIRST_PROBE_S)
 
     async def _answers(self, name: str, known: ObservedProcess, entry: ProcessEntry, url: str) -> bool:
-        """Return whether the process itself answers its health check; note what else is observed at its port."""
-        found = await self._probes.health(url)
-        if found is not Health.AWAY:
-            self._note(name, listening_s=time.monotonic())
-        if found is Health.HEALTHY and known.healthy_s is None and not _is_own(known, entry):
+        """Return whether the process itself answers its health check; note another one that does."""
+        is_healthy = await self._probes.health(url) is Health.HEALTHY
+        if is_healthy and known.healthy_s is None and not _is_own(known, entry):
             self._note(name, port_taken=True)
             return False
-        return found is Health.HEALTHY
+        return is_healthy
 
     async def _drain(self, router_url: str, name: str, entry: ProcessEntry) -> None:
         """Make sure that the router sends nothing new, then see what is still in flight."""

@@ -52,6 +52,7 @@ def test_the_samples_are_there():
         "overload",
         "sla",
         "two-node-pools",
+        "vllm-cpu",
         "vllm-disaggregated",
     ]
 

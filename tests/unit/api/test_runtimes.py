@@ -321,20 +321,18 @@ def test_sizes_and_limits_reach_the_process(build, context):
 @pytest.mark.parametrize(
     ("runtime", "setting", "expected"),
     [
-        ("vllm", {}, None),
-        ("dynamo", {}, None),
+        ("vllm", {}, 600.0),
+        ("dynamo", {}, 600.0),
         ("simulated", {}, 60.0),
         ("vllm", {"livenessTimeoutSeconds": 300}, 300.0),
         ("simulated", {"livenessTimeoutSeconds": 5}, 5.0),
     ],
 )
-def test_a_real_engine_has_no_liveness_limit_unless_the_service_sets_one(
-    build, context, runtime, setting, expected
-):
+def test_a_real_engine_may_be_silent_ten_times_as_long(build, context, runtime, setting, expected):
     """A real engine may stall in one step and live; Penstock's own processes get a minute."""
     specs = by_service(build(runtime=runtime, services={"decode": setting}), context)
     assert specs["decode"].liveness_s == expected
-    assert specs["frontend"].liveness_s == (None if runtime == "dynamo" else 60.0)
+    assert specs["frontend"].liveness_s == (600.0 if runtime == "dynamo" else 60.0)
 
 
 def test_filling_leaves_json_alone():
