@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock_api import Environment, GraphDeployment, Role
+from penstock_api import Environment, GraphDeployment, PlannerMode, Role
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ClusterError, ConfigError, InvalidSpecError, PortInUseError
 from penstock_core.local_state import EntryState
+from penstock_engine.profiles.performance import planning_profile
 from penstock_local import liveness, private, process_log, recovery
 from penstock_local.build import LocalOptions, initial_state
 from penstock_local.ports import is_free
@@ -104,6 +105,8 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     store = StateStore.of(namespace)
     store.refuse_running()
     _check_extras(graph, with_planner=options.with_planner)
+    if options.with_planner:
+        _check_profile(graph, options.planner)
     state = initial_state(graph, _local_options(graph, file, store, namespace, options), os.environ)
     return store, replace(state, arbiter=replace(state.arbiter, run_id=secrets.token_hex(8)))
 
@@ -114,6 +117,17 @@ def _check_extras(graph: GraphDeployment, *, with_planner: bool) -> None:
     problems = [need.problem() for need in needs if need.missing]
     if problems:
         raise InvalidSpecError(problems)
+
+
+def _check_profile(graph: GraphDeployment, overrides: Mapping[str, str]) -> None:
+    """Refuse a graph whose planner would end at its start for want of a performance profile.
+
+    Raises:
+        ConfigError: mode sla, and there is none, or it cannot be read.
+    """
+    options = join(given=dict(overrides), graph=graph)
+    if graph.spec.planner.enabled and options.mode is PlannerMode.SLA:
+        planning_profile(graph.spec, options.profile)
 
 
 def _planned_as(graph: GraphDeployment, overrides: Mapping[str, str]) -> GraphDeployment:

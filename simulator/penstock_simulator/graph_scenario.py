@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_api import GraphDeployment, RouterPolicy, TiersConfig
+from penstock_api import GraphDeployment, PlannerMode, RouterPolicy, TiersConfig
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.profiles.performance import BATCH_TOKENS, BLOCK_TOKENS, RUNNING_REQUESTS
 from penstock_engine.serve.preemption_config import PreemptionConfig
@@ -40,6 +40,13 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
         )
         for service in graph.spec.workers.values()
     )
+
+
+def graph_slo_s(graph: GraphDeployment) -> float:
+    """Return the TTFT that counts as in time: the planner's target in mode sla, else the router's."""
+    spec = graph.spec
+    is_target = spec.planner.mode is PlannerMode.SLA
+    return spec.planner.sla.ttft_seconds if is_target else spec.router.ttft_slo_seconds
 
 
 def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpec:

@@ -24,14 +24,12 @@ class GraphPlan:
         options: Of this graph; namespace, environment and log folder do not count here.
         config: Of the decision.
         services: Worker services by role.
-        performance: What mode sla plans by; None in every other mode.
         disabled: Why there is no planner; empty if there is one.
     """
 
     options: PlannerOptions
     config: DecideConfig
     services: Mapping[Role, ScaledService]
-    performance: PerformanceProfile | None = None
     disabled: str = ""
 
 
@@ -67,7 +65,7 @@ def plan_of(
     """
     disabled = why_disabled(graph)
     options = join(given={} if disabled else overrides, graph=None if disabled else graph)
-    return GraphPlan(options, options.decide_config(graph), services_of(graph), performance, disabled)
+    return GraphPlan(options, options.decide_config(graph, performance), services_of(graph), disabled)
 
 
 def why_disabled(graph: GraphDeployment) -> str:

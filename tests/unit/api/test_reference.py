@@ -50,6 +50,7 @@ def test_the_samples_are_there():
         "disaggregated",
         "dynamo",
         "overload",
+        "sla",
         "two-node-pools",
         "vllm-disaggregated",
     ]
