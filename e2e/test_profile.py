@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import yaml
-from conftest import SAMPLES
+from images import ROOT
 from kube import Graph, Kube, wait_for
 from traffic import Load
 
@@ -27,7 +27,7 @@ LABEL = "penstock.dev/profile"
 
 def request() -> dict:
     """The sample, with lengths that the small graph serves."""
-    found = yaml.safe_load((SAMPLES / "profile-request.yaml").read_text())
+    found = yaml.safe_load((ROOT / "manifests" / "samples" / "profile-request.yaml").read_text())
     found["spec"] |= {"isl": 1000, "osl": 100, "ttftSeconds": 1.0, "itlSeconds": 0.1, "timeoutSeconds": 300}
     return found
 
