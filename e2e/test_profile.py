@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 
 import yaml
-from conftest import SAMPLES
+from images import ROOT
 from kube import Graph, Kube, wait_for
 from traffic import Load
 
 from penstock_performance.reading import read_profile
 
+NAME = "llama-sla"
+"""Of graph, request and ConfigMap."""
+
 SMALL = {
     "model": {"contextTokens": 4096},
     "engine": {"kvBlocks": 512, "streamIntervalTokens": 8},
-    "planner": {"maxGpuBudget": 4, "adjustmentIntervalSeconds": 5, "sla": {"profile": "llama"}},
+    "planner": {"maxGpuBudget": 4, "adjustmentIntervalSeconds": 5, "sla": {"profile": NAME}},
 }
 """8,192 tokens of KV per worker: a dozen streams fill it."""
 
@@ -24,20 +27,20 @@ LABEL = "penstock.dev/profile"
 
 def request() -> dict:
     """The sample, with lengths that the small graph serves."""
-    found = yaml.safe_load((SAMPLES / "profile-request.yaml").read_text())
+    found = yaml.safe_load((ROOT / "manifests" / "samples" / "profile-request.yaml").read_text())
     found["spec"] |= {"isl": 1000, "osl": 100, "ttftSeconds": 1.0, "itlSeconds": 0.1, "timeoutSeconds": 300}
     return found
 
 
 def status_of(kube: Kube, graph: Graph) -> dict:
     """The request's status."""
-    found: dict = kube.get("gpr", "llama", *graph.scope).get("status", {})
+    found: dict = kube.get("gpr", NAME, *graph.scope).get("status", {})
     return found
 
 
 def remains(kube: Kube, graph: Graph) -> list[str]:
     """Objects that carry the request's label."""
-    return [each["metadata"]["name"] for each in kube.get(KINDS, *graph.scope, f"--selector={LABEL}=llama")]
+    return [each["metadata"]["name"] for each in kube.get(KINDS, *graph.scope, f"--selector={LABEL}={NAME}")]
 
 
 def test_a_profile_as_a_job_makes_mode_sla_plan(kube, deploy):
@@ -48,7 +51,7 @@ def test_a_profile_as_a_job_makes_mode_sla_plan(kube, deploy):
         lambda: (found := graph.condition("PlannerActive")).get("reason") == "ProfileMissing" and found,
     )
     assert condition["status"] == "False"
-    assert "ConfigMap llama" in condition["message"]
+    assert f"ConfigMap {NAME}" in condition["message"]
     assert graph.is_ready()
 
     kube.apply(request(), namespace=graph.namespace)
@@ -60,11 +63,11 @@ def test_a_profile_as_a_job_makes_mode_sla_plan(kube, deploy):
     status = status_of(kube, graph)
     assert status["phase"] == "Succeeded", json.dumps(status["conditions"])
     assert [line.split(" ", 2)[0] for line in status["recommendation"]["summary"]] == ["Suggested"] * 4
-    assert (status["recommendation"]["prefillTensorParallel"], status["configMap"]) == (1, "llama")
-    kept = kube.get("configmap", "llama", *graph.scope)["data"]
+    assert (status["recommendation"]["prefillTensorParallel"], status["configMap"]) == (1, NAME)
+    kept = kube.get("configmap", NAME, *graph.scope)["data"]
     assert read_profile(kept["profile.json"]).decode.kv_tokens == 8192
     written = yaml.safe_load(kept["graph.yaml"])
-    assert written["spec"]["planner"]["sla"]["profile"] == "llama"
+    assert written["spec"]["planner"]["sla"]["profile"] == NAME
 
     wait_for(
         "the planner plans by the profile", lambda: graph.condition("PlannerActive").get("status") == "True"
@@ -74,7 +77,7 @@ def test_a_profile_as_a_job_makes_mode_sla_plan(kube, deploy):
     assert load.stop().lost == []
     assert graph.gpus() <= 4
 
-    kube.kubectl("delete", "gpr", "llama", *graph.scope)
+    kube.kubectl("delete", "gpr", NAME, *graph.scope)
     wait_for("nothing of the request is left", lambda: not remains(kube, graph))
     wait_for(
         "the condition says that the profile is gone",

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock_api import Environment, GraphDeployment, PlannerMode, Role
-from penstock_core.errors import ConfigError, InvalidSpecError, Problem
+from penstock_api import Environment, GraphDeployment, Role
+from penstock_core.errors import InvalidSpecError, Problem
 from penstock_performance.profile import PerformanceProfile
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.options import PlannerOptions, join
@@ -58,18 +58,13 @@ def plan_of(
     Args:
         graph: As watched.
         overrides: Options given to the process, by kebab-case name; they win over every graph's own.
-        performance: What mode sla plans by; None where there is none.
+        performance: What mode sla plans by; None in every other mode.
 
     Raises:
         ConfigError: the graph's planner cannot run so.
     """
     disabled = why_disabled(graph)
     options = join(given={} if disabled else overrides, graph=None if disabled else graph)
-    if options.mode is PlannerMode.SLA and not disabled and performance is None:
-        raise ConfigError(
-            f"spec.planner.sla.profile: {options.profile or 'null'}: mode sla has no performance profile to plan by; run"
-            " `penstock profile --kubernetes` and name the ConfigMap that it makes, or choose mode adaptive"
-        )
     return GraphPlan(options, options.decide_config(graph, performance), services_of(graph), disabled)
 
 

@@ -65,12 +65,13 @@ class ConfigMapProfiles:
         """
         self._client = client
         self._mode = overrides.get("mode")
+        self._named = overrides.get("profile")
         self._engine_profile = engine_profile
         self._parsed: dict[Key, tuple[str, str, PerformanceProfile]] = {}
 
     def is_read_again(self, graph: GraphDeployment) -> bool:
         """Return whether a graph's profile may change though the graph does not."""
-        return self._plans_by_profile(graph.spec) and graph.spec.planner.sla.profile is not None
+        return self._plans_by_profile(graph.spec) and self._name_of(graph.spec) is not None
 
     def forget(self, key: Key) -> None:
         """Drop what was read for a graph that is gone."""
@@ -86,9 +87,9 @@ class ConfigMapProfiles:
         spec = graph.spec
         if not self._plans_by_profile(spec):
             return None
-        name = spec.planner.sla.profile
+        name = self._name_of(spec)
         if name is not None:
-            return await self._named(key, name)
+            return await self._kept(key, name)
         if spec.runtime is not Runtime.SIMULATED:
             raise ProfileError(
                 PlannerReason.PROFILE_MISSING, f"spec.planner.sla.profile: null; {_what_to_run(key[1], '')}"
@@ -102,7 +103,10 @@ class ConfigMapProfiles:
         mode = self._mode or spec.planner.mode
         return spec.planner.enabled and PlannerMode(mode) is PlannerMode.SLA
 
-    async def _named(self, key: Key, name: str) -> PerformanceProfile:
+    def _name_of(self, spec: GraphSpec) -> str | None:
+        return self._named or spec.planner.sla.profile
+
+    async def _kept(self, key: Key, name: str) -> PerformanceProfile:
         try:
             async with asyncio.timeout(READ_S):
                 found = await self._client.get(CONFIG_MAP, name, namespace=key[0])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
-from penstock_core.errors import ConfigError, LedgerError, NotFoundError
+from penstock_core.errors import ConfigError, LedgerError, NotFoundError, UnavailableError
 from penstock_engine.profiles.performance import graph_performance
 from penstock_kube.kinds import CONFIG_MAP
+from penstock_performance.profile import plain_profile
 from penstock_planner.cluster import fleet as fleet_module
 from penstock_planner.cluster.fleet import Fleet
 from penstock_planner.cluster.plan import parse, plan_of
@@ -212,6 +214,11 @@ async def test_a_failed_graph_that_is_changed_does_not_wait_for_its_pause(world)
     assert set(world.running) == {A}
 
 
+def _profile(**changes):
+    """A true profile of the graph's engines, as its file has it."""
+    return json.dumps({**plain_profile(graph_performance(parse(_graph()).spec)), **changes})
+
+
 _SLA = {"mode": "sla", "sla": {"profile": "fast"}}
 
 
@@ -239,6 +246,56 @@ async def test_without_a_usable_profile_a_graph_waits_and_says_what_to_run(world
     assert said is reason
     assert words in message
     assert message.startswith("spec.planner.sla.profile: ")
+
+
+async def test_a_profile_that_comes_starts_the_graph(world, monkeypatch):
+    """Within a look's time, without a change of the graph."""
+    monkeypatch.setattr(fleet_module, "POLL_S", 0.02)
+    await world.put(_graph("a", **_SLA))
+    assert world.running == {}
+    world.profile(_profile())
+    await _until(lambda: A in world.running)
+    assert world.running[A].plan.config.performance is not None
+
+
+async def test_a_changed_profile_restarts_the_loop_and_a_rewritten_one_does_not(world, monkeypatch):
+    """The same content under a new version is the same plan."""
+    monkeypatch.setattr(fleet_module, "POLL_S", 0.02)
+    world.profile(_profile())
+    await world.put(_graph("a", **_SLA))
+    assert len(world.begun) == 1
+    world.profile(_profile(), version="2")
+    await asyncio.sleep(0.1)
+    assert len(world.begun) == 1
+    world.profile(_profile(decode_gpus=2), version="3")
+    await _until(lambda: len(world.begun) == 2 and A in world.running)
+    assert world.running[A].plan.config.performance.decode_gpus == 2
+
+
+async def test_a_profile_that_goes_ends_the_loop_and_one_that_cannot_be_read_does_not(world, monkeypatch):
+    """What was read last holds while the API server is away; a deleted profile holds nothing."""
+    monkeypatch.setattr(fleet_module, "POLL_S", 0.02)
+    world.profile(_profile())
+    await world.put(_graph("a", **_SLA))
+    world.read_failure = UnavailableError("no answer")
+    await asyncio.sleep(0.1)
+    assert set(world.running) == {A}
+    world.read_failure = None
+    world.config_maps.clear()
+    await _until(lambda: A not in world.running and world.said)
+    assert world.said[-1][1] is PlannerReason.PROFILE_MISSING
+
+
+async def test_a_simulated_graph_without_a_named_profile_plans_by_its_engines(world):
+    """Read off engine.profile."""
+    await world.put(_graph("a", mode="sla"))
+    assert world.running[A].plan.config.performance == graph_performance(parse(_graph()).spec)
+
+
+async def _until(check):
+    async with asyncio.timeout(30):
+        while not check():  # noqa: ASYNC110 - a few looks of 0.02 s
+            await asyncio.sleep(0.01)
 
 
 async def test_the_end_of_leadership_ends_every_loop():
