@@ -288,6 +288,7 @@ def test_user_arguments_and_environment_come_last(build, context):
     decode = specs["decode"]
     assert decode.argv[-2:] == ("--seed", "1")
     assert decode.env == {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
         "A": "graph",
