@@ -67,7 +67,7 @@ def _check_speed(spec: GraphSpec, context: RuntimeContext) -> None:
 
 def _router(spec: GraphSpec, name: str, service: ServiceSpec, context: RuntimeContext) -> ProcessSpec:
     if spec.runtime is Runtime.DYNAMO:
-        command = dynamo.frontend(spec, context)
+        command = dynamo.frontend(spec, service, context)
         health_path = dynamo.FRONTEND_HEALTH_PATH
     else:
         argv = [context.python, "-m", "penstock_cli", "router", "serve", "--graph", context.graph_file]

@@ -1,8 +1,8 @@
 """The paper's set-up as runs of the simulator, and every choice that the paper leaves open.
 
 Chosen where the paper is ambiguous: prompts above the cap are cut, not dropped; Mooncake's 3 s batches are
-spread as Poisson arrivals, drawn anew for each seed, and time is then stretched to the rate; one request runs
-in an instance and one more may be pending there; hits are weighed by tokens.
+spread as Poisson arrivals, drawn anew for each seed, and time is then stretched to the rate; one request at a
+time is handed to an instance; hits are weighed by tokens.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ WARMUP = 500
 PACKAGED = "mooncake"
 PACKAGED_WARMUP = 100
 """The packaged slice has 608 rows: 500 of them would leave too little."""
-PENDING = 2
-"""In an instance at a time: the running request and the one that the artefact lets wait there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,7 @@ def router(policy: str, **settings: bool | float | str) -> RouterSpec:
         policy=policy,
         settings=settings,
         queue_order=QueueOrder.HIT_FIRST,
-        slot_requests=PENDING,
+        slot_requests=DUALMAP_7B.slot_requests,
         slot_tokens=None,
     )
 

@@ -39,6 +39,7 @@ class ArbiterInfo:
         stopping: True from the moment the graph is being stopped; nothing may be added any more.
         run_id: Which `penstock up` made the file; stays when the arbiter is started again.
         restarts: How often the arbiter was started again after it was killed.
+        dynamo_folder: Where Dynamo's processes find each other; None under another runtime.
     """
 
     pid: int
@@ -57,6 +58,7 @@ class ArbiterInfo:
     stopping: bool = False
     run_id: str = ""
     restarts: int = 0
+    dynamo_folder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

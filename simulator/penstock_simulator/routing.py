@@ -21,6 +21,8 @@ from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.policy.baselines import LeastLoaded
 from penstock_router.policy.dualmap import DualMapSettings, PairChoice
+from penstock_router.policy.keys import Prefix
+from penstock_router.policy.prefix_owner import PrefixOwners
 from penstock_router.policy.registry import POLICIES, make_policy
 from penstock_router.policy.routing_policy import Arrival, AssignTime, RoutingPolicy
 from penstock_router.policy.slo_monitor import EndedRequest
@@ -108,8 +110,21 @@ class VirtualRouter:
             self.core.tiers = TierControl(spec.tiers.settings, spec.tiers.shedding)
         budget = RetryBudget(fraction=spec.retry_budget_fraction, min_per_s=spec.min_retries_per_s, now_s=0.0)
         self._retries = RetryRules(pool, budget, max_per_request=spec.max_retries)
+        self._owners = PrefixOwners()
+        self._owners.set_owners([str(number) for number in range(spec.owners or 0)])
 
     # ------------------------------------------------------------------ requests
+
+    def owner(self, job: Job, own: int) -> int:
+        """Return the number of the router that a job belongs to; ``own`` is this one's."""
+        owner = self._owners.owner(job.chain)
+        return own if owner is None else int(owner)
+
+    def stored(self, job: Job, worker: str) -> None:
+        """Learn from a worker's KV event that it holds a prompt which another router sent there."""
+        index = self.core.entry_queue.index_of(worker)
+        if index is not None:
+            index.use(Prefix(job.chain))
 
     def acquire(self, job: Job, now_s: float, *, again: bool = False) -> Effects[Job]:
         """Ask for a worker of the first stage; ``again`` after a failed try."""
@@ -269,9 +284,9 @@ class VirtualRouter:
         """Return the uncached prompt tokens that wait in the router for one worker."""
         return self.core.entry_queue.queued_tokens(worker)
 
-    def pending_tokens(self, worker: str) -> int:
+    def pending_tokens(self, worker: str, now_s: float) -> int:
         """Return the prompt tokens that other routers should count at one worker."""
-        return self.core.entry_queue.pending_tokens(worker)
+        return self.core.entry_queue.pending_tokens(worker, now_s)
 
     # ------------------------------------------------------------------ within
 

@@ -307,18 +307,19 @@ class DispatchQueue(Generic[T]):
             return 0
         return self.prompt_tokens.waiting + sum(self.prompt_tokens.pending.values())
 
-    def pending_tokens(self, name: str) -> int:
+    def pending_tokens(self, name: str, now_s: float) -> int:
         """Return what other routers should count here, tokens >= 0.
 
-        Where requests are assigned on arrival: uncached tokens in time that wait, and those dispatched. Else the
-        tokens in flight.
+        Where requests are assigned on arrival: uncached tokens in time that wait, and those dispatched that should not
+        be computed yet. Else the tokens in flight.
         """
         worker = self._workers.get(name)
         if worker is None:
             return 0
         if self.policy.assigns is AssignTime.WHEN_FREE:
             return worker.load.inflight_tokens
-        return worker.pending_tokens - worker.peer_tokens
+        self._estimates.now_s = now_s
+        return self._estimates.pending_tokens(worker) - worker.peer_tokens
 
     def inflight_tokens(self) -> dict[str, int]:
         """Return the tokens in flight at each worker, those of other routers included."""
@@ -454,7 +455,8 @@ class DispatchQueue(Generic[T]):
         token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
         if token_s is None:
             return worker.line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST)
-        ahead = worker.running_tokens + worker.peer_tokens
+        self._estimates.now_s = now_s
+        ahead = worker.running_tokens - self._estimates.computed_tokens(worker) + worker.peer_tokens
 
         def is_late(queued: QueuedRequest[T]) -> bool:
             slo_s = self.settings.ttft_slo_s(queued.arrival.tier)

@@ -46,12 +46,12 @@ class PrefixCost:
     def worker_left(self, name: str) -> None:
         """Take no note."""
 
-    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:  # noqa: ARG002 - needs no estimate
+    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the cheapest worker."""
         pool = eligible(workers, arrival.avoid)
         uncached = [each.uncached(arrival) for each in pool]
         costs = [
-            (each.pending_for(arrival) + HIT_WEIGHT * own) * each.relative_slowdown
+            (estimates.pending_tokens(each, arrival) + HIT_WEIGHT * own) * each.relative_slowdown
             + DECODE_WEIGHT * each.decoding_tokens
             for each, own in zip(pool, uncached, strict=True)
         ]

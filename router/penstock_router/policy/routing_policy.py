@@ -100,6 +100,26 @@ class Estimates:
         tokens_per_s = worker.throughput.mixed(self.throughput.tokens_per_s)
         return None if tokens_per_s is None else tokens / tokens_per_s
 
+    def computed_tokens(self, worker: WorkerQueue[Any]) -> int:
+        """Return the tokens that a worker should have computed of the prompt under way there, >= 0.
+
+        Its throughput over the time since it began, at most the whole prompt: those dispatched after it wait until its
+        end is reported. 10,000 tokens/s, 8,000 to compute, begun 0.3 s ago: 3,000.
+        """
+        if not worker.running:
+            return 0
+        tokens_per_s = worker.throughput.mixed(self.throughput.tokens_per_s)
+        if tokens_per_s is None:
+            return 0
+        first = next(iter(worker.running.values()))
+        began_s = worker.progress_s if first.started_s is None else max(first.started_s, worker.progress_s)
+        return min(first.uncached, max(0, int((self.now_s - began_s) * tokens_per_s)))
+
+    def pending_tokens(self, worker: WorkerQueue[Any], arrival: Arrival | None = None) -> int:
+        """Return the uncached tokens that a worker computes before a request that comes now; None: of any tier."""
+        pending = worker.pending_tokens if arrival is None else worker.pending_for(arrival)
+        return pending - self.computed_tokens(worker)
+
     def relative_slowdown(self, worker: WorkerQueue[Any]) -> float:
         """Return how many times as long as all together a worker takes for a token; 1 where they hardly differ."""
         fleet, own = self.throughput.tokens_per_s, worker.throughput.tokens_per_s
@@ -110,7 +130,7 @@ class Estimates:
 
     def ttft_s(self, worker: WorkerQueue[Any], uncached: int) -> float | None:
         """Return the estimated TTFT of a request that comes now: pending and own tokens over the throughput."""
-        return self.seconds(worker, worker.pending_tokens + uncached)
+        return self.seconds(worker, self.pending_tokens(worker) + uncached)
 
 
 def eligible(workers: WorkerQueues, avoid: Collection[str]) -> list[WorkerQueue[Any]]:
