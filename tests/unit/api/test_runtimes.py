@@ -145,6 +145,7 @@ def test_vllm_worker(build, context):
         "--stream-interval", "4", "--scheduling-policy", "priority", "--kv-transfer-config", json.dumps(config, separators=(",", ":")),
     )  # fmt: skip
     assert specs["decode"].env == {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
     }
@@ -175,7 +176,7 @@ def test_vllm_aggregated_has_no_connector(build, context):
     )
     worker = by_service(graph, context)["worker"]
     assert "--kv-transfer-config" not in worker.argv
-    assert (worker.env, worker.ports) == ({}, ("port",))
+    assert (worker.ports, "VLLM_NIXL_SIDE_CHANNEL_PORT" in worker.env) == (("port",), False)
 
 
 def test_several_nodes_become_pipeline_stages(build, context):
@@ -287,6 +288,7 @@ def test_user_arguments_and_environment_come_last(build, context):
     decode = specs["decode"]
     assert decode.argv[-2:] == ("--seed", "1")
     assert decode.env == {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
         "A": "graph",
