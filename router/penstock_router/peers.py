@@ -144,6 +144,7 @@ class Peers:
         for load in {each.instance: each for each in self._heard.values()}.values():
             total.update(load.tokens)
         self._admission.set_peer_tokens(total)
+        self._admission.set_scattered(is_scattered=bool(self._heard) and not self.forwards)
         self._choose_owners()
 
     def _choose_owners(self) -> None:
