@@ -200,8 +200,9 @@ def _read_state(name: str, told: object) -> RouterState | None:
 
 
 def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if isfinite(value) else None
 
 
 def _is_count(value: object) -> bool:
