@@ -30,6 +30,10 @@ _SUBCOMMANDS = {
     "import": ("penstock_cli.graph:import_", "Convert a DynamoGraphDeployment to a GraphDeployment."),
     "router": ("penstock_cli.router:router", "Run the router."),
     "planner": ("penstock_cli.planner:planner", "Run the planner, or explain and replay its decisions."),
+    "make-model": (
+        "penstock_cli.make_model:make_model",
+        "Write a small model with random weights, to try real engines.",
+    ),
     "engine": ("penstock_cli.engine:engine", "Run a simulated worker."),
     "operator": ("penstock_cli.operator:operator", "Run the Kubernetes operator."),
     "doctor": (

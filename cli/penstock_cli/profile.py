@@ -11,10 +11,21 @@ from typing import Any
 
 import click
 import orjson
+import yaml
+from click.core import ParameterSource
 from rich.console import Console
 
 from penstock_api import GraphDeployment
 from penstock_cli import interruptible, option
+from penstock_cli.profile_cluster import (
+    CLUSTER_FLAGS,
+    CLUSTER_OPTIONS,
+    HERE_ALONE,
+    ClusterFlags,
+    keep_result,
+    profile_on_cluster,
+    request_of,
+)
 from penstock_cli.profile_progress import ProfileProgress
 from penstock_core.errors import ConfigError
 from penstock_manifests import load_graph
@@ -127,6 +138,7 @@ def _sizes(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option(
     "--dry-run", is_flag=True, help="Say what would be measured and how long it takes; start nothing."
 )
+@CLUSTER_OPTIONS
 @option.as_json("Print the result as JSON, without a progress bar.")
 def profile(graph_file: Path | None, source: str | None, **options: Any) -> None:
     """Measure TTFT and ITL of engine sizes, and recommend the best for prefill and for decode under targets.
@@ -134,16 +146,21 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
     Started again with the same folder, it goes on where it stopped. Times are simulated seconds where workers are simulated.
     """
     is_dry, as_json = options.pop("dry_run"), options.pop("as_json")
+    flags = ClusterFlags(**{name: options.pop(name) for name in CLUSTER_FLAGS})
     graph = load_graph(graph_file) if graph_file is not None else None
     targets = Targets(
         options.pop("isl"), options.pop("osl"), options.pop("ttft_ms") / 1000, options.pop("itl_ms") / 1000
     )
     directory: Path | None = options["output_dir"]
+    if flags.kubernetes:
+        _on_cluster(graph, targets, flags, options, source=source, is_dry=is_dry, as_json=as_json)
+        return
+    flags.refuse_unused()
     if source is not None:
         _refuse_with_source(options, is_dry=is_dry)
         sizes = options["sizes"]
         sweep = read_sweep(source, gpus=sizes[0] if sizes else None)
-        _conclude(Measured(sweep, ()), targets, graph, directory, as_json=as_json)
+        _conclude(Measured(sweep, ()), targets, graph, directory, flags, as_json=as_json)
         return
     if directory is None:
         raise ConfigError("--output-dir: give a folder; finished points are kept there")
@@ -151,7 +168,40 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
     if is_dry:
         _print_plan(plan, as_json=as_json)
         return
-    _conclude(_measured(plan, is_quiet=as_json), targets, graph, directory, as_json=as_json)
+    _conclude(_measured(plan, is_quiet=as_json), targets, graph, directory, flags, as_json=as_json)
+
+
+def _on_cluster(
+    graph: GraphDeployment | None,
+    targets: Targets,
+    flags: ClusterFlags,
+    options: dict[str, Any],
+    *,
+    source: str | None,
+    is_dry: bool,
+    as_json: bool,
+) -> None:
+    """Have a cluster measure the graph, and print what it recommends."""
+    if graph is None or source is not None:
+        raise ConfigError("--kubernetes: give the graph to measure with --config, without --from")
+    context = click.get_current_context()
+    for name in HERE_ALONE:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise ConfigError(
+                f"{option.flag_of(name)}: decides how this machine measures; leave it out with --kubernetes"
+            )
+    request = request_of(graph, targets, flags, sizes=options["sizes"] or (), max_gpus=options["max_gpus"])
+    if is_dry:
+        click.echo(yaml.safe_dump(request.to_manifest(), sort_keys=False, width=110), nl=False)
+        return
+    status = profile_on_cluster(
+        request, flags, options["output_dir"], tell=lambda text: click.echo(text, err=True)
+    )
+    if as_json:
+        click.echo(orjson.dumps(status, option=orjson.OPT_INDENT_2).decode())
+        return
+    for line in (status.get("recommendation") or {}).get("summary", ()):
+        click.echo(line)
 
 
 def _refuse_with_source(options: dict[str, Any], *, is_dry: bool) -> None:
@@ -190,17 +240,24 @@ def _conclude(
     targets: Targets,
     graph: GraphDeployment | None,
     directory: Path | None,
+    flags: ClusterFlags,
     *,
     as_json: bool,
 ) -> None:
-    """Check, recommend, write and print; exits with 1 where a target is missed."""
+    """Check, recommend, write and print; exits with 1 where a target is missed, unless a ConfigMap keeps that."""
     findings = sweep_findings(measured.sweep)
     errors = [each for each in findings if each.severity is Severity.ERROR]
     if errors:
         raise ConfigError("the profile cannot be used:\n" + "\n".join(f"  {each}" for each in errors))
     warnings = [*(str(each) for each in findings), *measured.doubts]
     recommendation = recommend(measured.sweep, targets)
-    paths = _written(measured.sweep, recommendation, warnings, graph, directory)
+    named = flags.config_map or (str((directory / PROFILE_FILE).resolve()) if directory is not None else "")
+    manifest = None
+    if graph is not None and directory is not None and not recommendation.misses:
+        manifest = graph_back(graph, recommendation, named)
+    paths = _written(measured.sweep, recommendation, warnings, manifest, directory)
+    if flags.config_map is not None:
+        keep_result(paths, [*recommendation.lines(), *recommendation.misses], flags)
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
     if as_json:
@@ -211,7 +268,7 @@ def _conclude(
         _print_result(measured.sweep, recommendation, paths)
     for miss in recommendation.misses:
         click.echo(f"penstock: {miss}", err=True)
-    if recommendation.misses:
+    if recommendation.misses and flags.config_map is None:
         sys.exit(1)
 
 
@@ -219,14 +276,11 @@ def _written(
     sweep: Sweep,
     recommendation: Recommendation,
     warnings: Sequence[str],
-    graph: GraphDeployment | None,
+    manifest: dict[str, Any] | None,
     directory: Path | None,
 ) -> list[Path]:
     if directory is None:
         return []
-    manifest = None
-    if graph is not None and not recommendation.misses:
-        manifest = graph_back(graph, recommendation, str((directory / PROFILE_FILE).resolve()))
     paths = write_result(directory, sweep, recommendation, warnings=warnings, graph=manifest)
     if not _has_plots():
         return paths

@@ -65,6 +65,16 @@ class DecodeTable:
     tokens_per_s: tuple[tuple[float, ...], ...]
     kv_tokens: float
 
+    def at_context(self, context: float) -> DecodeRow:
+        """Return what the engine does with requests that hold ``context`` tokens each, over KV usage."""
+        return DecodeRow(
+            context,
+            self.kv_tokens,
+            self.kv_usage,
+            tuple(_between_rows(self.contexts, self.itl_s, context)),
+            tuple(_between_rows(self.contexts, self.tokens_per_s, context)),
+        )
+
     def itl_of(self, concurrency: float, context: float) -> float:
         """Return the ITL of so many requests, each holding ``context`` tokens."""
         row = _between_rows(self.contexts, self.itl_s, context)
@@ -79,6 +89,43 @@ class DecodeTable:
         rates = _between_rows(self.contexts, self.tokens_per_s, context)
         fitting = [rate for itl, rate in zip(itls, rates, strict=True) if itl <= itl_s]
         return fitting[-1] if fitting else rates[0]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """Inter-token latency and throughput over KV usage at one context length.
+
+    Attributes:
+        context: Tokens that each request holds, > 0.
+        kv_tokens: KV cache of the engine, tokens.
+        kv_usage: As in the table.
+        itl_s: By usage, > 0.
+        tokens_per_s: By usage, > 0.
+    """
+
+    context: float
+    kv_tokens: float
+    kv_usage: tuple[float, ...]
+    itl_s: tuple[float, ...]
+    tokens_per_s: tuple[float, ...]
+
+    def itl_of(self, concurrency: float) -> float:
+        """Return the ITL of so many requests."""
+        return interpolated(self.kv_usage, self.itl_s, concurrency * self.context / self.kv_tokens)
+
+    def concurrency_at(self, tokens_per_s: float) -> float | None:
+        """Return the requests in flight at which the engine decodes so many tokens/s; None: it never does.
+
+        By Little's law they are the throughput times the ITL.
+        """
+        rates = self.tokens_per_s
+        right = next((place for place, rate in enumerate(rates) if rate >= tokens_per_s), None)
+        if right is None:
+            return None
+        if right == 0:
+            return tokens_per_s * self.itl_s[0]
+        weight = (tokens_per_s - rates[right - 1]) / (rates[right] - rates[right - 1])
+        return tokens_per_s * (self.itl_s[right - 1] + weight * (self.itl_s[right] - self.itl_s[right - 1]))
 
 
 def interpolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
