@@ -60,13 +60,13 @@ def draw() -> Figure:
             rates,
             [predicted_s(rps, quantile) * 1000 for rps in rates],
             color=colour,
-            label=f"p{quantile:.0%}, formulas",
+            label=f"p{quantile * 100:.0f}, formulas",
         )
         dots = [float(np.quantile(ttfts_s, quantile)) * 1000 for ttfts_s in found.values()]
-        axes.plot(list(found), dots, "o", color=colour, label=f"p{quantile:.0%}, simulated")
+        axes.plot(list(found), dots, "o", color=colour, label=f"p{quantile * 100:.0f}, simulated")
         for rps, dot in zip(found, dots, strict=True):
             print(
-                f"p{quantile:.0%} at {rps} rps: formulas {predicted_s(rps, quantile) * 1000:.0f} ms, simulated {dot:.0f} ms"
+                f"p{quantile * 100:.0f} at {rps} rps: formulas {predicted_s(rps, quantile) * 1000:.0f} ms, simulated {dot:.0f} ms"
             )
     axes.set_xlabel("requests / s")
     axes.set_ylabel("TTFT (ms)")
