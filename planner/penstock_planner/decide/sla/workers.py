@@ -11,7 +11,7 @@ from penstock_performance.profile import PerformanceProfile
 from penstock_planner.decide.adaptive.gaps import GapsView
 from penstock_planner.decide.adaptive.kv import Decoding
 from penstock_planner.decide.adaptive.memory import KvLoad, Work
-from penstock_planner.decide.adaptive.workers import ObservedWorkers
+from penstock_planner.decide.adaptive.workers import ObservedWorkers, Restraint
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.sla import learning, queueing
 from penstock_planner.decide.sla.answers import ProfiledAnswers
@@ -20,6 +20,12 @@ from penstock_planner.decide.sla.memory import SlaMemory
 KEPT = 0.9
 """Chosen: share of the load that one worker fewer could bear by the targets which demand may fill before a worker goes,
 so that growing and shrinking do not meet."""
+
+RESTRAINT = Restraint(sigmas=0.5, peak=1.0, late=1.0, kv=0.65, kv_peak=0.8)
+"""Chosen."""
+
+LEAST_SEEN_S = 6.0
+"""Chosen: arrivals of fewer seconds say nothing of their rate."""
 
 WAIT_LEAST = 0.5
 """Chosen: share of the TTFT target that is left for waiting at least; a prompt that needs more by itself is late in
@@ -40,11 +46,20 @@ class ProfiledWorkers:
     learnt: SlaMemory
     config: DecideConfig
 
+    @property
+    def has_shadows(self) -> bool:
+        """Return that the queueing formula says it."""
+        return False
+
+    @property
+    def restraint(self) -> Restraint:
+        """Return what the queue and the profile do not say themselves."""
+        return RESTRAINT
+
     def tokens_per_s(self, work: Work) -> float | None:
         """Return the profile's throughput at the mean prompt, corrected; None before the first arrival."""
-        del work
         size, own_s = self.learnt.uncached_isl, learning.service_s(self.learnt, self.profile)
-        return None if size is None or own_s is None else size / own_s
+        return None if size is None or own_s is None or work.rate.seen_s < LEAST_SEEN_S else size / own_s
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
         """Return the answers by the profile; before the first was complete, as mode adaptive has them."""
