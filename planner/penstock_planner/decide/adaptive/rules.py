@@ -19,10 +19,6 @@ from penstock_planner.decide.adaptive.workers import Workers
 from penstock_planner.decide.decision import Reason, Step
 from penstock_planner.decide.observation import PoolCounts
 
-AHEAD_SIGMAS = 0.5
-"""Chosen: demand counts with this many of its standard errors. A replica too many costs its GPUs for a minute, one
-too few makes a start-up's arrivals late: at -0.5 sine was 98.5% in time, at 0.5 99.9% for 1% more GPU-hours."""
-
 LEVEL_SIGMAS = 2.0
 """Chosen: a jump within seconds counts once it is this many standard errors of Poisson arrivals above what the fleet
 can do, so that chance starts nothing: step went from 86 to 98% in time, and poisson stayed."""
@@ -124,7 +120,7 @@ def spares(case: Case) -> list[RoleFinding]:
 def _demand(case: Case, work: WorkView) -> RoleFinding:
     """Compare what may arrive per second with what the fleet, starting replicas included, can compute."""
     workers = case.pool.replicas
-    ahead = work.rate.ahead + AHEAD_SIGMAS * work.rate.error
+    ahead = work.rate.ahead + case.workers.sigmas_ahead * work.rate.error
     expected = max(ahead, _jump(work))
     able = workers * (work.tokens_per_s or 0.0)
     inputs = {

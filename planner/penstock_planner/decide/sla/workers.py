@@ -21,7 +21,10 @@ KEPT = 0.9
 """Chosen: share of the load that one worker fewer could bear by the targets which demand may fill before a worker goes,
 so that growing and shrinking do not meet."""
 
-RESTRAINT = Restraint(sigmas=0.5, peak=1.0, late=1.0, kv=0.65, kv_peak=0.8)
+AHEAD_SIGMAS = 0.0
+"""Chosen: the shares that demand may fill leave room for chance as it is."""
+
+RESTRAINT = Restraint(sigmas=0.5, peak=0.9, late=1.0, kv=0.75, kv_peak=0.8, hold_down_most_s=240.0)
 """Chosen."""
 
 LEAST_SEEN_S = 6.0
@@ -50,6 +53,11 @@ class ProfiledWorkers:
     def has_shadows(self) -> bool:
         """Return that the queueing formula says it."""
         return False
+
+    @property
+    def sigmas_ahead(self) -> float:
+        """Return the chosen number."""
+        return AHEAD_SIGMAS
 
     @property
     def restraint(self) -> Restraint:
@@ -105,6 +113,7 @@ class ProfiledWorkers:
             running=learnt.running,
             row=self.profile.decode.at_context(context),
             factor=learning.factor(learnt.itl),
+            variability=learnt.variability,
             sigmas=NormalDist().inv_cdf(self.config.attainment),
             target_s=math.inf if target_s is None else target_s,
         )
