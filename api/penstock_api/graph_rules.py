@@ -234,6 +234,17 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         remedy="set runtime: dynamo or remove it",
     ),
     Rule(
+        path="engine.pythonEnvironment",
+        must="engine.pythonEnvironment needs runtime vllm or dynamo",
+        cel="!has(self.engine.pythonEnvironment) || self.runtime != 'simulated'",
+        find=unless(
+            lambda spec: spec.engine.python_environment is None or spec.runtime is not Runtime.SIMULATED
+        ),
+        text="%s, but workers of runtime simulated run in Penstock's own environment",
+        values=("self.engine.pythonEnvironment",),
+        remedy="remove it or choose another runtime",
+    ),
+    Rule(
         path="engine.requestLimit",
         must="engine.requestLimit needs runtime dynamo or simulated",
         cel="!has(self.engine.requestLimit) || self.runtime != 'vllm'",
