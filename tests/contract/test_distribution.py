@@ -51,9 +51,9 @@ def test_the_index_page_has_absolute_links_and_project_urls(wheel):
 
 def test_the_image_gets_every_package():
     """What the wheel is built of, the Dockerfile copies and .dockerignore lets through."""
-    copied = set(re.findall(r"^COPY (?!--)(\S+) \./", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
-    let_through = set(re.findall(r"^!(\S+)", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    copied = set(re.findall(r"^COPY (?!--)(\S+) \./", (_ROOT / "Dockerfile").read_text(), re.MULTILINE))
+    let_through = set(re.findall(r"^!(\S+)", (_ROOT / ".dockerignore").read_text(), re.MULTILINE))
+    build = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     packages = {each.partition("/")[0] for each in build["targets"]["wheel"]["packages"]}
 
     assert packages - copied == set()
