@@ -133,6 +133,13 @@ def test_a_recommendation_of_other_words_has_no_sizes(text):
     assert "prefillTensorParallel" not in recommendation({"recommendation.txt": text})
 
 
+def test_a_recommendation_is_bounded():
+    """The Job's image is its author's: whatever it writes, a status stays small."""
+    found = recommendation({"recommendation.txt": "x" * 10_000 + "\n" + "y\n" * 10_000})
+    assert len(found["summary"]) == 16
+    assert max(map(len, found["summary"])) == 400
+
+
 def test_the_status_keeps_its_transition_time_and_tells_times_at_the_end():
     """CompletionTime only once it has ended; the ConfigMap only once it is filled."""
     running = outcome(JobFacts(job(startTime="S"), (), None, "kept"), now_s=NOW_S)
