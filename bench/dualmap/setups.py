@@ -1,8 +1,8 @@
 """The paper's set-up as runs of the simulator, and every choice that the paper leaves open.
 
 Chosen where the paper is ambiguous: prompts above the cap are cut, not dropped; Mooncake's 3 s batches are
-spread as Poisson arrivals, drawn anew for each seed, and time is then stretched to the rate; one request runs
-in an instance and one more may be pending there; hits are weighed by tokens.
+spread as Poisson arrivals, drawn anew for each seed, and time is then stretched to the rate; one request at a
+time is handed to an instance; hits are weighed by tokens.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ WARMUP = 500
 PACKAGED = "mooncake"
 PACKAGED_WARMUP = 100
 """The packaged slice has 608 rows: 500 of them would leave too little."""
-PENDING = 2
-"""In an instance at a time: the running request and the one that the artefact lets wait there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +125,18 @@ def router(policy: str, **settings: bool | float | str) -> RouterSpec:
         policy=policy,
         settings=settings,
         queue_order=QueueOrder.HIT_FIRST,
-        slot_requests=PENDING,
+        slot_requests=DUALMAP_7B.slot_requests,
         slot_tokens=None,
     )
 
 
-PAIR_COST = router("dualmap", choice="prefix-cost", start_depth=2)
+PAIR_COST = router("pair-cost")
 """Ours: DualMap's pair from two blocks on, the cheaper of the two by prefix cost."""
 
 
 def contestants(order: QueueOrder) -> dict[str, RouterSpec]:
-    """Return every policy, and DualMap with our choice within the pair, all with one queue order."""
-    found = {policy: replace(router(policy), queue_order=order) for policy in policy_names()}
-    return found | {"dualmap-cost": replace(PAIR_COST, queue_order=order)}
+    """Return every policy, all with one queue order."""
+    return {policy: replace(router(policy), queue_order=order) for policy in policy_names()}
 
 
 def comparison(case: Case, seeds: int, *, order: QueueOrder) -> list[RunSpec]:
@@ -157,7 +154,7 @@ def ours(case: Case, seeds: int) -> list[RunSpec]:
     by_default = {
         f"{label}, in-time-first": spec
         for label, spec in contestants(QueueOrder.IN_TIME_FIRST).items()
-        if label in {"prefix-cost", "dualmap-cost", "dualmap", "preble", "min-ttft"}
+        if label in {"prefix-cost", "pair-cost", "dualmap", "preble", "min-ttft"}
     }
     plain = contestants(QueueOrder.ARRIVAL)
     routers = by_default | {

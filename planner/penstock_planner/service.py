@@ -22,9 +22,10 @@ from penstock_planner.options import PlannerOptions
 from penstock_planner.snapshot import SnapshotWriter
 from penstock_planner.sources.base import ReadingSource
 from penstock_planner.sources.chain import SourceChain
+from penstock_planner.sources.door import door_source
 from penstock_planner.sources.pages import MetricsPages
 from penstock_planner.sources.prometheus import GraphLabels, PrometheusSource, connect
-from penstock_planner.sources.router import RouterSource, at
+from penstock_planner.sources.router import at
 from penstock_planner.sources.scrape import ScrapeSource
 from penstock_planner.targets.base import Target
 from penstock_wire.client import ConnectionPool
@@ -143,9 +144,12 @@ def _sources(
     options = service.options
     pages = MetricsPages(pool, real_now_s=time.monotonic)
     known: dict[MetricsSource, ReadingSource] = {}
+    scrape = ScrapeSource(pages)
     if router_url is not None:
-        known[MetricsSource.ROUTER] = RouterSource(pages, at(router_url), now_s=clock.now_s)
-    known[MetricsSource.SCRAPE] = ScrapeSource(pages)
+        known[MetricsSource.ROUTER] = door_source(
+            service.graph, pages, at(router_url), workers=scrape, clock=clock
+        )
+    known[MetricsSource.SCRAPE] = scrape
     if options.prometheus_url is not None:
         graph = service.graph.name if service.graph is not None else None
         known[MetricsSource.PROMETHEUS] = PrometheusSource(

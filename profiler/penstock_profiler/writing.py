@@ -67,7 +67,8 @@ def write_result(
         for name, columns in arrays.items():
             folder = directory / name
             folder.mkdir(exist_ok=True)
-            np.savez(folder / ARRAYS_FILE, **{key: np.array(value) for key, value in columns.items()})
+            values: dict[str, Any] = {key: np.array(value) for key, value in columns.items()}
+            np.savez(folder / ARRAYS_FILE, **values)
             written.append(folder / ARRAYS_FILE)
         if graph is not None:
             written.append(directory / GRAPH_FILE)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from penstock_api import GraphDeployment, PlannerMode, RouterPolicy, TiersConfig
+from dataclasses import replace
+
+from penstock_api import GraphDeployment, PlannerMode, RouterConfig, TiersConfig
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.profiles.performance import BATCH_TOKENS, BLOCK_TOKENS, RUNNING_REQUESTS
 from penstock_engine.serve.preemption_config import PreemptionConfig
 from penstock_router.core.queue_settings import CACHE_BLOCKS
 from penstock_router.policy.busy import busy_thresholds
-from penstock_router.policy.registry import make_policy
+from penstock_router.policy.registry import PAIRED, make_policy
 from penstock_router.policy.routing_policy import AssignTime
 from penstock_router.tier_config import shedding_settings, tier_settings
 from penstock_runtimes.engine_flags import preemption_config
@@ -53,9 +55,21 @@ def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpe
     """Return the router of a graph, under another policy if one is named."""
     config = graph.spec.router
     name = policy or config.policy.value
-    dualmap = config.dualmap
     assigns_late = make_policy(name).assigns is AssignTime.WHEN_FREE
+    # The live router holds nothing back from aggregated workers under a policy that assigns when a worker is free.
     has_queue = graph.spec.is_disaggregated or not assigns_late
+    slot_tokens = config.prefill_queue.worker_tokens if has_queue else None
+    return replace(_configured(config, name), slot_tokens=slot_tokens, cache_blocks=CACHE_BLOCKS)
+
+
+def default_router(policy: str) -> RouterSpec:
+    """Return a router as a graph without settings has it, which holds requests back from every worker alike."""
+    config = RouterConfig()
+    return replace(_configured(config, policy), max_waiting=None, max_wait_s=None)
+
+
+def _configured(config: RouterConfig, name: str) -> RouterSpec:
+    dualmap = config.dualmap
     settings = {
         "rebalance": dualmap.rebalance,
         "hot_window": dualmap.hot_window,
@@ -63,11 +77,10 @@ def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpe
     }
     return RouterSpec(
         policy=name,
-        settings=settings if name == RouterPolicy.DUALMAP.value else {},
+        settings=settings if name in PAIRED else {},
         queue_order=config.prefill_queue.order,
-        # The live router holds nothing back from aggregated workers under a policy that assigns when a worker is free.
-        slot_tokens=config.prefill_queue.worker_tokens if has_queue else None,
-        cache_blocks=CACHE_BLOCKS,
+        slot_tokens=config.prefill_queue.worker_tokens,
+        peer_interval_s=config.peers.interval_real_seconds,
         max_waiting=config.prefill_queue.max_requests,
         max_wait_s=config.prefill_queue.max_wait_seconds,
         max_retries=config.retries.max_per_request,

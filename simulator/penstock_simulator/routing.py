@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from penstock_api import BreakerConfig, Role, RouterPolicy
+from penstock_api import BreakerConfig, Role
 from penstock_core.errors import ConfigError
 from penstock_router.core.assignment import Assignment
 from penstock_router.core.busy_workers import BusyWorkers
@@ -21,7 +21,9 @@ from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.policy.baselines import LeastLoaded
 from penstock_router.policy.dualmap import DualMapSettings, PairChoice
-from penstock_router.policy.registry import POLICIES, make_policy
+from penstock_router.policy.keys import Prefix
+from penstock_router.policy.prefix_owner import PrefixOwners
+from penstock_router.policy.registry import PAIRED, POLICIES, make_policy
 from penstock_router.policy.routing_policy import Arrival, AssignTime, RoutingPolicy
 from penstock_router.policy.slo_monitor import EndedRequest
 from penstock_router.policy.tiers import TierSettings
@@ -108,8 +110,22 @@ class VirtualRouter:
             self.core.tiers = TierControl(spec.tiers.settings, spec.tiers.shedding)
         budget = RetryBudget(fraction=spec.retry_budget_fraction, min_per_s=spec.min_retries_per_s, now_s=0.0)
         self._retries = RetryRules(pool, budget, max_per_request=spec.max_retries)
+        self._owners = PrefixOwners()
+        queues[role].set_scattered(is_scattered=spec.routers > 1 and spec.owners is None)
+        self._owners.set_owners([str(number) for number in range(spec.owners or 0)])
 
     # ------------------------------------------------------------------ requests
+
+    def owner(self, job: Job, own: int) -> int:
+        """Return the number of the router that a job belongs to; ``own`` is this one's."""
+        owner = self._owners.owner(job.chain)
+        return own if owner is None else int(owner)
+
+    def stored(self, job: Job, worker: str) -> None:
+        """Learn from a worker's KV event that it holds a prompt which another router sent there."""
+        index = self.core.entry_queue.index_of(worker)
+        if index is not None:
+            index.use(Prefix(job.chain))
 
     def acquire(self, job: Job, now_s: float, *, again: bool = False) -> Effects[Job]:
         """Ask for a worker of the first stage; ``again`` after a failed try."""
@@ -269,9 +285,9 @@ class VirtualRouter:
         """Return the uncached prompt tokens that wait in the router for one worker."""
         return self.core.entry_queue.queued_tokens(worker)
 
-    def pending_tokens(self, worker: str) -> int:
+    def pending_tokens(self, worker: str, now_s: float) -> int:
         """Return the prompt tokens that other routers should count at one worker."""
-        return self.core.entry_queue.pending_tokens(worker)
+        return self.core.entry_queue.pending_tokens(worker, now_s)
 
     # ------------------------------------------------------------------ within
 
@@ -324,7 +340,7 @@ def _settings(spec: RouterSpec, slo_s: float, cache_tokens: int) -> QueueSetting
         order=spec.queue_order,
         cache_blocks=spec.cache_blocks or max(2, cache_tokens // BLOCK_TOKENS),
         slo_s=slo_s,
-        rebalances=spec.policy == RouterPolicy.DUALMAP and bool(spec.settings.get("rebalance", True)),
+        rebalances=spec.policy in PAIRED and bool(spec.settings.get("rebalance", True)),
         tiers=_tier_settings(spec),
     )
 

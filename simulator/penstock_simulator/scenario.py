@@ -214,6 +214,10 @@ class RouterSpec:
             caches.
         propagation_delay_s: Age of what the router knows of caches and loads beyond what it sent itself, >= 0.
         routers: Routers side by side, requests in turn; each knows of its peers' by propagation only, >= 1.
+        owners: Of those, the ones that decide, in [1, ``routers``]: requests are passed on to their prefix's owner.
+            None: each decides about what came to it.
+        peer_interval_s: Between two times that routers ask each other what is in flight, > 0.
+        kv_events: Routers hear what workers have computed for other routers.
         max_waiting: Requests that wait in the router; more are rejected. None: no bound.
         max_wait_s: Longest wait in the router, then rejected. None: no bound.
         max_retries: Of a request whose worker died before its first token.
@@ -231,6 +235,9 @@ class RouterSpec:
     cache_blocks: int | None = None
     propagation_delay_s: float = 0.0
     routers: int = 1
+    owners: int | None = None
+    peer_interval_s: float = 1.0
+    kv_events: bool = False
     max_waiting: int | None = None
     max_wait_s: float | None = None
     max_retries: int = 2
@@ -244,6 +251,10 @@ class RouterSpec:
         is_time = 0 <= self.propagation_delay_s < math.inf
         _require("propagation_delay_s", self.propagation_delay_s, is_fine=is_time, bound="finite, at least 0")
         _require("routers", self.routers, is_fine=self.routers >= 1, bound="at least 1")
+        owners = self.owners
+        is_some = owners is None or 1 <= owners <= self.routers
+        _require("owners", owners, is_fine=is_some, bound=f"1 to {self.routers}, or none")
+        _require("peer_interval_s", self.peer_interval_s, is_fine=self.peer_interval_s > 0, bound="above 0")
         for name in ("slot_requests", "slot_tokens", "cache_blocks", "max_waiting", "max_wait_s"):
             value = getattr(self, name)
             _require(name, value, is_fine=value is None or value > 0, bound="above 0, or none")

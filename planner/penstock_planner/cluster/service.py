@@ -40,9 +40,9 @@ from penstock_planner.service import boot_id, made_folder
 from penstock_planner.snapshot import SnapshotWriter
 from penstock_planner.sources.base import ReadingSource
 from penstock_planner.sources.chain import SourceChain
+from penstock_planner.sources.door import door_source
 from penstock_planner.sources.pages import MetricsPages
 from penstock_planner.sources.prometheus import GraphLabels, PrometheusSource, connect
-from penstock_planner.sources.router import RouterSource
 from penstock_planner.sources.scrape import ScrapeSource
 from penstock_planner.targets.kubernetes import UNSCHEDULABLE_S, KubernetesTarget
 from penstock_wire.client import ConnectionPool
@@ -296,7 +296,9 @@ class LeaderSession:
         """Return the preferred source first; the others back it up, Prometheus only if its URL is known."""
         options: PlannerOptions = job.plan.options
         known: dict[MetricsSource, ReadingSource] = {
-            MetricsSource.ROUTER: RouterSource(self._pages, view.routers, now_s=self._clock.now_s),
+            MetricsSource.ROUTER: door_source(
+                job.graph, self._pages, view.routers, workers=self._scrape, clock=self._clock
+            ),
             MetricsSource.SCRAPE: self._scrape,
         }
         if options.prometheus_url is not None:
