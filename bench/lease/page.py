@@ -170,7 +170,7 @@ def draw_crash(lease: CrashRun, fixed: CrashRun, path: Path) -> None:
         axes.grid(alpha=0.25)
     kept.set_ylabel("blocks kept for the crashed engine")
     usage.set_ylabel("prefill's KV blocks in use, %")
-    kept.legend(loc="center right", fontsize=8)
+    kept.legend(loc="center", fontsize=8)
     figure.savefig(path, dpi=DPI, metadata={"Software": None})
 
 

@@ -43,6 +43,7 @@ class RouterMetrics:
         requests: Answers by (endpoint, status code); 499 when the client left first.
         errors: Failures by reason (see ``proxy.failures``).
         retries: Retries by reason.
+        kv_releases: Prompts given back that no decode worker was asked for, by outcome.
         rejections: Requests turned away to protect others, by (endpoint, reason); they are among the refused.
         prompt_tokens: Prompt tokens of answered requests.
         generation_tokens: Tokens sent to clients.
@@ -64,6 +65,7 @@ class RouterMetrics:
         self.requests: Counter[tuple[str, int]] = Counter()
         self.errors: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
+        self.kv_releases: Counter[str] = Counter()
         self.rejections: Counter[tuple[str, str]] = Counter()
         self.prompt_tokens = 0
         self.generation_tokens = 0
@@ -311,6 +313,12 @@ class RouterCollector:
             "Retries, by the reason of the failure before.",
             ["reason"],
             (((reason,), count) for reason, count in metrics.retries.items()),
+        )
+        yield _counter(
+            names.ROUTER_KV_RELEASES,
+            "Prompts prefilled for requests that no decode worker was asked to serve, by whether their KV was released.",
+            ["outcome"],
+            (((outcome,), count) for outcome, count in metrics.kv_releases.items()),
         )
         yield rejection_family(metrics.rejections, model=model)
         for name, text, total in (
