@@ -207,6 +207,7 @@ class RouterServer:
             pool,
             is_disaggregated=settings.disaggregated,
             batch_tokens=settings.batch_tokens,
+            lease_s=settings.lease_s,
         )
 
     def _make_tiers(self) -> LiveTiers | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_api import GraphDeployment, RouterPolicy, TiersConfig
+from penstock_api import GraphDeployment, LeaseConfig, RouterPolicy, TiersConfig
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.serve.preemption_config import PreemptionConfig
 from penstock_router.core.queue_settings import CACHE_BLOCKS
@@ -33,7 +33,7 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
                 block_size=block_tokens,
                 max_num_batched_tokens=engine.max_batch_tokens or max(_BATCH_TOKENS, running),
                 max_num_seqs=running,
-                lease=LeaseTerms(graph.spec.lease.duration_seconds),
+                lease=_lease_terms(graph.spec.lease_of(service)),
                 request_limit=engine.request_limit,
                 request_queue=engine.request_queue,
                 preemption=None if preemption is None else PreemptionConfig.model_validate(preemption),
@@ -42,6 +42,10 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
         )
         for service in graph.spec.workers.values()
     )
+
+
+def _lease_terms(lease: LeaseConfig) -> LeaseTerms:
+    return LeaseTerms(lease.duration_seconds, lease.decoder_blocks_ttl_seconds)
 
 
 def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpec:
