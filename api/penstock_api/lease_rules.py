@@ -93,7 +93,8 @@ def _short_overrides(spec: GraphSpec) -> Iterator[Breach]:
 def _short_lives(spec: GraphSpec) -> Iterator[Breach]:
     for name, service in spec.services.items():
         lease = spec.lease_of(service)
-        if service.lease is not None and lease.decoder_blocks_ttl_seconds < lease.duration_seconds:
+        is_own = service.role is Role.DECODE and service.lease is not None
+        if is_own and lease.decoder_blocks_ttl_seconds < lease.duration_seconds:
             values = (name, lease.decoder_blocks_ttl_seconds, lease.duration_seconds)
             yield Breach(values, ("services", name, "lease"), (("lease",),))
 
@@ -123,6 +124,7 @@ _TTL = (
     "(has(self.services[k].lease.decoderBlocksTtlSeconds) ? self.services[k].lease.decoderBlocksTtlSeconds : "
     "self.lease.decoderBlocksTtlSeconds)"
 )
+_DECODES = "has(self.services[k].lease) && self.services[k].role == 'decode'"
 _WAIT = "self.router.decodeQueue.maxWaitSeconds"
 _PREFILL = "self.services.filter(k, self.services[k].role == 'prefill')[0]"
 
@@ -144,10 +146,10 @@ SPEC_LEASE_RULES: tuple[Rule[GraphSpec], ...] = (
     Rule(
         path="services",
         at="spec.services.%s.lease",
-        must="a service's decoderBlocksTtlSeconds is at least its durationSeconds, its own or the graph's",
-        cel=f"self.services.all(k, !has(self.services[k].lease) || {_TTL} >= {_duration('k')})",
+        must="a decode service's decoderBlocksTtlSeconds is at least its durationSeconds, its own or the graph's",
+        cel=f"self.services.all(k, !({_DECODES}) || {_TTL} >= {_duration('k')})",
         find=_short_lives,
-        first=f"self.services.filter(k, has(self.services[k].lease) && {_TTL} < {_duration('k')})",
+        first=f"self.services.filter(k, {_DECODES} && {_TTL} < {_duration('k')})",
         text="%s would keep blocks for the next turn for %d s, below its lease of %d s",
         values=("k", _TTL, _duration("k")),
         remedy="raise decoderBlocksTtlSeconds or lower durationSeconds",
