@@ -27,7 +27,7 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
     # Without it vLLM's usage holds no cached tokens, and the router could not count the prefill worker's hits.
     argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
     argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
-    argv += kv_transfer_flags(spec, service.role)
+    argv += kv_transfer_flags(spec, service)
     if context.environment is Environment.KUBERNETES:
         # vLLM binds wildcards alone; on a host that would show the prompts' token ids to its whole network.
         argv += kv_event_flags(spec, service.role, f"tcp://*:{spec.router.kv_events_port}")
