@@ -19,7 +19,7 @@ Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]+)$", ma
 
 
 class DualmapConfig(SpecModel):
-    """Settings of the dualmap policy."""
+    """Settings of the policies dualmap and pair-cost."""
 
     rebalance: Flag = Field(
         default=True, description="Move queued requests between a prefix's two candidates."
@@ -195,7 +195,9 @@ class RouterConfig(SpecModel):
         "follows them. Needs tokenizer and penstock[kv-events]. Local simulated workers get a free port each. "
         "null: none.",
     )
-    dualmap: DualmapConfig = Field(default=DualmapConfig(), description="Settings of policy dualmap.")
+    dualmap: DualmapConfig = Field(
+        default=DualmapConfig(), description="Settings of policies dualmap and pair-cost."
+    )
     admission: AdmissionConfig = Field(
         default=AdmissionConfig(), description="Refusal while workers are busy."
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-OURS = ("prefix-cost", "dualmap-cost")
+OURS = ("prefix-cost", "pair-cost")
 """Not in the paper, and so not among its baselines."""
 PAPERS = ("cache-affinity", "least-pending", "min-ttft", "preble")
 """The paper's four baselines by our names; least-pending is its Least Loaded."""
@@ -100,7 +100,7 @@ def crossovers(part: Mapping[str, Any], rate: float) -> dict[str, str]:
         for each in ("0", "2") if count in {"1", "2"} else (delay,):
             shares.setdefault((policy, each), {})[int(count)] = row["capacity"]
     found = {}
-    for pair, whole in (("dualmap", "min-ttft"), ("dualmap-cost", "prefix-cost"), ("dualmap-cost", "preble")):
+    for pair, whole in (("dualmap", "min-ttft"), ("pair-cost", "prefix-cost"), ("pair-cost", "preble")):
         for delay in ("0", "2"):
             one, other = shares[pair, delay], shares[whole, delay]
             ahead = [count for count in sorted(one) if one[count] >= other[count]]

@@ -114,7 +114,7 @@ class Bench:
         case = self.cases[0]
         routers = setups.contestants(QueueOrder.ARRIVAL)
         chosen = {
-            name: routers[name] for name in ("dualmap", "dualmap-cost", "min-ttft", "preble", "prefix-cost")
+            name: routers[name] for name in ("dualmap", "pair-cost", "min-ttft", "preble", "prefix-cost")
         }
         for rate in case.rates[:3]:
             specs = setups.staleness(case, self.seeds, rate, fleets=STALE_FLEETS, routers=chosen)
@@ -124,7 +124,7 @@ class Bench:
     def elasticity(self) -> None:
         """4 to 8 to 4 instances."""
         routers = setups.contestants(QueueOrder.IN_TIME_FIRST)
-        chosen = {name: routers[name] for name in ("dualmap-cost", "prefix-cost")}
+        chosen = {name: routers[name] for name in ("pair-cost", "prefix-cost")}
         chosen["dualmap"] = setups.router("dualmap")
         specs = setups.elasticity(self.skewed, self.seeds, chosen)
         part = self.run("elasticity", f"elasticity, {self.skewed.title}", specs, attained)
@@ -133,7 +133,7 @@ class Bench:
     def scaling(self) -> None:
         """8 to 64 instances."""
         routers = setups.contestants(QueueOrder.ARRIVAL)
-        chosen = {name: routers[name] for name in ("dualmap", "dualmap-cost", "prefix-cost")}
+        chosen = {name: routers[name] for name in ("dualmap", "pair-cost", "prefix-cost")}
         case = setups.lighter(self.cases[0])
         specs = setups.scaling(case, min(self.seeds, 2), (8, 16, 32, 64), chosen)
         part = self.run("scaling", f"8 to 64 instances, {case.title}", specs)

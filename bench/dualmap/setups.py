@@ -130,14 +130,13 @@ def router(policy: str, **settings: bool | float | str) -> RouterSpec:
     )
 
 
-PAIR_COST = router("dualmap", choice="prefix-cost", start_depth=2)
+PAIR_COST = router("pair-cost")
 """Ours: DualMap's pair from two blocks on, the cheaper of the two by prefix cost."""
 
 
 def contestants(order: QueueOrder) -> dict[str, RouterSpec]:
-    """Return every policy, and DualMap with our choice within the pair, all with one queue order."""
-    found = {policy: replace(router(policy), queue_order=order) for policy in policy_names()}
-    return found | {"dualmap-cost": replace(PAIR_COST, queue_order=order)}
+    """Return every policy, all with one queue order."""
+    return {policy: replace(router(policy), queue_order=order) for policy in policy_names()}
 
 
 def comparison(case: Case, seeds: int, *, order: QueueOrder) -> list[RunSpec]:
@@ -155,7 +154,7 @@ def ours(case: Case, seeds: int) -> list[RunSpec]:
     by_default = {
         f"{label}, in-time-first": spec
         for label, spec in contestants(QueueOrder.IN_TIME_FIRST).items()
-        if label in {"prefix-cost", "dualmap-cost", "dualmap", "preble", "min-ttft"}
+        if label in {"prefix-cost", "pair-cost", "dualmap", "preble", "min-ttft"}
     }
     plain = contestants(QueueOrder.ARRIVAL)
     routers = by_default | {

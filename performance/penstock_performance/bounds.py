@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 LEAST = 0.1
@@ -19,7 +20,7 @@ class Bounds:
     Attributes:
         upper: Greater than ``lower``.
         lower: At least 0.1.
-        is_spread: The formulas gave one number for both, and the upper one was raised: a planner whose bounds are equal
+        is_spread: The formulas gave one number for both, and they were set 0.1 apart: a planner whose bounds are equal
             refuses to run.
     """
 
@@ -50,15 +51,16 @@ def kv_bounds(kv_usage: float) -> Bounds:
     Args:
         kv_usage: requests · (ISL + OSL / 2) / tokens of the KV cache, >= 0.
     """
-    return _spread(_clipped(kv_usage + _KV_MARGIN), _clipped(kv_usage - _KV_MARGIN))
+    return _spread(_clipped(kv_usage + _KV_MARGIN), _clipped(kv_usage - _KV_MARGIN), most=1.0)
 
 
 def _clipped(value: float) -> float:
     return min(1.0, max(LEAST, value))
 
 
-def _spread(upper: float, lower: float) -> Bounds:
+def _spread(upper: float, lower: float, most: float = math.inf) -> Bounds:
     upper, lower = round(upper, _DIGITS), round(lower, _DIGITS)
     if upper > lower:
         return Bounds(upper, lower)
-    return Bounds(round(lower + LEAST, _DIGITS), lower, is_spread=True)
+    upper = min(most, lower + LEAST)
+    return Bounds(round(upper, _DIGITS), round(upper - LEAST, _DIGITS), is_spread=True)

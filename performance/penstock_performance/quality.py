@@ -139,7 +139,7 @@ def decode_findings(engine: EngineSweep) -> list[Finding]:
     rows = by_context(points)
     found = [finding for context, row in rows for finding in _row(f"{key}[{context:,.0f}]", row)]
     held = max(each.context * each.concurrency for each in points)
-    if held > engine.kv_tokens * (1 + NOISE):
+    if held > engine.kv_tokens:
         bound = f"but the cache is said to hold {engine.kv_tokens:,.0f}; correct --kv-tokens"
         found.append(_error(f"{key}.kv_tokens", f"{held:,.0f} tokens were in flight, {bound}"))
     if len(rows) == 1:

@@ -271,7 +271,7 @@ def _rounded_up(seconds: float) -> str:
 
 def _notes(queue: Bounds, kv: Bounds) -> tuple[str, ...]:
     return tuple(
-        f"bounds of {what}: the formulas give {bounds.lower:.2f} for both; the upper one was raised to {bounds.upper:.2f},"
+        f"bounds of {what}: the formulas give one number for both; they were spread to {bounds.upper:.2f}/{bounds.lower:.2f},"
         " because `penstock planner run` refuses equal bounds"
         for what, bounds in (("the prefill queue", queue), ("decode's KV usage", kv))
         if bounds.is_spread

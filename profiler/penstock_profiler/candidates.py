@@ -40,6 +40,11 @@ class WorkerSetup:
     process: ProcessSpec
     speed: float
 
+    def is_same_as(self, other: WorkerSetup) -> bool:
+        """Tell whether both start the same program in the same way, whatever service they are of."""
+        mine, its = self.process, other.process
+        return (mine.argv, mine.env, self.speed) == (its.argv, its.env, other.speed)
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

@@ -88,7 +88,8 @@ def _label_ends(
             f"{choices[place].concurrency:,.0f} in flight",
             (itls_ms[place], rates[place]),
             textcoords="offset points",
-            xytext=(6, -11),
+            xytext=(0, 9),
+            ha="center",
             fontsize=8,
             color=GREY,
         )
@@ -100,9 +101,9 @@ def _finish(axes: Axes, chosen: tuple[float, float], names: tuple[str, float, st
     axes.plot(*chosen, "o", markersize=15, fillstyle="none", color=BLACK, label="suggested")
     axes.set_xlabel(f"{latency} (ms)")
     axes.set_ylabel(throughput)
+    axes.margins(0.12)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    axes.margins(0.1)
     axes.grid(alpha=0.25)
     legend_above(axes)
 

@@ -36,14 +36,14 @@ class Journal:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+            whole, _, torn = text.rpartition("\n")
+            for number, line in enumerate(whole.splitlines(), start=1):
+                self._take(line, number)
             self._stream = self.path.open("a", encoding="utf-8")
         except (OSError, UnicodeDecodeError) as exc:
             raise ConfigError(f"--output-dir {directory}: {exc}; give another folder") from exc
-        whole, _, torn = text.rpartition("\n")
-        for number, line in enumerate(whole.splitlines(), start=1):
-            self._take(line, number)
         if torn:
-            self._stream.truncate(len(text[: len(text) - len(torn)].encode()))
+            self._stream.truncate(len(text.encode()) - len(torn.encode()))
 
     def close(self) -> None:
         """Close the file."""

@@ -80,7 +80,7 @@ class PlannedEngine:
         if self.candidate is None:
             return [(None, (Phase.PREFILL, Phase.DECODE))]
         prefill, decode = self.candidate.prefill, self.candidate.decode
-        if prefill == decode:
+        if prefill.is_same_as(decode):
             return [(decode, (Phase.PREFILL, Phase.DECODE))]
         return [(prefill, (Phase.PREFILL,)), (decode, (Phase.DECODE,))]
 

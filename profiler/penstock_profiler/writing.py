@@ -67,8 +67,8 @@ def write_result(
         for name, columns in arrays.items():
             folder = directory / name
             folder.mkdir(exist_ok=True)
-            named: dict[str, Any] = {key: np.array(value) for key, value in columns.items()}
-            np.savez(folder / ARRAYS_FILE, **named)
+            values: dict[str, Any] = {key: np.array(value) for key, value in columns.items()}
+            np.savez(folder / ARRAYS_FILE, **values)
             written.append(folder / ARRAYS_FILE)
         if graph is not None:
             written.append(directory / GRAPH_FILE)

@@ -144,6 +144,7 @@ class Peers:
         for load in {each.instance: each for each in self._heard.values()}.values():
             total.update(load.tokens)
         self._admission.set_peer_tokens(total)
+        self._admission.set_scattered(is_scattered=bool(self._heard) and not self.forwards)
         self._choose_owners()
 
     def _choose_owners(self) -> None:
@@ -199,9 +200,9 @@ def _read_state(name: str, told: object) -> RouterState | None:
 
 
 def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    return float(value) if isfinite(value) else None
 
 
 def _is_count(value: object) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_api import GraphDeployment, PlannerMode, RouterConfig, RouterPolicy, TiersConfig
+from penstock_api import GraphDeployment, PlannerMode, RouterConfig, TiersConfig
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.profiles.performance import BATCH_TOKENS, BLOCK_TOKENS, RUNNING_REQUESTS
 from penstock_engine.serve.preemption_config import PreemptionConfig
 from penstock_router.core.queue_settings import CACHE_BLOCKS
 from penstock_router.policy.busy import busy_thresholds
-from penstock_router.policy.registry import make_policy
+from penstock_router.policy.registry import PAIRED, make_policy
 from penstock_router.policy.routing_policy import AssignTime
 from penstock_router.tier_config import shedding_settings, tier_settings
 from penstock_runtimes.engine_flags import preemption_config
@@ -77,7 +77,7 @@ def _configured(config: RouterConfig, name: str) -> RouterSpec:
     }
     return RouterSpec(
         policy=name,
-        settings=settings if name == RouterPolicy.DUALMAP.value else {},
+        settings=settings if name in PAIRED else {},
         queue_order=config.prefill_queue.order,
         slot_tokens=config.prefill_queue.worker_tokens,
         peer_interval_s=config.peers.interval_real_seconds,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from penstock_api import BreakerConfig, Role, RouterPolicy
+from penstock_api import BreakerConfig, Role
 from penstock_core.errors import ConfigError
 from penstock_router.core.assignment import Assignment
 from penstock_router.core.busy_workers import BusyWorkers
@@ -23,7 +23,7 @@ from penstock_router.policy.baselines import LeastLoaded
 from penstock_router.policy.dualmap import DualMapSettings, PairChoice
 from penstock_router.policy.keys import Prefix
 from penstock_router.policy.prefix_owner import PrefixOwners
-from penstock_router.policy.registry import POLICIES, make_policy
+from penstock_router.policy.registry import PAIRED, POLICIES, make_policy
 from penstock_router.policy.routing_policy import Arrival, AssignTime, RoutingPolicy
 from penstock_router.policy.slo_monitor import EndedRequest
 from penstock_router.policy.tiers import TierSettings
@@ -111,6 +111,7 @@ class VirtualRouter:
         budget = RetryBudget(fraction=spec.retry_budget_fraction, min_per_s=spec.min_retries_per_s, now_s=0.0)
         self._retries = RetryRules(pool, budget, max_per_request=spec.max_retries)
         self._owners = PrefixOwners()
+        queues[role].set_scattered(is_scattered=spec.routers > 1 and spec.owners is None)
         self._owners.set_owners([str(number) for number in range(spec.owners or 0)])
 
     # ------------------------------------------------------------------ requests
@@ -339,7 +340,7 @@ def _settings(spec: RouterSpec, slo_s: float, cache_tokens: int) -> QueueSetting
         order=spec.queue_order,
         cache_blocks=spec.cache_blocks or max(2, cache_tokens // BLOCK_TOKENS),
         slo_s=slo_s,
-        rebalances=spec.policy == RouterPolicy.DUALMAP and bool(spec.settings.get("rebalance", True)),
+        rebalances=spec.policy in PAIRED and bool(spec.settings.get("rebalance", True)),
         tiers=_tier_settings(spec),
     )
 

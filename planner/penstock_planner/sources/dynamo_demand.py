@@ -1,7 +1,8 @@
 """What the counters of Dynamo's frontends say of the time between two pulls. Pure: time is an argument.
 
 A frontend does not say how long the oldest request has waited. It counts a request when it comes, and the tokens of its prompt when its first token leaves. So the tokens of
-what has come and is not answered yet are estimated: each request has as many as the newest answered ones had on average.
+what has come and is not answered yet are estimated: each request has as many as the newest answered ones had on
+average, and before any was, as those have that wait for prefill now.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class FrontendMeter:
 
         Returns:
             None at the first pull, at one at which a frontend is missing, has joined or left, or has restarted, and
-            as long as requests have come and none has been answered: the size of their prompts is not known.
+            as long as requests have come and nothing tells the size of their prompts.
         """
         if not frontends.keys() >= set(urls) or not urls:
             return None
@@ -153,6 +154,8 @@ class FrontendMeter:
         if now_s <= before_s and before:
             return None
         self._before, self._before_s = {url: frontends[url] for url in urls}, now_s
+        if self._input_mean is None:
+            self._input_mean = _first_mean(list(self._before.values()))
         if before.keys() != self._before.keys():
             return None
         if not all(each.follows(before[url]) for url, each in self._before.items()):
@@ -180,7 +183,12 @@ class FrontendMeter:
         share = self._uncached_share
         frontends = list(self._before.values())
         pending = [each.pending for each in frontends if each.pending is not None]
-        in_prefill = max(0.0, now["unanswered"] - now["queued"])
+        in_prefill = sum(
+            max(0.0, each.gauges["unanswered"] - each.gauges["queued"])
+            if each.prefilling is None
+            else each.prefilling
+            for each in frontends
+        )
         busy = {worker for each in pending for worker, tokens in each.items() if tokens > 0}
         return Demand(
             period_s=period_s,
@@ -205,10 +213,18 @@ class FrontendMeter:
         )
 
 
+def _first_mean(frontends: Sequence[Frontend]) -> float | None:
+    """Return the tokens of a prompt since the frontends' start, else of those in prefill now."""
+    answered = sum(each.counters["input_count"] for each in frontends)
+    if answered:
+        return sum(each.counters["input_sum"] for each in frontends) / answered
+    counting = [each for each in frontends if each.pending is not None and each.prefilling]
+    prefilling = sum(each.prefilling or 0.0 for each in counting)
+    return sum(sum((each.pending or {}).values()) for each in counting) / prefilling if prefilling else None
+
+
 def _in_flight(now: Mapping[str, float], in_prefill: float, first: Role) -> Mapping[Role, float]:
+    assigned = max(0.0, now["inflight"] - now["queued"])
     if first is Role.AGGREGATED:
-        return {first: max(0.0, now["inflight"] - now["queued"])}
-    return {
-        first: in_prefill,
-        Role.DECODE: max(0.0, now["inflight"] - now["unanswered"]),
-    }
+        return {first: assigned}
+    return {first: in_prefill, Role.DECODE: max(0.0, assigned - in_prefill)}

@@ -60,6 +60,8 @@ class DispatchQueue(Generic[T]):
         self._decoding: dict[T, tuple[WorkerQueue[T], int]] = {}
         # Names whose queue or room has changed since `dispatch` last saw them.
         self._dirty: dict[str, None] = {}
+        # Workers at which other routers have something in flight, as last heard.
+        self._shared: set[str] = set()
         self.moved = 0
         self.waiting = 0
         self.tokens = 0
@@ -123,6 +125,14 @@ class DispatchQueue(Generic[T]):
         """Set the uncached tokens that other routers have in flight at a worker."""
         if name in self._workers:
             self._workers[name].peer_tokens = tokens
+            if tokens:
+                self._shared.add(name)
+            else:
+                self._shared.discard(name)
+
+    def set_scattered(self, *, is_scattered: bool) -> None:
+        """Set whether other routers send requests of the same prefixes to these workers, unheard by this one."""
+        self._estimates.is_scattered = is_scattered
 
     # ------------------------------------------------------------------ a request's way
 
@@ -191,7 +201,8 @@ class DispatchQueue(Generic[T]):
         uncached = queued.uncached if cached_tokens is None else max(1, queued.tokens - cached_tokens)
         worker.throughput.learn(uncached, took_s)
         self._estimates.throughput.learn(uncached, took_s)
-        worker.relative_slowdown = self._estimates.relative_slowdown(worker)
+        # Beside other routers' prompts a worker looks slow to this one, and which does is chance.
+        worker.relative_slowdown = 1.0 if self._shared else self._estimates.relative_slowdown(worker)
 
     def assume_prefilled(self, now_s: float) -> None:
         """Assume that a non-streaming request's prefill has finished once its estimated time has passed."""
@@ -438,6 +449,8 @@ class DispatchQueue(Generic[T]):
         """Give nothing more to a worker; return what waited for it."""
         worker = self._workers.pop(name)
         self._inactive[name] = worker
+        self._shared.discard(name)
+        worker.peer_tokens = 0
         self.policy.worker_left(name)
         return self._unassign(worker)
 

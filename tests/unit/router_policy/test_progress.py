@@ -47,7 +47,7 @@ def test_the_next_prompt_begins_at_the_end_of_the_one_before():
 
 @pytest.mark.parametrize("policy", [MinTtft, PrefixCost])
 def test_a_nearly_computed_prompt_does_not_send_the_next_one_away(policy):
-    """Worker "a" has 8,000 tokens begun at 0 s, "b" 3,000 at 0.75 s: at 0.76 s "a" has less left."""
+    """Worker a has 8,000 tokens begun at 0 s, b 3,000 at 0.75 s: at 0.76 s a has less left."""
     queues = busy(policy(), tokens=(8000,))
     queues.set_workers([WorkerLoad("a"), WorkerLoad("b")], 0.0)
     queues.submit("b's", Arrival((7,), 3000, avoid=frozenset({"a"})), 0.75)
