@@ -73,8 +73,8 @@ class UpGraph:
     async def until(self, condition, within_s=600):
         """Wait for a condition."""
         async with asyncio.timeout(within_s):
-            while not await asyncio.to_thread(condition):
-                await asyncio.sleep(1)  # noqa: ASYNC110 - processes are watched from outside
+            while not await asyncio.to_thread(condition):  # noqa: ASYNC110 - processes, watched from outside
+                await asyncio.sleep(1)
 
 
 @pytest.fixture(scope="module")
