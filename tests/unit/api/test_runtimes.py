@@ -16,6 +16,7 @@ from penstock_runtimes import (
     masked_env,
     process_specs,
 )
+from penstock_runtimes.engine_flags import kv_events_endpoint
 
 LEASE = {"kv_lease_duration": 30, "decoder_kv_blocks_ttl": 480}
 
@@ -382,7 +383,7 @@ def test_secrets_are_masked_by_name():
 
 
 def test_vllm_publishes_kv_events_in_a_cluster_where_the_router_follows_them(build, context):
-    """Prefill workers only, on the port that the graph names; never on one host, whose network would read along."""
+    """Prefill workers only: on the port that the graph names; on one host on a socket that its network cannot read."""
     cluster = dataclasses.replace(context, environment=Environment.KUBERNETES, discovery="kubernetes")
     graph = build(runtime="vllm", router={"kvEventsPort": 5557})
     specs = by_service(graph, cluster)
@@ -393,7 +394,9 @@ def test_vllm_publishes_kv_events_in_a_cluster_where_the_router_follows_them(bui
         "endpoint": "tcp://*:5557",
     }
     assert "--kv-events-config" not in specs["decode"].argv
-    assert "--kv-events-config" not in by_service(graph, context)["prefill"].argv
+    local = by_service(graph, context)["prefill"]
+    assert kv_events_endpoint(filled_argv(local, {"kv_events_port": 7})) == "ipc:///state/llama.7.kv"
+    assert local.ports == ("port", "kv_events_port", "side_channel_port")
 
 
 def test_simulated_workers_publish_kv_events_where_the_router_follows_them(build, context):
