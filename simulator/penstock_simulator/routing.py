@@ -106,7 +106,9 @@ class VirtualRouter:
         budget = RetryBudget(fraction=spec.retry_budget_fraction, min_per_s=spec.min_retries_per_s, now_s=0.0)
         self._retries = RetryRules(pool, budget, max_per_request=spec.max_retries)
         self._owners = PrefixOwners()
-        queues[role].set_scattered(is_scattered=spec.routers > 1 and spec.owners is None)
+        queues[role].set_deciders(
+            spec.owners or spec.routers, is_scattered=spec.routers > 1 and spec.owners is None
+        )
         self._owners.set_owners([str(number) for number in range(spec.owners or 0)])
 
     # ------------------------------------------------------------------ requests

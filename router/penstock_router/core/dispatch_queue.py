@@ -67,6 +67,8 @@ class DispatchQueue(Generic[T]):
         # Workers at which other routers have something in flight, as last heard.
         self._shared: set[str] = set()
         self._density = KeyDensity()
+        # This router's part of `settings.slot_tokens`.
+        self._slot_tokens: float | None = settings.slot_tokens
         self.moved = 0
         self.waiting = 0
         self.tokens = 0
@@ -145,9 +147,15 @@ class DispatchQueue(Generic[T]):
         if abs(keys - worker.index.capacity) > worker.index.capacity * _CACHE_SLACK:
             worker.index.resize(keys)
 
-    def set_scattered(self, *, is_scattered: bool) -> None:
-        """Set whether other routers send requests of the same prefixes to these workers, unheard by this one."""
+    def set_deciders(self, count: int, *, is_scattered: bool) -> None:
+        """Set how many routers, this one included, dispatch to these workers.
+
+        Args:
+            count: >= 1; each keeps to its part of `slot_tokens`, so that all together give a worker no more.
+            is_scattered: They send requests of the same prefixes there, unheard by each other.
+        """
         self._estimates.is_scattered = is_scattered
+        self._slot_tokens = None if self.settings.slot_tokens is None else self.settings.slot_tokens / count
 
     # ------------------------------------------------------------------ a request's way
 
@@ -500,7 +508,7 @@ class DispatchQueue(Generic[T]):
             return False
         if self.policy.assigns is AssignTime.WHEN_FREE:
             tokens += worker.peer_tokens
-        return running == 0 or settings.slot_tokens is None or tokens < settings.slot_tokens
+        return running == 0 or self._slot_tokens is None or tokens < self._slot_tokens
 
     def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:
         """Take a request from where it runs; None when it runs nowhere."""
