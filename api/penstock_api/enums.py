@@ -80,7 +80,11 @@ class Predictor(StrEnum):
     """How the planner's SLA mode forecasts demand."""
 
     CONSTANT = "constant"
+    TREND = "trend"
     HOLT_WINTERS = "holt-winters"
+    ARIMA = "arima"
+    KALMAN = "kalman"
+    PROPHET = "prophet"
 
 
 class MetricsSource(StrEnum):
@@ -113,3 +117,17 @@ class GraphPhase(StrEnum):
     READY = "Ready"
     DEGRADED = "Degraded"
     FAILED = "Failed"
+
+
+class ProfilePhase(StrEnum):
+    """One word for a ProfileRequest's state."""
+
+    PENDING = "Pending"
+    PROFILING = "Profiling"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing follows."""
+        return self in {ProfilePhase.SUCCEEDED, ProfilePhase.FAILED}

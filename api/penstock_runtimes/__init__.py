@@ -2,6 +2,7 @@
 
 from penstock_runtimes.build import process_specs
 from penstock_runtimes.process import (
+    ENGINE_LIVENESS_S,
     KV_EVENTS_PORT,
     LIVENESS_S,
     PLANNER_ROLE,
@@ -16,6 +17,7 @@ from penstock_runtimes.process import (
 )
 
 __all__ = [
+    "ENGINE_LIVENESS_S",
     "KV_EVENTS_PORT",
     "LIVENESS_S",
     "PLANNER_ROLE",

@@ -22,6 +22,10 @@ PLANNER_ROLE = "planner"
 LIVENESS_S = 60.0
 """Chosen: far above any step of Penstock's own processes, which answer health checks beside their work."""
 
+ENGINE_LIVENESS_S = 600.0
+"""Chosen: twice the 300 s after which vLLM 0.32 itself gives up a step. A real engine is silent for minutes where
+processors are short, and to kill it then loses all its requests; one that hangs for good is still replaced."""
+
 MASK = "***"
 
 _SECRET_WORDS = frozenset(
@@ -79,8 +83,7 @@ class ProcessSpec:
         image: Container image.
         startup_s: Longest time to the first healthy answer, seconds (simulated).
         grace_s: Longest time to finish requests on the way out, seconds (simulated).
-        liveness_s: A process that served and gives no healthy answer for this long, real seconds, hangs; None: a
-            real engine without a setting, which may stall for longer in one step.
+        liveness_s: A process that served and gives no healthy answer for this long, real seconds, hangs.
     """
 
     name: str
@@ -99,7 +102,7 @@ class ProcessSpec:
     image: str = ""
     startup_s: float = 600.0
     grace_s: float = 900.0
-    liveness_s: float | None = LIVENESS_S
+    liveness_s: float = LIVENESS_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The paper's set-up as runs of the simulator, and every choice that the paper leaves open.
 
 Chosen where the paper is ambiguous: prompts above the cap are cut, not dropped; Mooncake's 3 s batches are
-spread as Poisson arrivals, drawn anew for each seed, and time is then stretched to the rate; one request runs
-in an instance and one more may be pending there; hits are weighed by tokens.
+spread as Poisson arrivals, drawn anew for each seed, and time is then stretched to the rate; one request at a
+time is handed to an instance; hits are weighed by tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from penstock_simulator.routing import policy_names
 from penstock_simulator.scenario import (
     DUALMAP_7B,
     DUALMAP_14B,
-    SIMPLE_SLOT_REQUESTS,
     PoolSpec,
     Resize,
     RouterSpec,
@@ -126,7 +125,7 @@ def router(policy: str, **settings: bool | float | str) -> RouterSpec:
         policy=policy,
         settings=settings,
         queue_order=QueueOrder.HIT_FIRST,
-        slot_requests=SIMPLE_SLOT_REQUESTS,
+        slot_requests=DUALMAP_7B.slot_requests,
         slot_tokens=None,
     )
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from penstock_api import GraphDeployment, Role
+from penstock_api import GraphDeployment, Role, Runtime
 from penstock_core.errors import ConfigError
 from penstock_core.local_state import EntryState
 from penstock_local.gpus import GpuRefusal
 from penstock_local.replicas import request_replica
 from penstock_local.statefile import ArbiterInfo, ProcessEntry, StateFile, base_name
 from penstock_runtimes import PLANNER_ROLE, PORT, ProcessSpec, RuntimeContext, process_specs
+from penstock_runtimes.dynamo import discovery_folder
 
 DEFAULT_GPUS = 8
 """GPUs of the host when neither --gpus nor the graph's budget says: the planner document's default budget."""
@@ -92,6 +93,9 @@ def _arbiter(graph: GraphDeployment, specs: list[ProcessSpec], options: LocalOpt
         gpus=gpus,
         budget=gpus if ceiling is None else min(gpus, ceiling),
         router_url=f"http://127.0.0.1:{options.port}",
+        dynamo_folder=str(discovery_folder(options.context))
+        if graph.spec.runtime is Runtime.DYNAMO
+        else None,
         planner_log_dir=next((_flag(spec, "--log-dir") for spec in specs if spec.role == PLANNER_ROLE), None),
     )
 

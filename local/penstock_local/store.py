@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -146,6 +147,7 @@ class StateStore:
         """
         with self.locked():
             self.refuse_running()
+            shutil.rmtree(self.dynamo_folder, ignore_errors=True)
             self._replace(state)
 
     def read_quietly(self) -> StateFile | None:
@@ -186,8 +188,14 @@ class StateStore:
                 f"stop it with `penstock down --namespace {arbiter.namespace}`, or choose another --namespace"
             )
 
+    @property
+    def dynamo_folder(self) -> Path:
+        """Where the graph's processes find each other under runtime dynamo."""
+        return self.path.with_suffix(".dynamo")
+
     def remove(self) -> None:
-        """Delete the file and its lock; nothing happens when they are gone already."""
+        """Delete the file, its lock and Dynamo's folder; nothing happens when they are gone already."""
+        shutil.rmtree(self.dynamo_folder, ignore_errors=True)
         with contextlib.suppress(ConfigError), self.locked():
             self.path.unlink(missing_ok=True)
             self.lock_path.unlink(missing_ok=True)

@@ -14,12 +14,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock_api import Environment, GraphDeployment, Role
+from penstock_api import Environment, GraphDeployment, PlannerMode, Role, Runtime
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ClusterError, ConfigError, InvalidSpecError, PortInUseError
 from penstock_core.local_state import EntryState
+from penstock_engine.profiles.performance import planning_profile
 from penstock_local import liveness, private, process_log, recovery
 from penstock_local.build import LocalOptions, initial_state
+from penstock_local.door import door_of
+from penstock_local.dynamo_python import check_dynamo
 from penstock_local.ports import is_free
 from penstock_local.probes import Probes
 from penstock_local.statefile import ProcessEntry, StateFile
@@ -28,6 +31,7 @@ from penstock_local.store import StateStore, log_root
 from penstock_manifests import load_graph
 from penstock_planner.options import join
 from penstock_runtimes import PLANNER_ROLE, RuntimeContext
+from penstock_runtimes.dynamo import python_of
 from penstock_runtimes.extras import needed_extras
 
 _POLL_S = 0.1
@@ -104,7 +108,12 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     store = StateStore.of(namespace)
     store.refuse_running()
     _check_extras(graph, with_planner=options.with_planner)
-    state = initial_state(graph, _local_options(graph, file, store, namespace, options), os.environ)
+    if options.with_planner:
+        _check_profile(graph, options.planner)
+    local = _local_options(graph, file, store, namespace, options)
+    if graph.spec.runtime is Runtime.DYNAMO:
+        check_dynamo(python_of(graph.spec, local.context))
+    state = initial_state(graph, local, os.environ)
     return store, replace(state, arbiter=replace(state.arbiter, run_id=secrets.token_hex(8)))
 
 
@@ -114,6 +123,17 @@ def _check_extras(graph: GraphDeployment, *, with_planner: bool) -> None:
     problems = [need.problem() for need in needs if need.missing]
     if problems:
         raise InvalidSpecError(problems)
+
+
+def _check_profile(graph: GraphDeployment, overrides: Mapping[str, str]) -> None:
+    """Refuse a graph whose planner would end at its start for want of a performance profile.
+
+    Raises:
+        ConfigError: mode sla, and there is none, or it cannot be read.
+    """
+    options = join(given=dict(overrides), graph=graph)
+    if graph.spec.planner.enabled and options.mode is PlannerMode.SLA:
+        planning_profile(graph.spec, options.profile)
 
 
 def _planned_as(graph: GraphDeployment, overrides: Mapping[str, str]) -> GraphDeployment:
@@ -278,7 +298,7 @@ async def _wait_ready(
             if state is None or not is_ours or now_s - alive_s > _ARBITER_START_S:
                 raise ClusterError(f"the arbiter ended while starting; see {requested.arbiter.log_dir}")
             _raise_if_hopeless(state)
-            ready, words = await probes.readiness(state.arbiter.router_url)
+            ready, words = await door_of(state, probes).readiness(state.entries)
             progress(state, words)
             if ready and _router_is_ours(state):
                 return state

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_api import GraphDeployment, RouterConfig, TiersConfig
+from penstock_api import GraphDeployment, PlannerMode, RouterConfig, TiersConfig
 from penstock_engine.core.lease import LeaseTerms
+from penstock_engine.profiles.performance import BATCH_TOKENS, BLOCK_TOKENS, RUNNING_REQUESTS
 from penstock_engine.serve.preemption_config import PreemptionConfig
 from penstock_router.policy.busy import busy_thresholds
 from penstock_router.policy.registry import PAIRED, make_policy
@@ -14,16 +15,13 @@ from penstock_router.tier_config import shedding_settings, tier_settings
 from penstock_runtimes.engine_flags import preemption_config
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers
 
-_BLOCK_TOKENS, _RUNNING_REQUESTS, _BATCH_TOKENS = 16, 256, 8192
-"""The simulated runtime's own defaults where the manifest says nothing; see `penstock engine serve`."""
-
 
 def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
     """Return the pools of a graph's workers, with the engine that the live ones run."""
     engine = graph.spec.engine
-    block_tokens = engine.block_tokens or _BLOCK_TOKENS
+    block_tokens = engine.block_tokens or BLOCK_TOKENS
     preemption = preemption_config(graph.spec)
-    running = engine.max_running_requests or _RUNNING_REQUESTS
+    running = engine.max_running_requests or RUNNING_REQUESTS
     return tuple(
         PoolSpec(
             service.role,
@@ -32,7 +30,7 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
                 service.profile or engine.profile,
                 kv_tokens=None if engine.kv_blocks is None else engine.kv_blocks * block_tokens,
                 block_size=block_tokens,
-                max_num_batched_tokens=engine.max_batch_tokens or max(_BATCH_TOKENS, running),
+                max_num_batched_tokens=engine.max_batch_tokens or max(BATCH_TOKENS, running),
                 max_num_seqs=running,
                 lease=LeaseTerms(graph.spec.lease.duration_seconds),
                 request_limit=engine.request_limit,
@@ -43,6 +41,13 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
         )
         for service in graph.spec.workers.values()
     )
+
+
+def graph_slo_s(graph: GraphDeployment) -> float:
+    """Return the TTFT that counts as in time: the planner's target in mode sla, else the router's."""
+    spec = graph.spec
+    is_target = spec.planner.mode is PlannerMode.SLA
+    return spec.planner.sla.ttft_seconds if is_target else spec.router.ttft_slo_seconds
 
 
 def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpec:

@@ -13,7 +13,7 @@ from penstock_manifests import load_graph
 from penstock_planner.decide.codec import to_plain
 from penstock_router.policy.busy import BusyThresholds, busy_thresholds
 from penstock_simulator.faults import Faults
-from penstock_simulator.graph_scenario import default_router, graph_pools, graph_router
+from penstock_simulator.graph_scenario import default_router, graph_pools, graph_router, graph_slo_s
 from penstock_simulator.observer import Recording
 from penstock_simulator.output import SCHEMA
 from penstock_simulator.planner_choice import ALL, chosen_planners, planner_config
@@ -21,7 +21,6 @@ from penstock_simulator.routing import policy_names
 from penstock_simulator.scenario import (
     DUALMAP_7B,
     DUALMAP_14B,
-    SIMPLE_SLOT_REQUESTS,
     Model,
     PoolSpec,
     ProfiledModel,
@@ -249,19 +248,19 @@ def _notes(workload: WorkloadSpec, pools: tuple[PoolSpec, ...]) -> tuple[str, ..
 def _slo_s(options: SimulateOptions, graph: GraphDeployment | None) -> float:
     if options.slo_s is not None:
         return options.slo_s
-    return DEFAULT_SLO_S if graph is None else graph.spec.router.ttft_slo_seconds
+    return DEFAULT_SLO_S if graph is None else graph_slo_s(graph)
 
 
 def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None) -> RouterSpec:
     base = default_router(policy) if graph is None else graph_router(graph, policy)
-    is_simple = options.profile in _SIMPLE
+    simple = _SIMPLE.get(options.profile or "")
     settings = {**base.settings, "rebalance": False} if options.no_rebalance else base.settings
     return replace(
         base,
         settings=settings,
         queue_order=options.queue_order or base.queue_order,
-        slot_requests=SIMPLE_SLOT_REQUESTS if is_simple else None,
-        slot_tokens=None if is_simple else options.slot_tokens or base.slot_tokens,
+        slot_requests=None if simple is None else simple.slot_requests,
+        slot_tokens=None if simple is not None else options.slot_tokens or base.slot_tokens,
         propagation_delay_s=options.propagation_delay_s,
         max_waiting=options.max_waiting or base.max_waiting,
         max_wait_s=options.max_wait_s or base.max_wait_s,

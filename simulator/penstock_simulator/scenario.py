@@ -36,11 +36,14 @@ class SimpleModel:
         name: For the results.
         prefill_s_per_token: Seconds, > 0.
         cache_tokens: Tokens whose KV it keeps, least recently used out first, >= 512.
+        slot_requests: Requests that a router hands to it at a time, >= 1. It computes one, and takes no time to begin
+            the next, so that a second one would only lose its place in the router's order.
     """
 
     name: str
     prefill_s_per_token: float
     cache_tokens: int
+    slot_requests: int = 1
 
     def __post_init__(self) -> None:
         """Check the bounds."""
@@ -56,14 +59,13 @@ class SimpleModel:
             is_fine=self.cache_tokens >= BLOCK_TOKENS,
             bound=f"at least {BLOCK_TOKENS}",
         )
+        _require("slot_requests", self.slot_requests, is_fine=self.slot_requests >= 1, bound="at least 1")
 
 
 DUALMAP_7B = SimpleModel("dualmap-7b", 0.16e-3, 1_000_000)
 """Qwen2.5-7B on an Ascend 910B4; source: the DualMap artefact's constants and the paper's cache size."""
 DUALMAP_14B = SimpleModel("dualmap-14b", 0.127e-3, 500_000)
 """Qwen2.5-14B on an Ascend 910B3; source: as above."""
-SIMPLE_SLOT_REQUESTS = 2
-"""In a simple server at a time: the running request, and the one that the DualMap artefact lets wait there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ class DualMapSettings:
         rebalance: Move queued requests within their pair when both are overloaded.
         adaptive_prefix: Let the hotness tree choose the key's length; else always ``start_depth`` blocks.
         hot_window: Requests over which hotness is counted.
+        hot_share: Share of them above which a prefix is hot, 0-1; None: 2/n of n workers.
+        cold_share: Share below which it is cold again; None: 1/n.
         start_depth: Blocks of a key while nothing is hot.
         bottleneck_s: T, seconds without a computed prompt after which a worker counts as decode-bound.
     """
@@ -55,6 +57,8 @@ class DualMapSettings:
     rebalance: bool = True
     adaptive_prefix: bool = True
     hot_window: int = WINDOW
+    hot_share: float | None = None
+    cold_share: float | None = None
     start_depth: int = 1
     bottleneck_s: float = 3.0
 
@@ -78,7 +82,12 @@ class DualMap:
     def __init__(self, settings: DualMapSettings | None = None) -> None:
         self._settings = settings or DualMapSettings()
         self._rings = DualRing()
-        self._hotness = HotnessTree(window=self._settings.hot_window, start_depth=self._settings.start_depth)
+        self._hotness = HotnessTree(
+            window=self._settings.hot_window,
+            start_depth=self._settings.start_depth,
+            hot_share=self._settings.hot_share,
+            cold_share=self._settings.cold_share,
+        )
 
     def worker_joined(self, name: str) -> None:
         """Put a worker on both rings."""

@@ -17,11 +17,14 @@ from penstock_router.policy.baselines import (
     RoundRobin,
 )
 from penstock_router.policy.dualmap import DualMap, DualMapSettings, pair_cost
+from penstock_router.policy.preble import PrebleE2
 from penstock_router.policy.prefix_cost import PrefixCost
 from penstock_router.policy.routing_policy import AssignTime, RoutingPolicy
 
 LEAST_PENDING: Final = "least-pending"
 """The DualMap paper's Least Loaded, which assigns on arrival; for comparisons in the simulator, not in manifests."""
+PREBLE_E2: Final = "preble-e2"
+"""Preble with its own window and cost; for comparisons likewise."""
 
 POLICIES: Final[Mapping[str, Callable[[DualMapSettings], RoutingPolicy]]] = {
     RouterPolicy.PREFIX_COST.value: lambda settings: PrefixCost(pair_cost(settings)),
@@ -30,6 +33,7 @@ POLICIES: Final[Mapping[str, Callable[[DualMapSettings], RoutingPolicy]]] = {
     RouterPolicy.CACHE_AFFINITY.value: lambda _: CacheAffinity(),
     RouterPolicy.MIN_TTFT.value: lambda _: MinTtft(),
     RouterPolicy.PREBLE.value: lambda _: Preble(),
+    PREBLE_E2: lambda _: PrebleE2(),
     RouterPolicy.KV_COST.value: lambda _: KvCost(),
     LEAST_PENDING: lambda _: LeastPending(),
     RouterPolicy.LEAST_LOADED.value: lambda _: LeastLoaded(),

@@ -145,12 +145,26 @@ def test_vllm_worker(build, context):
         "--stream-interval", "4", "--scheduling-policy", "priority", "--kv-transfer-config", json.dumps(config, separators=(",", ":")),
     )  # fmt: skip
     assert specs["decode"].env == {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
     }
     assert specs["decode"].ports == ("port", "side_channel_port")
     assert specs["decode"].gpus == 4
     assert specs["frontend"].argv[2:5] == ("penstock_cli", "router", "serve")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "program"),
+    [("vllm", ("/opt/venv/bin/vllm", "serve")), ("dynamo", ("/opt/venv/bin/python", "-m", "dynamo.vllm"))],
+)
+def test_programs_of_a_python_environment(build, context, runtime, program):
+    """Workers run where the manifest says; Penstock's own processes stay in Penstock's environment."""
+    graph = build(runtime=runtime, engine={"pythonEnvironment": "/opt/venv"})
+    specs = by_service(graph, context)
+
+    assert specs["decode"].argv[: len(program)] == program
+    assert specs["planner"].argv[0] == "/py"
 
 
 def test_vllm_aggregated_has_no_connector(build, context):
@@ -162,7 +176,7 @@ def test_vllm_aggregated_has_no_connector(build, context):
     )
     worker = by_service(graph, context)["worker"]
     assert "--kv-transfer-config" not in worker.argv
-    assert (worker.env, worker.ports) == ({}, ("port",))
+    assert (worker.ports, "VLLM_NIXL_SIDE_CHANNEL_PORT" in worker.env) == (("port",), False)
 
 
 def test_several_nodes_become_pipeline_stages(build, context):
@@ -274,6 +288,7 @@ def test_user_arguments_and_environment_come_last(build, context):
     decode = specs["decode"]
     assert decode.argv[-2:] == ("--seed", "1")
     assert decode.env == {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
         "A": "graph",
@@ -308,20 +323,18 @@ def test_sizes_and_limits_reach_the_process(build, context):
 @pytest.mark.parametrize(
     ("runtime", "setting", "expected"),
     [
-        ("vllm", {}, None),
-        ("dynamo", {}, None),
+        ("vllm", {}, 600.0),
+        ("dynamo", {}, 600.0),
         ("simulated", {}, 60.0),
         ("vllm", {"livenessTimeoutSeconds": 300}, 300.0),
         ("simulated", {"livenessTimeoutSeconds": 5}, 5.0),
     ],
 )
-def test_a_real_engine_has_no_liveness_limit_unless_the_service_sets_one(
-    build, context, runtime, setting, expected
-):
+def test_a_real_engine_may_be_silent_ten_times_as_long(build, context, runtime, setting, expected):
     """A real engine may stall in one step and live; Penstock's own processes get a minute."""
     specs = by_service(build(runtime=runtime, services={"decode": setting}), context)
     assert specs["decode"].liveness_s == expected
-    assert specs["frontend"].liveness_s == (None if runtime == "dynamo" else 60.0)
+    assert specs["frontend"].liveness_s == (600.0 if runtime == "dynamo" else 60.0)
 
 
 def test_filling_leaves_json_alone():
