@@ -67,8 +67,7 @@ class DispatchQueue(Generic[T]):
         # Workers at which other routers have something in flight, as last heard.
         self._shared: set[str] = set()
         self._density = KeyDensity()
-        # This router's part of `settings.slot_tokens`.
-        self._slot_tokens: float | None = settings.slot_tokens
+        self._deciders = 1
         self.moved = 0
         self.waiting = 0
         self.tokens = 0
@@ -155,7 +154,7 @@ class DispatchQueue(Generic[T]):
             is_scattered: They send requests of the same prefixes there, unheard by each other.
         """
         self._estimates.is_scattered = is_scattered
-        self._slot_tokens = None if self.settings.slot_tokens is None else self.settings.slot_tokens / count
+        self._deciders = count
 
     # ------------------------------------------------------------------ a request's way
 
@@ -508,7 +507,7 @@ class DispatchQueue(Generic[T]):
             return False
         if self.policy.assigns is AssignTime.WHEN_FREE:
             tokens += worker.peer_tokens
-        return running == 0 or self._slot_tokens is None or tokens < self._slot_tokens
+        return running == 0 or settings.slot_tokens is None or tokens * self._deciders < settings.slot_tokens
 
     def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:
         """Take a request from where it runs; None when it runs nowhere."""
