@@ -127,7 +127,7 @@ def engine_cases(traces: Traces) -> list[Case]:
     of_traces = {case.key: case for case in cases(traces)}
     chosen = {
         "a100-conversation-7b": ("conversation-7b", A100_7B, "A100 engines", (12.0, 13.0, 13.5, 14.0)),
-        "a100-toolagent-7b": ("toolagent-7b", A100_7B, "A100 engines", (26.0, 28.0, 30.0)),
+        "a100-toolagent-7b": ("toolagent-7b", A100_7B, "A100 engines", (26.0, 28.0, 29.0)),
         "ascend-conversation-7b": (
             "conversation-7b",
             ASCEND_7B,
