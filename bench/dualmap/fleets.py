@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from setups import INSTANCES, Case, world
 
-from penstock_api import Role
+from penstock_api import Role, RouterConfig
 from penstock_simulator.scenario import Resize, RouterSpec
 from penstock_simulator.sweep import RunSpec
 
-WAYS = ("alone", "events", "shared", "one")
+WAYS = ("alone", "events", "shared")
 
 
 def elasticity(case: Case, seeds: int, routers: Mapping[str, RouterSpec]) -> list[RunSpec]:
@@ -51,12 +51,18 @@ def together(spec: RouterSpec, count: int, way: str) -> RouterSpec:
         count: >= 1.
         way: How they work together. ``alone``: each decides about what comes to it and asks the others what they have
             in flight. ``events``: likewise, and each hears of the workers' caches. ``shared``: each decides about the
-            prefixes that it owns. ``one``: one of them decides about all.
+            prefixes that it owns. Where one of them decides about all, as by default until its processor is full,
+            virtual time gives what a single router gives.
     """
     if count == 1:
         return spec
-    owners = {"shared": count, "one": 1}.get(way)
-    return replace(spec, routers=count, owners=owners, kv_events=way == "events")
+    return replace(
+        spec,
+        routers=count,
+        owners=count if way == "shared" else None,
+        kv_events=way == "events",
+        peer_interval_s=RouterConfig().peers.interval_real_seconds,
+    )
 
 
 def routers(
