@@ -34,10 +34,12 @@ PAGES = Path(__file__).parent / "dynamo"
 
 
 def recorded(name):
+    """Return a page that Dynamo 1.6 gave."""
     return (PAGES / f"{name}.txt").read_text()
 
 
 def frontend_of(text):
+    """Return what a frontend's page says."""
     return read_frontend(parse_samples(text, FRONTEND_NAMES))
 
 
@@ -195,6 +197,7 @@ async def serving(**pages):
 
 
 async def readings_of(urls, *, frontends):
+    """Return the readings of one pull."""
     pool = ConnectionPool()
     pages = MetricsPages(pool, real_now_s=lambda: 0.0)
     source = DynamoSource(pages, lambda: frontends, workers=ScrapeSource(pages), now_s=lambda: 1.0)
