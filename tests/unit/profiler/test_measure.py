@@ -88,6 +88,24 @@ async def test_a_server_without_tokens_is_refused(fake_engine, measurer):
         await measurer.prefill(100)
 
 
+async def test_a_first_token_without_text_is_tried_again(fake_engine, measurer):
+    """Part of a letter alone: its stream is whole, and shows no TTFT."""
+    silent = iter([True, False, True, False, False])
+
+    async def now_and_then(body, responder):
+        if not next(silent):
+            await fake_engine.stream(body, responder)
+            return
+        responder.start(200)
+        responder.write(b'data: {"choices":[{"index":0,"text":""}]}\n\ndata: [DONE]\n\n')
+        responder.end()
+
+    fake_engine.script = now_and_then
+
+    assert (await measurer.prefill(100)).ttft_s > 0
+    assert len(fake_engine.bodies) == 5
+
+
 async def test_a_server_that_fails_is_named(fake_engine, measurer):
     """Status and message, and that finished points are kept."""
 
