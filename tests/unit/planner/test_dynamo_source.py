@@ -220,7 +220,7 @@ async def test_workers_and_frontends_are_read_together():
 
 
 async def test_a_prefill_worker_that_reports_its_queue_is_believed():
-    """vLLM's workers under Dynamo do."""
+    """VLLM's workers under Dynamo do."""
     pages = {"prefill": recorded("prefill") + "vllm:num_requests_waiting 3\nvllm:kv_cache_usage_perc 0.5\n"}
     async with serving(frontend=recorded("frontend-1"), decode=recorded("decode"), **pages) as urls:
         readings = await readings_of(urls, frontends=[urls["frontend"]])
