@@ -85,6 +85,16 @@ class PrefillQueueConfig(SpecModel):
     )
 
 
+class DecodeQueueConfig(SpecModel):
+    """Prefilled requests that wait in the router while no decode worker takes any."""
+
+    max_wait_seconds: Seconds | None = Field(
+        default=None,
+        description="Longest wait, within which nobody renews the prompt's lease; then the request is refused with 503; "
+        "seconds. null: prefillQueue.maxWaitSeconds, or 0.8 of the lease if that is less.",
+    )
+
+
 class LimitsConfig(SpecModel):
     """What one request may cost."""
 
@@ -210,6 +220,9 @@ class RouterConfig(SpecModel):
     )
     prefill_queue: PrefillQueueConfig = Field(
         default=PrefillQueueConfig(), description="Requests waiting for prefill."
+    )
+    decode_queue: DecodeQueueConfig = Field(
+        default=DecodeQueueConfig(), description="Prefilled requests waiting for decode."
     )
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Bounds of one request.")
     breaker: BreakerConfig = Field(default=BreakerConfig(), description="Circuit breaker of each worker.")

@@ -28,9 +28,10 @@ from penstock_local.probes import Probes
 from penstock_local.statefile import ProcessEntry, StateFile
 from penstock_local.statefile_json import to_json
 from penstock_local.store import StateStore, log_root
+from penstock_local.vllm_program import check_vllm
 from penstock_manifests import load_graph
 from penstock_planner.options import join
-from penstock_runtimes import PLANNER_ROLE, RuntimeContext
+from penstock_runtimes import PLANNER_ROLE, RuntimeContext, vllm
 from penstock_runtimes.dynamo import python_of
 from penstock_runtimes.extras import needed_extras
 
@@ -113,6 +114,8 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     local = _local_options(graph, file, store, namespace, options)
     if graph.spec.runtime is Runtime.DYNAMO:
         check_dynamo(python_of(graph.spec, local.context))
+    if graph.spec.runtime is Runtime.VLLM:
+        check_vllm(vllm.program(graph.spec))
     state = initial_state(graph, local, os.environ)
     return store, replace(state, arbiter=replace(state.arbiter, run_id=secrets.token_hex(8)))
 

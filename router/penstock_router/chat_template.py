@@ -76,7 +76,7 @@ class ChatTemplate:
             **(given if isinstance(given, dict) else {}),
         }
         try:
-            return self._template.render(values)
+            return str(self._template.render(values))
         except Exception as exc:  # noqa: BLE001 - templates are programs: any error may come; the worker will say so
             log.debug("chat not rendered", why=str(exc))
             return None
@@ -91,7 +91,7 @@ def _compiled(source: str) -> Any:
     class Generation(Extension):
         """Passes over the marks of what the model itself says, which only training reads."""
 
-        tags = frozenset({"generation"})
+        tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)
@@ -187,8 +187,7 @@ def _text(part: Any) -> str | None:
 def _call(call: Any) -> Any:
     """Return a tool call with its arguments as an object."""
     function = call.get("function") if isinstance(call, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else None
-    if not isinstance(arguments, str):
+    if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):
         return call
     try:
         return {**call, "function": {**function, "arguments": json.loads(arguments) if arguments else {}}}
