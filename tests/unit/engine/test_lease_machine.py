@@ -52,9 +52,9 @@ class LeaseMachine(RuleBasedStateMachine):
 
     # -- the prefill worker ---------------------------------------------------------------------------
 
-    @rule(tokens=st.integers(1, 20))
-    def prefill(self, tokens):
-        """A prompt is computed and kept, where it fits beside what is kept already."""
+    @rule(tokens=st.integers(1, 20), is_handed_over=st.booleans())
+    def prefill(self, tokens, is_handed_over):
+        """A prompt is computed and kept, where it fits beside what is kept already; decode may have it at once."""
         name = f"r{self.number}"
         self.number += 1
         self.take_in()
@@ -73,6 +73,8 @@ class LeaseMachine(RuleBasedStateMachine):
         self.unread[name] = {(each.rank, each.reader) for each in reads_of(name, self.source, self.reader)}
         self.blocks[name] = blocks
         self.waiting.append(name)
+        if is_handed_over:
+            self.enter(-1)
         self.take_in()
 
     @rule(seconds=st.floats(0, 12))
@@ -82,7 +84,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.decode_now_s += seconds
         self.take_in()
 
-    @rule(seconds=st.floats(-100, 100))
+    @rule(seconds=st.one_of(st.floats(-100, 5), st.just(40.0)))
     def a_clock_steps(self, seconds):
         """The prefill worker's clock is set forward or back."""
         self.now_s += seconds
@@ -109,6 +111,10 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.waiting)
     @rule(place=places)
+    def enter_late(self, place):
+        """A request has waited elsewhere."""
+        self.enter(place)
+
     def enter(self, place):
         """A request enters decode's scheduler and is renewed from then on."""
         name = self.waiting.pop(place % len(self.waiting))
@@ -123,12 +129,25 @@ class LeaseMachine(RuleBasedStateMachine):
         self.network += [("heartbeat", names) for names in messages.values()]
 
     @precondition(lambda self: self.reading)
-    @rule(place=places)
-    def read(self, place):
-        """Every rank has read, or the client left before: each says so by itself."""
+    @rule(place=places, arrived=st.lists(places, max_size=4))
+    def read(self, place, arrived):
+        """Every rank has read, or the client left before: each says so by itself, some of them at once."""
         name = self.reading.pop(place % len(self.reading))
         self.schedule.untrack("prefill", name)
-        self.network += [("read", each) for each in reads_of(name, self.source, self.reader)]
+        reads = [("read", each) for each in reads_of(name, self.source, self.reader)]
+        before, self.network = self.network, reads
+        for each in arrived:
+            if self.network:
+                self.arrive(each, is_repeated=False)
+        self.network = before + self.network
+
+    @rule(tokens=st.integers(1, 20), arrived=st.lists(places, max_size=4))
+    def serve(self, tokens, arrived):
+        """All goes well for one request, up to the messages of its ranks."""
+        before = len(self.reading)
+        self.prefill(tokens, is_handed_over=True)
+        if len(self.reading) > before:
+            self.read(-1, arrived)
 
     @rule()
     def crash(self):
@@ -139,9 +158,15 @@ class LeaseMachine(RuleBasedStateMachine):
     # -- the network ----------------------------------------------------------------------------------
 
     @precondition(lambda self: self.network)
-    @rule(place=places, is_repeated=st.booleans())
-    def deliver(self, place, is_repeated):
-        """Any message arrives next, and may arrive again later."""
+    @rule(arrivals=st.lists(st.tuples(places, st.booleans()), min_size=1, max_size=4))
+    def deliver(self, arrivals):
+        """Any messages arrive next, in any order, and may arrive again later."""
+        for place, is_repeated in arrivals:
+            if self.network:
+                self.arrive(place, is_repeated)
+
+    def arrive(self, place, is_repeated):
+        """One message arrives."""
         index = place % len(self.network)
         kind, what = self.network[index] if is_repeated else self.network.pop(index)
         self.take_in()
@@ -192,4 +217,4 @@ class LeaseMachine(RuleBasedStateMachine):
 
 
 TestLeases = LeaseMachine.TestCase
-TestLeases.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestLeases.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
