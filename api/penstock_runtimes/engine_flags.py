@@ -77,23 +77,26 @@ def kv_events_endpoint(argv: Sequence[str]) -> str | None:
     return endpoint if isinstance(endpoint, str) else None
 
 
-def kv_transfer_flags(spec: GraphSpec, role: Role, *, kv_role: str | None = None) -> list[str]:
+def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | None = None) -> list[str]:
     """Return the NIXL connector's configuration for prefill and decode workers, else nothing.
+
+    The life of blocks kept for the next turn goes to decode alone, so that changing it rolls no prefill worker.
 
     Args:
         spec: For the lease and the buffer's device.
-        role: The worker's.
-        kv_role: Overrides what `role` implies.
+        service: The worker's.
+        kv_role: Overrides what the service's role implies.
     """
+    role, lease = service.role, spec.lease_of(service)
     if role not in _KV_ROLES:
         return []
+    extra = {"kv_lease_duration": lease.duration_seconds}
+    if role is Role.DECODE:
+        extra["decoder_kv_blocks_ttl"] = lease.decoder_blocks_ttl_seconds
     config: dict[str, object] = {
         "kv_connector": "NixlConnector",
         "kv_role": kv_role or _KV_ROLES[role],
-        "kv_connector_extra_config": {
-            "kv_lease_duration": spec.lease.duration_seconds,
-            "decoder_kv_blocks_ttl": spec.lease.decoder_blocks_ttl_seconds,
-        },
+        "kv_connector_extra_config": extra,
     }
     if spec.engine.kv_buffer_device is not None:
         config["kv_buffer_device"] = spec.engine.kv_buffer_device.value

@@ -34,7 +34,7 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
     # Without it vLLM's usage holds no cached tokens, and the router could not count the prefill worker's hits.
     argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
     argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
-    argv += kv_transfer_flags(spec, service.role)
+    argv += kv_transfer_flags(spec, service)
     events = kv_event_flags(spec, service.role, _events_endpoint(spec, context))
     argv += events
     is_local = context.environment is Environment.LOCAL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_api import GraphDeployment, PlannerMode, RouterConfig, TiersConfig
+from penstock_api import GraphDeployment, LeaseConfig, PlannerMode, RouterConfig, TiersConfig
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.profiles.performance import BATCH_TOKENS, BLOCK_TOKENS, RUNNING_REQUESTS
 from penstock_engine.serve.preemption_config import PreemptionConfig
@@ -33,7 +33,7 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
                 block_size=block_tokens,
                 max_num_batched_tokens=engine.max_batch_tokens or max(BATCH_TOKENS, running),
                 max_num_seqs=running,
-                lease=LeaseTerms(graph.spec.lease.duration_seconds),
+                lease=_lease_terms(graph.spec.lease_of(service)),
                 request_limit=engine.request_limit,
                 request_queue=engine.request_queue,
                 preemption=None if preemption is None else PreemptionConfig.model_validate(preemption),
@@ -49,6 +49,10 @@ def graph_slo_s(graph: GraphDeployment) -> float:
     spec = graph.spec
     is_target = spec.planner.mode is PlannerMode.SLA
     return spec.planner.sla.ttft_seconds if is_target else spec.router.ttft_slo_seconds
+
+
+def _lease_terms(lease: LeaseConfig) -> LeaseTerms:
+    return LeaseTerms(lease.duration_seconds, lease.decoder_blocks_ttl_seconds)
 
 
 def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpec:

@@ -124,6 +124,25 @@ def test_tiers_reach_simulated_workers(build, context):
     assert "--preemption-config" not in by_service(build(), context)["decode"].argv
 
 
+def _connector(spec):
+    """Return kv_connector_extra_config of a process."""
+    return json.loads(spec.argv[spec.argv.index("--kv-transfer-config") + 1])["kv_connector_extra_config"]
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "simulated", "dynamo"])
+def test_each_service_gets_its_own_lease(build, context, runtime):
+    """The graph's, or the service's own; the life of decoder blocks goes to decode alone."""
+    graph = build(
+        runtime=runtime,
+        lease={"durationSeconds": 40, "decoderBlocksTtlSeconds": 300},
+        services={"prefill": {"lease": {"durationSeconds": 60}}},
+    )
+    specs = by_service(graph, context)
+    assert _connector(specs["prefill"]) == {"kv_lease_duration": 60}
+    assert _connector(specs["decode"]) == {"kv_lease_duration": 40, "decoder_kv_blocks_ttl": 300}
+    assert graph.spec.lease_seconds == 60
+
+
 def test_vllm_worker(build, context):
     """A vLLM worker runs as it is: NIXL roles, lease and side channel, tensor parallelism from the GPUs."""
     graph = build(

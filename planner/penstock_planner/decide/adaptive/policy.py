@@ -61,7 +61,11 @@ def proposed(
 
 def followed(memory: AdaptiveMemory, pull: Pull, workers: Workers, config: DecideConfig) -> AdaptiveMemory:
     """Return the memory after one pull; what the pull does not know leaves its part as it was."""
-    roles = {role: supply.followed(memory.of(role), pool, pull.at_s) for role, pool in pull.pools.items()}
+    most_s = workers.restraint.hold_down_most_s
+    roles = {
+        role: supply.followed(memory.of(role), pool, pull.at_s, hold_down_most_s=most_s)
+        for role, pool in pull.pools.items()
+    }
     dt_s = 0.0 if memory.pulled_s is None else pull.at_s - memory.pulled_s
     holder = kv_role(pull.pools)
     entry = entry_role(pull.pools)

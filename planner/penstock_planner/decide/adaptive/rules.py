@@ -19,16 +19,9 @@ from penstock_planner.decide.adaptive.workers import Workers
 from penstock_planner.decide.decision import Reason, Step
 from penstock_planner.decide.observation import PoolCounts
 
-AHEAD_SIGMAS = 0.5
-"""Chosen: demand counts with this many of its standard errors. A replica too many costs its GPUs for a minute, one
-too few makes a start-up's arrivals late: at -0.5 sine was 98.5% in time, at 0.5 99.9% for 1% more GPU-hours."""
-
 LEVEL_SIGMAS = 2.0
 """Chosen: a jump within seconds counts once it is this many standard errors of Poisson arrivals above what the fleet
 can do, so that chance starts nothing: step went from 86 to 98% in time, and poisson stayed."""
-
-AFTER_SIGMAS = 1.0
-"""Chosen: and before a worker goes, demand counts with this many."""
 
 LATE_MOST = 0.01
 """Share of arrivals that may be late before the fleet grows: the goal is 99% in time."""
@@ -49,17 +42,6 @@ cases were served no better, for 1% more GPU-hours."""
 
 KV_TREND_MOST = 2.0
 """Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast and then no more."""
-
-KV_AFTER = 0.55
-"""Chosen: mean KV usage that one worker fewer may have, its slower decoding counted; 0.45 and 0.6 served the tuned
-cases alike."""
-
-PEAK_AFTER = 0.8
-"""Chosen: share of the throughput of one fewer that the last minutes' highest few seconds may fill: what was
-can come back, and a peak that needed four workers holds them for a minute."""
-
-KV_PEAK_AFTER = 0.6
-"""Chosen: the same of mean KV usage; below `KV_AHEAD_MOST`, so that the same peak again grows nothing."""
 
 FULL_TIME_MOST = 0.05
 """Chosen: share of recent time in which the workers' KV caches may be full."""
@@ -100,12 +82,10 @@ def lacks(case: Case) -> list[RoleFinding]:
     """Return every rule for growing; one that applies is enough."""
     found = []
     if case.work is not None:
-        found += [
-            _demand(case, case.work),
-            _late(case, case.work),
-            _backlog(case, case.work),
-            _rejected(case),
-        ]
+        found.append(_demand(case, case.work))
+        if case.workers.has_shadows:
+            found.append(_late(case, case.work))
+        found += [_backlog(case, case.work), _rejected(case)]
     if case.kv is not None:
         found.append(_kv(case, case.kv))
     if case.gaps is not None:
@@ -140,7 +120,7 @@ def spares(case: Case) -> list[RoleFinding]:
 def _demand(case: Case, work: WorkView) -> RoleFinding:
     """Compare what may arrive per second with what the fleet, starting replicas included, can compute."""
     workers = case.pool.replicas
-    ahead = work.rate.ahead + AHEAD_SIGMAS * work.rate.error
+    ahead = work.rate.ahead + case.workers.sigmas_ahead * work.rate.error
     expected = max(ahead, _jump(work))
     able = workers * (work.tokens_per_s or 0.0)
     inputs = {
@@ -256,9 +236,9 @@ def _kv(case: Case, kv: KvView) -> RoleFinding:
 
 
 def _work_after(case: Case, work: WorkView) -> RoleFinding:
-    workers = case.pool.replicas - 1
+    workers, kept = case.pool.replicas - 1, case.workers.restraint
     rate = max(
-        max(work.rate.now, work.rate.ahead) + AFTER_SIGMAS * work.rate.error,
+        max(work.rate.now, work.rate.ahead) + kept.sigmas * work.rate.error,
         work.far_rate,
         work.level.now + work.level.error,
     )
@@ -267,7 +247,7 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
     lost = work.saved_lately(workers)
     peak = work.peak / able if able else math.inf
     most = case.workers.busy_after(case.role, workers)
-    applies = busy <= most and lost <= LATE_LOST and (peak <= PEAK_AFTER or work.peak == 0)
+    applies = busy <= most and lost <= kept.late and (peak <= kept.peak or work.peak == 0)
     inputs = {
         "workers_after": workers,
         "tokens_per_s": rate,
@@ -281,11 +261,11 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
 
 
 def _kv_after(case: Case, kv: KvView) -> RoleFinding:
-    workers = case.pool.replicas - 1
+    workers, kept = case.pool.replicas - 1, case.workers.restraint
     load = max(kv.load.now, kv.load.ahead)
     usage = max(load, kv.demanded(workers)) / workers if workers else math.inf
     peak = kv.peak / workers if workers else math.inf
-    applies = usage <= KV_AFTER and peak <= KV_PEAK_AFTER
+    applies = usage <= kept.kv and peak <= kept.kv_peak
     inputs = {"workers_after": workers, "kv_load": load, "kv_after": usage, "kv_peak_after": peak}
-    step = Step("kv_after", inputs, KV_AFTER, "shrink" if applies else "hold")
+    step = Step("kv_after", inputs, kept.kv, "shrink" if applies else "hold")
     return finding(Reason.SPARE_CAPACITY, f"KV usage of {workers} would be {usage:.2f}", step)

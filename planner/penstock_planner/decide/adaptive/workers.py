@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from penstock_api import Role
@@ -28,8 +29,58 @@ MIXED_BUSY_AFTER = 0.5
 between prompts. At 0.9, 0.75 and 0.65 aggregated-sine was 94.6, 97.2 and 97.9% in time."""
 
 
+AHEAD_SIGMAS = 0.5
+"""Chosen: demand counts with this many of its standard errors. A replica too many costs its GPUs for a minute, one
+too few makes a start-up's arrivals late: at -0.5 sine was 98.5% in time, at 0.5 99.9% for 1% more GPU-hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restraint:
+    """What must hold besides before a pool shrinks by one.
+
+    Attributes:
+        sigmas: Standard errors that demand counts with.
+        peak: Share of the throughput of one fewer that the last minutes' highest few seconds may fill.
+        late: Share of arrivals that one fewer may serve late in the last minute, beyond what there is.
+        kv: Mean KV usage that one fewer may have, its slower decoding counted.
+        kv_peak: The same of the last minutes' peak.
+        hold_down_most_s: Longest time after growing in which regrets keep the pool from shrinking.
+    """
+
+    sigmas: float
+    peak: float
+    late: float
+    kv: float
+    kv_peak: float
+    hold_down_most_s: float
+
+
+OBSERVED_RESTRAINT = Restraint(
+    sigmas=1.0, peak=0.8, late=0.005, kv=0.55, kv_peak=0.6, hold_down_most_s=1800.0
+)
+"""Chosen. What was can come back, and a peak that needed four workers holds them for a minute; half of the lateness
+that grows a pool, so that growing and shrinking do not meet; KV at 0.45 and 0.6 served the tuned cases alike, and its
+peak stays below what grows the pool, so that the same peak again grows nothing; a load that makes shrinking regretted for
+longer than half an hour has changed."""
+
+
 class Workers(Protocol):
     """The workers of one graph, as one decision knows them."""
+
+    @property
+    def has_shadows(self) -> bool:
+        """Whether shadow fleets say how late requests would be; else `busy_most` does."""
+        ...
+
+    @property
+    def sigmas_ahead(self) -> float:
+        """Return the standard errors that predicted demand counts with before a pool grows."""
+        ...
+
+    @property
+    def restraint(self) -> Restraint:
+        """Return what must hold besides before a pool shrinks."""
+        ...
 
     def tokens_per_s(self, work: Work) -> float | None:
         """Return the prompt tokens that one worker computes per second; None: not known yet."""
@@ -54,6 +105,21 @@ class Workers(Protocol):
 
 class ObservedWorkers:
     """Mode ``adaptive``: what was seen, and shares that were chosen by trial."""
+
+    @property
+    def has_shadows(self) -> bool:
+        """Return that they do."""
+        return True
+
+    @property
+    def sigmas_ahead(self) -> float:
+        """Return the chosen number."""
+        return AHEAD_SIGMAS
+
+    @property
+    def restraint(self) -> Restraint:
+        """Return the chosen one."""
+        return OBSERVED_RESTRAINT
 
     def tokens_per_s(self, work: Work) -> float | None:
         """Return what a worker was seen to do while it computed."""

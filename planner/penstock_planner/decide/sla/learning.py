@@ -22,7 +22,7 @@ VARIABILITY_LEAST, VARIABILITY_MOST = 0.25, 8.0
 RUNNING_TAU_S = 5.0
 """Chosen: requests in flight over the time of an answer or so."""
 
-FORGET_S = 60.0
+FORGET_S = 120.0
 """Chosen: seconds of computing, of first tokens or of answering, after which an observation weighs a third."""
 
 FACTOR_MOST = 3.0

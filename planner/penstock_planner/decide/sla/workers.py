@@ -11,7 +11,7 @@ from penstock_performance.profile import PerformanceProfile
 from penstock_planner.decide.adaptive.gaps import GapsView
 from penstock_planner.decide.adaptive.kv import Decoding
 from penstock_planner.decide.adaptive.memory import KvLoad, Work
-from penstock_planner.decide.adaptive.workers import ObservedWorkers
+from penstock_planner.decide.adaptive.workers import ObservedWorkers, Restraint
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.sla import learning, queueing
 from penstock_planner.decide.sla.answers import ProfiledAnswers
@@ -20,6 +20,15 @@ from penstock_planner.decide.sla.memory import SlaMemory
 KEPT = 0.9
 """Chosen: share of the load that one worker fewer could bear by the targets which demand may fill before a worker goes,
 so that growing and shrinking do not meet."""
+
+AHEAD_SIGMAS = 0.0
+"""Chosen: the shares that demand may fill leave room for chance as it is."""
+
+RESTRAINT = Restraint(sigmas=0.5, peak=0.9, late=1.0, kv=0.75, kv_peak=0.8, hold_down_most_s=240.0)
+"""Chosen."""
+
+LEAST_SEEN_S = 6.0
+"""Chosen: arrivals of fewer seconds say nothing of their rate."""
 
 WAIT_LEAST = 0.5
 """Chosen: share of the TTFT target that is left for waiting at least; a prompt that needs more by itself is late in
@@ -40,11 +49,25 @@ class ProfiledWorkers:
     learnt: SlaMemory
     config: DecideConfig
 
+    @property
+    def has_shadows(self) -> bool:
+        """Return that the queueing formula says it."""
+        return False
+
+    @property
+    def sigmas_ahead(self) -> float:
+        """Return the chosen number."""
+        return AHEAD_SIGMAS
+
+    @property
+    def restraint(self) -> Restraint:
+        """Return what the queue and the profile do not say themselves."""
+        return RESTRAINT
+
     def tokens_per_s(self, work: Work) -> float | None:
         """Return the profile's throughput at the mean prompt, corrected; None before the first arrival."""
-        del work
         size, own_s = self.learnt.uncached_isl, learning.service_s(self.learnt, self.profile)
-        return None if size is None or own_s is None else size / own_s
+        return None if size is None or own_s is None or work.rate.seen_s < LEAST_SEEN_S else size / own_s
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
         """Return the answers by the profile; before the first was complete, as mode adaptive has them."""
@@ -90,6 +113,7 @@ class ProfiledWorkers:
             running=learnt.running,
             row=self.profile.decode.at_context(context),
             factor=learning.factor(learnt.itl),
+            variability=learnt.variability,
             sigmas=NormalDist().inv_cdf(self.config.attainment),
             target_s=math.inf if target_s is None else target_s,
         )
