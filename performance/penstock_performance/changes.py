@@ -70,7 +70,7 @@ def changes(question: Question) -> list[Change]:
         return question.answer(targets, replace(load, rps=load.rps / factor))
 
     ttft_ms, itl_ms = targets.ttft_s * 1000, targets.itl_s * 1000
-    tried = (
+    tried: tuple[tuple[Callable[[float], CapacityPlan | None], Callable[[float], str]], ...] = (
         (slower(1, 0), lambda factor: f"--ttft {_up(ttft_ms * factor)}"),
         (slower(0, 1), lambda factor: f"--itl {_up(itl_ms * factor)}"),
         (slower(1, 1), lambda factor: f"--ttft {_up(ttft_ms * factor)} --itl {_up(itl_ms * factor)}"),

@@ -76,8 +76,7 @@ class ChatTemplate:
             **(given if isinstance(given, dict) else {}),
         }
         try:
-            prompt: str = self._template.render(values)
-            return prompt  # noqa: TRY300
+            return str(self._template.render(values))
         except Exception as exc:  # noqa: BLE001 - templates are programs: any error may come; the worker will say so
             log.debug("chat not rendered", why=str(exc))
             return None

@@ -8,7 +8,6 @@ from penstock_api import GraphDeployment, LeaseConfig, PlannerMode, RouterConfig
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.profiles.performance import BATCH_TOKENS, BLOCK_TOKENS, RUNNING_REQUESTS
 from penstock_engine.serve.preemption_config import PreemptionConfig
-from penstock_router.core.queue_settings import CACHE_BLOCKS
 from penstock_router.policy.busy import busy_thresholds
 from penstock_router.policy.registry import PAIRED, make_policy
 from penstock_router.policy.routing_policy import AssignTime
@@ -63,7 +62,7 @@ def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpe
     # The live router holds nothing back from aggregated workers under a policy that assigns when a worker is free.
     has_queue = graph.spec.is_disaggregated or not assigns_late
     slot_tokens = config.prefill_queue.worker_tokens if has_queue else None
-    return replace(_configured(config, name), slot_tokens=slot_tokens, cache_blocks=CACHE_BLOCKS)
+    return replace(_configured(config, name), slot_tokens=slot_tokens)
 
 
 def default_router(policy: str) -> RouterSpec:

@@ -223,11 +223,17 @@ def test_dynamo_vllm_worker(build, context):
         "DYN_EVENT_PLANE": "zmq",
         "DYN_DISCOVERY_BACKEND": "file",
         "DYN_FILE_KV": "/state/llama.dynamo",
+        "DYN_TCP_RPC_HOST": "127.0.0.1",
+        "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
+        "DYN_EVENT_PLANE_HOST": "127.0.0.1",
+        "DYN_SYSTEM_HOST": "127.0.0.1",
         "DYN_SYSTEM_PORT": "{port}",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
         "DYN_ENGINE_REQUEST_LIMIT": "8",
         "DYN_DYNAMO_REQUEST_QUEUE_LIMIT": "4",
+        "DYN_RUNTIME_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": "900",
+        "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT": "900",
     }
 
 
@@ -237,6 +243,7 @@ def test_dynamo_in_a_cluster_discovers_by_the_api_server(build, context):
     env = by_service(build(runtime="dynamo"), cluster)["decode"].env
     assert env["DYN_DISCOVERY_BACKEND"] == "kubernetes"
     assert "DYN_FILE_KV" not in env
+    assert "DYN_SYSTEM_HOST" not in env  # a pod is reached at its address
 
 
 def test_dynamo_frontend_routes_in_place_of_ours(build, context):
@@ -251,14 +258,14 @@ def test_dynamo_frontend_routes_in_place_of_ours(build, context):
     frontend = by_service(graph, context)["frontend"]
     assert frontend.argv == (
         "/py", "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", "{port}",
-        "--router-mode", "kv", "--admission-control", "token-capacity",
-        "--active-decode-blocks-threshold", "0.85",
+        "--router-mode", "kv", "--active-decode-blocks-threshold", "0.85",
     )  # fmt: skip
     assert frontend.health_path == "/live"
+    assert frontend.env["DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS"] == "900"
 
 
 def test_dynamo_mocker_follows_the_speed(build, context):
-    """The mocker models time, so it takes a speed and a cold start; it knows no context length."""
+    """The mocker models time, so it takes a speed; its cold start and patience are real, so they shrink with it."""
     graph = build(
         runtime="dynamo",
         model={"contextTokens": 4096},
@@ -269,8 +276,10 @@ def test_dynamo_mocker_follows_the_speed(build, context):
     assert specs["prefill"].argv == (
         "/py", "-m", "dynamo.mocker", "--model-path", "meta/llama", "--model-name", "llama",
         "--speedup-ratio", "5", "--disaggregation-mode", "prefill", "--bootstrap-ports", "{side_channel_port}",
-        "--num-gpu-blocks-override", "500", "--startup-time", "12",
+        "--max-model-len", "4096", "--num-gpu-blocks-override", "500", "--startup-time", "2.4",
     )  # fmt: skip
+    assert specs["prefill"].env["DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT"] == "180"
+    assert specs["prefill"].env["DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS"] == '["generate"]'
     assert specs["prefill"].ports == ("port", "side_channel_port")
     assert specs["decode"].ports == ("port",)
 
