@@ -1,4 +1,4 @@
-"""The API: models, enums, profiles and cross-field rules of both kinds. Pure; import the models from here."""
+"""The API: models, enums, profiles and cross-field rules of all kinds. Pure; import the models from here."""
 
 from penstock_api.base import RULE_ERROR, KeyPath, SpecModel, Violation, dotted
 from penstock_api.engine import DEFAULT_PROFILE, EngineConfig, LeaseConfig, LeaseOverride, PreemptionConfig
@@ -11,6 +11,7 @@ from penstock_api.enums import (
     MetricsSource,
     PlannerMode,
     Predictor,
+    ProfilePhase,
     QueueOrder,
     Role,
     RouterPolicy,
@@ -28,6 +29,12 @@ from penstock_api.graph import (
     ScalingAdapterSpec,
 )
 from penstock_api.planner import PlannerConfig, PlannerMetricsConfig, SlaConfig
+from penstock_api.profile_request import (
+    ProfileRecommendation,
+    ProfileRequest,
+    ProfileRequestSpec,
+    ProfileRequestStatus,
+)
 from penstock_api.router import (
     AdmissionConfig,
     AuthConfig,
@@ -36,6 +43,7 @@ from penstock_api.router import (
     DualmapConfig,
     HealthConfig,
     LimitsConfig,
+    PeersConfig,
     PrefillQueueConfig,
     RetriesConfig,
     RouterConfig,
@@ -92,6 +100,7 @@ __all__ = [
     "NodePool",
     "ObjectMeta",
     "ObjectReference",
+    "PeersConfig",
     "PlannerConfig",
     "PlannerMetricsConfig",
     "PlannerMode",
@@ -99,6 +108,11 @@ __all__ = [
     "Predictor",
     "PreemptionConfig",
     "PrefillQueueConfig",
+    "ProfilePhase",
+    "ProfileRecommendation",
+    "ProfileRequest",
+    "ProfileRequestSpec",
+    "ProfileRequestStatus",
     "QueueOrder",
     "RetriesConfig",
     "Role",

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from penstock_api.base import Flag, Integer, Number, ProfileText, SpecModel
+from penstock_api.base import Flag, Integer, Number, ProfileText, SpecModel, Text
 from penstock_api.enums import KvBufferDevice
 from penstock_api.lease_rules import LEASE_RULES
 from penstock_api.rules import PROFILE_RULE
@@ -96,6 +96,11 @@ class EngineConfig(SpecModel):
     )
     kv_buffer_device: KvBufferDevice | None = Field(
         default=None, description="Where vLLM's transfers keep KV: cuda or cpu; null: vLLM's default."
+    )
+    python_environment: Text | None = Field(
+        default=None,
+        description="Folder of the Python environment whose bin/ holds the runtime's programs, where the workers run; "
+        "null: vllm from PATH, Dynamo from Penstock's own environment.",
     )
     block_tokens: Annotated[Integer, Field(ge=1, le=1024)] | None = Field(
         default=None, description="Tokens of one KV block; null: the runtime's default, 16."

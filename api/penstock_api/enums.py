@@ -35,6 +35,7 @@ class RouterPolicy(StrEnum):
 
     PREFIX_COST = "prefix-cost"
     DUALMAP = "dualmap"
+    PAIR_COST = "pair-cost"
     CACHE_AFFINITY = "cache-affinity"
     LEAST_LOADED = "least-loaded"
     MIN_TTFT = "min-ttft"
@@ -79,7 +80,11 @@ class Predictor(StrEnum):
     """How the planner's SLA mode forecasts demand."""
 
     CONSTANT = "constant"
+    TREND = "trend"
     HOLT_WINTERS = "holt-winters"
+    ARIMA = "arima"
+    KALMAN = "kalman"
+    PROPHET = "prophet"
 
 
 class MetricsSource(StrEnum):
@@ -112,3 +117,17 @@ class GraphPhase(StrEnum):
     READY = "Ready"
     DEGRADED = "Degraded"
     FAILED = "Failed"
+
+
+class ProfilePhase(StrEnum):
+    """One word for a ProfileRequest's state."""
+
+    PENDING = "Pending"
+    PROFILING = "Profiling"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing follows."""
+        return self in {ProfilePhase.SUCCEEDED, ProfilePhase.FAILED}

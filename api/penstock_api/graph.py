@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue
 
 from penstock_api.base import DnsLabel, Integer, ServedName, SpecModel, Text
 from penstock_api.engine import SIMULATED_BATCH_TOKENS, EngineConfig, LeaseConfig
-from penstock_api.enums import Role, Runtime
+from penstock_api.enums import PlannerMode, Role, Runtime
 from penstock_api.graph_rules import GRAPH_RULES, MODEL_RULES, SPEC_RULES
 from penstock_api.planner import PlannerConfig
 from penstock_api.router import RouterConfig
@@ -128,6 +128,11 @@ class GraphSpec(SpecModel):
         """First lease of the prefill workers; seconds."""
         prefill = self.service(Role.PREFILL)
         return (self.lease if prefill is None else self.lease_of(prefill[1])).duration_seconds
+
+    @property
+    def needs_performance_profile(self) -> bool:
+        """Whether the graph's planner plans by a `PerformanceProfile`: ``planner.sla.profile``, or the engine's own."""
+        return self.planner.enabled and self.planner.mode is PlannerMode.SLA
 
     @property
     def workers(self) -> dict[str, ServiceSpec]:

@@ -235,6 +235,17 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         remedy="set runtime: dynamo or remove it",
     ),
     Rule(
+        path="engine.pythonEnvironment",
+        must="engine.pythonEnvironment needs runtime vllm or dynamo",
+        cel="!has(self.engine.pythonEnvironment) || self.runtime != 'simulated'",
+        find=unless(
+            lambda spec: spec.engine.python_environment is None or spec.runtime is not Runtime.SIMULATED
+        ),
+        text="%s, but workers of runtime simulated run in Penstock's own environment",
+        values=("self.engine.pythonEnvironment",),
+        remedy="remove it or choose another runtime",
+    ),
+    Rule(
         path="engine.requestLimit",
         must="engine.requestLimit needs runtime dynamo or simulated",
         cel="!has(self.engine.requestLimit) || self.runtime != 'vllm'",
@@ -299,12 +310,34 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
     ),
 )
 
+_PLANNER_RULES: tuple[Rule[GraphSpec], ...] = (
+    Rule(
+        path="planner.sla.profile",
+        must="planner.mode sla needs planner.sla.profile, or runtime simulated, whose engine.profile tells",
+        cel=(
+            "!self.planner.enabled || self.planner.mode != 'sla' || has(self.planner.sla.profile) || "
+            "self.runtime == 'simulated'"
+        ),
+        find=unless(
+            lambda spec: (
+                not spec.needs_performance_profile
+                or spec.planner.sla.profile is not None
+                or spec.runtime is Runtime.SIMULATED
+            )
+        ),
+        text="null, but mode sla plans by a performance profile, which runtime %s does not have",
+        values=("self.runtime",),
+        remedy="run `penstock profile --config FILE --output-dir DIR` and name what it writes, or choose mode adaptive",
+    ),
+)
+
 SPEC_RULES: tuple[Rule[GraphSpec], ...] = (
     *_ROLE_RULES,
     *_NAME_RULES,
     *BUDGET_RULES,
     *_RUNTIME_RULES,
     *_PREEMPTION_RULES,
+    *_PLANNER_RULES,
     *SPEC_LEASE_RULES,
     immutable("runtime", "runtime"),
 )

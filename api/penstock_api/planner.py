@@ -16,13 +16,12 @@ from penstock_api.base import (
     Flag,
     Integer,
     Number,
-    ProfileText,
     ServedName,
     SpecModel,
     Text,
 )
 from penstock_api.enums import Environment, MetricsSource, PlannerMode, Predictor
-from penstock_api.rules import METRICS_RULES, PLANNER_RULES, PROFILE_RULE
+from penstock_api.rules import METRICS_RULES, PLANNER_RULES
 
 Seconds = Annotated[Number, Field(gt=0, le=86400)]
 KvThreshold = Annotated[Number, Field(gt=0, le=1)]
@@ -33,14 +32,20 @@ EngineGpus = Annotated[Integer, Field(ge=1, le=512)]
 class SlaConfig(SpecModel):
     """Targets of the planner's SLA mode."""
 
-    rules = (PROFILE_RULE,)
-
     ttft_seconds: Seconds = Field(default=0.5, description="TTFT to hold; seconds.")
     itl_seconds: Seconds = Field(default=0.05, description="ITL to hold; seconds.")
-    profile: ProfileText | None = Field(
-        default=None, description="Measured profile to plan by; null: engine.profile."
+    attainment: Annotated[Number, Field(ge=0.5, lt=1)] = Field(
+        default=0.99, description="Share of the requests to hold the TTFT for; a fraction, 0.5 to below 1."
     )
-    predictor: Predictor = Field(default=Predictor.HOLT_WINTERS, description="How demand is forecast.")
+    profile: Text | None = Field(
+        default=None,
+        description="Performance profile to plan by, as `penstock profile` writes it: its file or folder, on Kubernetes "
+        "the name of a ConfigMap with the key profile.json; null: engine.profile, runtime simulated alone.",
+    )
+    predictor: Predictor = Field(
+        default=Predictor.TREND,
+        description="How demand is forecast; all but constant and trend need the extra forecast.",
+    )
 
 
 class PlannerMetricsConfig(SpecModel):
@@ -69,7 +74,7 @@ class PlannerConfig(SpecModel):
     mode: PlannerMode = Field(
         default=PlannerMode.ADAPTIVE,
         description="adaptive: demand at the router against what replicas are observed to do; load: thresholds; "
-        "sla: TTFT and ITL targets, not in this version.",
+        "sla: TTFT and ITL targets by a performance profile.",
     )
     no_operation: Flag = Field(default=False, description="Observe, decide and log, but change nothing.")
     namespace: DnsLabel | None = Field(

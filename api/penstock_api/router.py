@@ -1,6 +1,6 @@
 """Settings of the router: policy, admission, tiers, its prefill queue and its limits.
 
-``prefillQueue``, ``limits``, ``breaker``, ``retries`` and ``health`` are what a router in production
+``prefillQueue``, ``limits``, ``breaker``, ``retries``, ``health`` and ``peers`` are what a router in production
 must bound. Seconds are simulated seconds unless the name says real.
 """
 
@@ -19,7 +19,7 @@ Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]+)$", ma
 
 
 class DualmapConfig(SpecModel):
-    """Settings of the dualmap policy."""
+    """Settings of the policies dualmap and pair-cost."""
 
     rebalance: Flag = Field(
         default=True, description="Move queued requests between a prefix's two candidates."
@@ -170,6 +170,20 @@ class HealthConfig(SpecModel):
     )
 
 
+class PeersConfig(SpecModel):
+    """How the routers of a graph work together."""
+
+    forward: Flag = Field(
+        default=True,
+        description="Pass a request on to the router that decides about its prefix: the oldest, and more of them once "
+        "the routers' processors call for it. false: each decides about what came to it.",
+    )
+    interval_real_seconds: Annotated[Number, Field(ge=0.02, le=60)] = Field(
+        default=0.1,
+        description="Time between two times that a router asks the others what they have in flight; real seconds.",
+    )
+
+
 class RouterConfig(SpecModel):
     """The graph's router."""
 
@@ -183,15 +197,17 @@ class RouterConfig(SpecModel):
     tokenizer: Text | None = Field(
         default=None,
         description="The model's tokenizer.json as the router finds it: prefixes are then compared by tokens, and "
-        "prompts counted exactly. Needs penstock[tokenizer]. simulated: the tokens of simulated workers. null: by bytes.",
+        "prompts counted exactly, chats by the template beside it. Needs penstock[tokenizer]. simulated: the tokens of simulated workers. null: by bytes.",
     )
     kv_events_port: Annotated[Integer, Field(ge=1, le=65535)] | None = Field(
         default=None,
         description="Port on which each worker publishes its KV cache's changes (vLLM's ZMQ events); the router then "
-        "follows them. Needs tokenizer and penstock[kv-events]. Local simulated workers get a free port each. "
+        "follows them. Needs tokenizer and penstock[kv-events]. On one host each worker gets an address of its own. "
         "null: none.",
     )
-    dualmap: DualmapConfig = Field(default=DualmapConfig(), description="Settings of policy dualmap.")
+    dualmap: DualmapConfig = Field(
+        default=DualmapConfig(), description="Settings of policies dualmap and pair-cost."
+    )
     admission: AdmissionConfig = Field(
         default=AdmissionConfig(), description="Refusal while workers are busy."
     )
@@ -212,3 +228,4 @@ class RouterConfig(SpecModel):
     breaker: BreakerConfig = Field(default=BreakerConfig(), description="Circuit breaker of each worker.")
     retries: RetriesConfig = Field(default=RetriesConfig(), description="Retries and their budget.")
     health: HealthConfig = Field(default=HealthConfig(), description="Checks of the workers.")
+    peers: PeersConfig = Field(default=PeersConfig(), description="Several routers of one graph.")

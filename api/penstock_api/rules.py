@@ -14,7 +14,7 @@ from penstock_objects.pod_template import unknown_fields
 
 if TYPE_CHECKING:
     from penstock_api.engine import EngineConfig
-    from penstock_api.planner import PlannerConfig, PlannerMetricsConfig, SlaConfig
+    from penstock_api.planner import PlannerConfig, PlannerMetricsConfig
     from penstock_api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
     from penstock_api.tiers import TiersConfig
 
@@ -34,7 +34,7 @@ def immutable(key: str, what: str) -> Rule[Any]:
     )
 
 
-def _unknown_profile(section: ServiceSpec | EngineConfig | SlaConfig) -> Iterator[Breach]:
+def _unknown_profile(section: ServiceSpec | EngineConfig) -> Iterator[Breach]:
     name = section.profile
     if name is None or name in PROFILES or name.endswith(PROFILE_SUFFIX):
         return

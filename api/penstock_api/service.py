@@ -116,7 +116,7 @@ class ServiceSpec(SpecModel):
     liveness_timeout_seconds: Annotated[Number, Field(gt=0, le=86400)] | None = Field(
         default=None,
         description="Real seconds without a healthy answer after which a replica that served is killed and started "
-        "again. null: 60; but a real engine on the local backend is left alone while its port accepts connections.",
+        "again. null: 60; 600 for real engines, which may stall for minutes and live.",
     )
     termination_grace_period_seconds: Annotated[Integer, Field(ge=0, le=86400)] = Field(
         default=900, description="Seconds that a replica may take to finish its requests when it leaves."

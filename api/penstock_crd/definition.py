@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from penstock_api.base import SpecModel
 from penstock_api.graph import API_VERSION, GraphDeployment, ScalingAdapter
+from penstock_api.profile_request import ProfileRequest
 from penstock_crd.schema import openapi
 
 Column = dict[str, Any]
@@ -45,6 +46,28 @@ _ADAPTER_COLUMNS = (
     _AGE,
 )
 
+_REQUEST_COLUMNS = (
+    _column("Phase", ".status.phase", about="Pending, Profiling, Succeeded or Failed."),
+    _column(
+        "Prefill-TP",
+        ".status.recommendation.prefillTensorParallel",
+        of="integer",
+        about="Best tensor-parallel size for prefill.",
+    ),
+    _column(
+        "Decode-TP",
+        ".status.recommendation.decodeTensorParallel",
+        of="integer",
+        about="Best tensor-parallel size for decode.",
+    ),
+    _column("ConfigMap", ".status.configMap", about="Holds the result."),
+    _AGE,
+    _column("Graph", ".spec.graph", wide=True),
+    _column(
+        "Message", '.status.conditions[?(@.type=="Complete")].message', wide=True, about="Why, or why not."
+    ),
+)
+
 
 @cache
 def definitions() -> dict[str, dict[str, Any]]:
@@ -56,7 +79,8 @@ def definitions() -> dict[str, dict[str, Any]]:
         "labelSelectorPath": ".status.selector",
     }
     adapter = _definition(ScalingAdapter, "gsa", _ADAPTER_COLUMNS, {"status": {}, "scale": scale})
-    return {each["metadata"]["name"]: each for each in (graph, adapter)}
+    request = _definition(ProfileRequest, "gpr", _REQUEST_COLUMNS, {"status": {}})
+    return {each["metadata"]["name"]: each for each in (graph, request, adapter)}
 
 
 def file_name(definition: dict[str, Any]) -> str:

@@ -35,7 +35,7 @@ _KEPT = (
 _LIST_KEYS: Mapping[str, str] = {"Condition": "type"}
 """Lists of these models are maps by this key, so that several writers can own one entry each."""
 
-_NO_DEFAULTS = ("GraphStatus", "AdapterStatus")
+_NO_DEFAULTS = ("GraphStatus", "AdapterStatus", "ProfileRequestStatus")
 """Controllers write a status; a default would claim a state that no controller has observed."""
 
 _METADATA: Schema = {

@@ -21,6 +21,7 @@ _NUMBERS = {
     "--prefill-engine-num-gpu": "prefillEngineNumGpu",
 }
 _SLA_MILLISECONDS = {"--ttft": "ttftSeconds", "--itl": "itlSeconds"}
+_SLA_PROFILE = "--profile-results-dir"
 _SAID_BY_GRAPH = ("--environment", "--backend", "--namespace")
 _UNLIMITED_BELOW = 0
 
@@ -56,8 +57,20 @@ def _carry_options(source: ManifestSource, container: KeyPath, command: Command)
     targets: dict[str, Any] = {}
     for flag, key in _SLA_MILLISECONDS.items():
         _carry_number(source, container, targets, key, command.pop_value(flag), factor=0.001)
-    if targets or (command.module or "").endswith("planner_sla"):
+    is_sla = bool(targets) or (command.module or "").endswith("planner_sla")
+    profile = command.pop_value(_SLA_PROFILE) if is_sla else None
+    if profile is not None:
         planner["mode"] = "sla"
+        targets["profile"] = profile
+        source.note(
+            (*container, "args"), "holds a profile: check that planner.sla.profile names it here", profile
+        )
+    elif is_sla:
+        source.note(
+            (*container, "args"),
+            f"plans by targets and names no profile ({_SLA_PROFILE}): mode adaptive; run `penstock profile`, then set"
+            " planner.mode: sla and planner.sla.profile",
+        )
     if targets:
         planner["sla"] = targets
     if command.pop_flag("--no-operation"):

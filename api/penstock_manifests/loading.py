@@ -11,15 +11,20 @@ from pathlib import Path
 
 from penstock_api.base import SpecModel, dotted
 from penstock_api.graph import API_VERSION, GraphDeployment, ScalingAdapter
+from penstock_api.profile_request import ProfileRequest
 from penstock_core.errors import InvalidSpecError, Problem
 from penstock_manifests.files import read_text
 from penstock_manifests.messages import shown
 from penstock_manifests.nodes import Document, ParseFinding, read_documents
+from penstock_manifests.profile_requests import template_of
 from penstock_manifests.validation import validate
 
-_KINDS: dict[str, type[GraphDeployment | ScalingAdapter]] = {
+_Kind = GraphDeployment | ProfileRequest | ScalingAdapter
+
+_KINDS: dict[str, type[_Kind]] = {
     "GraphDeployment": GraphDeployment,
     "ScalingAdapter": ScalingAdapter,
+    "ProfileRequest": ProfileRequest,
 }
 
 
@@ -29,6 +34,7 @@ class Manifests:
 
     graphs: tuple[GraphDeployment, ...]
     adapters: tuple[ScalingAdapter, ...]
+    profile_requests: tuple[ProfileRequest, ...] = ()
 
 
 def load_graph(source: Path | str, *, name: str | None = None) -> GraphDeployment:
@@ -79,6 +85,7 @@ def parse_manifests(text: str, file: str | None = None) -> tuple[Manifests, list
         problems.append(Problem(path="", message="holds no manifest; add a GraphDeployment", file=file))
     graphs: list[GraphDeployment] = []
     adapters: list[ScalingAdapter] = []
+    requests: list[ProfileRequest] = []
     for document in documents:
         found, model = _judge(document, file)
         problems += found
@@ -89,8 +96,12 @@ def parse_manifests(text: str, file: str | None = None) -> tuple[Manifests, list
             problems += _duplicate(model, adapters, document, file)
             problems += _dangling(model, graphs, document, file)
             adapters.append(model)
+        elif isinstance(model, ProfileRequest):
+            problems += _duplicate(model, requests, document, file)
+            problems += _template(model, document, file)
+            requests.append(model)
     problems.sort(key=lambda each: each.line or 0)
-    return Manifests(tuple(graphs), tuple(adapters)), problems
+    return Manifests(tuple(graphs), tuple(adapters), tuple(requests)), problems
 
 
 def _load(source: Path | str) -> tuple[str | None, Manifests]:
@@ -139,8 +150,8 @@ def _wrong_kind(document: Document, file: str | None) -> Problem:
 
 
 def _duplicate(
-    model: GraphDeployment | ScalingAdapter,
-    earlier: Sequence[GraphDeployment | ScalingAdapter],
+    model: _Kind,
+    earlier: Sequence[_Kind],
     document: Document,
     file: str | None,
 ) -> list[Problem]:
@@ -163,6 +174,15 @@ def _dangling(
     message = f"{adapter.spec.service!r} is no service of graph {graph.name} ({known}); choose one of them"
     line = document.line_of(("spec", "service"))
     return [Problem(path="spec.service", message=message, file=file, line=line)]
+
+
+def _template(request: ProfileRequest, document: Document, file: str | None) -> list[Problem]:
+    """Return what is wrong with the graph that a request describes."""
+    found, _ = template_of(request)
+    return [
+        Problem(path=dotted(path), message=message, file=file, line=document.line_of(path))
+        for path, message in found
+    ]
 
 
 def _from_finding(finding: ParseFinding, file: str | None) -> Problem:

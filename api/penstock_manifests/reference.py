@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 from penstock_api.base import SpecModel
 from penstock_api.fields import ANY_NAME, FieldEntry, sections, walk
 from penstock_api.graph import GraphDeployment, ScalingAdapter
+from penstock_api.profile_request import ProfileRequest
 from penstock_api.rule import Rule
 
 _INTRODUCTION = """\
@@ -23,7 +24,7 @@ _INTRODUCTION = """\
 
 *Written from the models by `python -m penstock_manifests.reference`; a test keeps it current.*
 
-A file holds one or more YAML documents of kind `GraphDeployment` or `ScalingAdapter`
+A file holds one or more YAML documents of kind `GraphDeployment`, `ScalingAdapter` or `ProfileRequest`
 (`apiVersion: penstock.dev/v1alpha1`). Check it with `penstock validate FILE`, and see the processes that
 it becomes with `penstock render FILE`, or its Kubernetes objects with `penstock render FILE --kubernetes`.
 Unknown keys are refused; scalars are not coerced (`"8"` is text).
@@ -70,6 +71,7 @@ Dynamo's mocker follow `--speed`.
 _SECTIONS: tuple[tuple[str, type[SpecModel]], ...] = (
     ("GraphDeployment", GraphDeployment),
     ("ScalingAdapter", ScalingAdapter),
+    ("ProfileRequest", ProfileRequest),
 )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from penstock_api.enums import Role
 from penstock_api.graph import GraphSpec
 from penstock_api.service import ServiceSpec
 
+_KV_EVENTS = "--kv-events-config"
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 
 
@@ -63,7 +65,16 @@ def kv_event_flags(spec: GraphSpec, role: Role, endpoint: str) -> list[str]:
     if spec.router.kv_events_port is None or role is Role.DECODE:
         return []
     config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
-    return ["--kv-events-config", json.dumps(config)]
+    return [_KV_EVENTS, json.dumps(config)]
+
+
+def kv_events_endpoint(argv: Sequence[str]) -> str | None:
+    """Return where a worker of this command publishes KV events; None: nowhere."""
+    try:
+        endpoint = json.loads(argv[argv.index(_KV_EVENTS) + 1])["endpoint"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return endpoint if isinstance(endpoint, str) else None
 
 
 def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | None = None) -> list[str]:

@@ -41,6 +41,7 @@ def validate(files: tuple[Path, ...], as_json: bool) -> None:
         warned += warnings_of(manifests.graphs, file)
         objects = [f"{each.kind} {each.name}" for each in manifests.graphs]
         objects += [f"{each.kind} {each.metadata.name}" for each in manifests.adapters]
+        objects += [f"{each.kind} {each.name}" for each in manifests.profile_requests]
         summaries.append({"file": str(file), "valid": not found, "objects": objects})
     if as_json:
         report = {

@@ -1,4 +1,4 @@
-"""Says which valid settings of a graph have no effect in this version, or need a package that is not installed here.
+"""Says which settings of a valid graph need a package that is not installed here.
 
 `validate` and `up` call it. Such a graph is valid, because it may run elsewhere; `up` refuses it.
 """
@@ -13,19 +13,13 @@ import click
 
 from penstock_api import GraphDeployment
 from penstock_core.errors import Problem
-from penstock_manifests.unsupported import unsupported_settings
 from penstock_runtimes.extras import needed_extras
 
 
 def warnings_of(graphs: Iterable[GraphDeployment], file: Path) -> list[Problem]:
     """Return the warnings about all graphs of a file, each with the file's name."""
     found = [
-        each
-        for graph in graphs
-        for each in (
-            *unsupported_settings(graph),
-            *(need.problem() for need in needed_extras(graph) if need.missing),
-        )
+        each for graph in graphs for each in (need.problem() for need in needed_extras(graph) if need.missing)
     ]
     return [replace(each, file=str(file)) for each in found]
 

@@ -33,6 +33,13 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | 
         raise click.BadParameter(f"{value!r}: must be numbers with commas between them") from exc
 
 
+def _counts(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    numbers = _numbers(context, parameter, value)
+    if any(each != int(each) for each in numbers):
+        raise click.BadParameter(f"{value!r}: must be whole numbers with commas between them")
+    return tuple(map(int, numbers))
+
+
 def _resize(text: str) -> Resize:
     try:
         at_s, _, change = text.partition(":")
@@ -213,15 +220,23 @@ def _names(_context: click.Context, _parameter: click.Parameter, value: str | No
 )
 @click.option(
     "--routers",
-    type=click.IntRange(1),
-    default=1,
+    callback=_counts,
+    metavar="N[,N…]",
+    default="1",
     show_default=True,
-    help="Routers side by side; each knows its peers' requests only as they propagate.",
+    help="Routers side by side; each knows its peers' requests only as they propagate. Several numbers are compared.",
+)
+@click.option(
+    "--owners",
+    type=click.IntRange(0),
+    help="Of those, the routers that decide, to which the others pass requests on by their prefix; live as many as the "
+    "routers' processors call for. 0: each decides about what came to it.  [default: 1, or 0 where the manifest says "
+    "router.peers.forward: false]",
 )
 @click.option(
     "--queue-order",
     type=option.choice(QueueOrder),
-    help="Of each worker's queue in the router.  [default: arrival, or the manifest's]",
+    help="Of each worker's queue in the router.  [default: in-time-first, or the manifest's]",
 )
 @click.option("--no-rebalance", is_flag=True, help="Turn off moving queued requests (dualmap).")
 @click.option(

@@ -50,10 +50,12 @@ class Kind:
 
 GRAPH_DEPLOYMENT: Final = Kind("penstock.dev/v1alpha1", "GraphDeployment", "graphdeployments")
 SCALING_ADAPTER: Final = Kind("penstock.dev/v1alpha1", "ScalingAdapter", "scalingadapters")
+PROFILE_REQUEST: Final = Kind("penstock.dev/v1alpha1", "ProfileRequest", "profilerequests")
 DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
 REPLICA_SET: Final = Kind("apps/v1", "ReplicaSet", "replicasets")
 STATEFUL_SET: Final = Kind("apps/v1", "StatefulSet", "statefulsets")
 LEADER_WORKER_SET: Final = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
+JOB: Final = Kind("batch/v1", "Job", "jobs")
 POD: Final = Kind("v1", "Pod", "pods")
 SERVICE: Final = Kind("v1", "Service", "services")
 ENDPOINT_SLICE: Final = Kind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
@@ -89,10 +91,12 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         for each in (
             GRAPH_DEPLOYMENT,
             SCALING_ADAPTER,
+            PROFILE_REQUEST,
             DEPLOYMENT,
             REPLICA_SET,
             STATEFUL_SET,
             LEADER_WORKER_SET,
+            JOB,
             POD,
             SERVICE,
             ENDPOINT_SLICE,

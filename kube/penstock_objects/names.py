@@ -18,6 +18,9 @@ SERVICE_LABEL: Final = f"{DOMAIN}/service"
 ROLE_LABEL: Final = f"{DOMAIN}/role"
 """router, prefill, decode or aggregated; beside `SERVICE_LABEL`."""
 
+PROFILE_LABEL: Final = f"{DOMAIN}/profile"
+"""ProfileRequest's name; on its children and the Job's pods, which carry no `GRAPH_LABEL` and are no graph's workers."""
+
 SERVING_LABEL: Final = f"{DOMAIN}/serving"
 """On pods: `SERVING` in the template; `DRAINING` takes a pod out of its Service, so routers send nothing new."""
 
@@ -69,6 +72,9 @@ OPERATOR: Final = "penstock-operator"
 PLANNER: Final = "penstock-planner"
 """Field manager and event source of the planner."""
 
+PROFILER: Final = "penstock-profiler"
+"""Field manager of `penstock profile`."""
+
 HTTP_PORT: Final = "http"
 """Name of the port that serves requests, on pods and Services."""
 
@@ -80,6 +86,18 @@ SIDE_CHANNEL_PORT: Final = 5600
 
 GRAPH_FILE: Final = "/etc/penstock/graph.yaml"
 """Where router pods find the graph's manifest."""
+
+PROFILE_GRAPH_FILE: Final = "/etc/penstock-profile/graph.yaml"
+"""Where a profile Job's pod finds the graph that it measures."""
+
+PROFILE_KEY: Final = "profile.json"
+"""Key of the profile in the ConfigMap that a graph's planner.sla.profile names."""
+
+SUMMARY_KEY: Final = "recommendation.txt"
+"""Key of the recommended sizes and bounds in words, one a line."""
+
+GRAPH_KEY: Final = "graph.yaml"
+"""Key of the graph with what is recommended, ready to apply."""
 
 API_KEYS_FOLDER: Final = "/etc/penstock-api-keys"
 """Where router pods find the Secret of accepted API keys, one file per key of the Secret."""
@@ -106,3 +124,8 @@ def lease_name(component: str, *, cluster_wide: bool, graph: str | None = None) 
 def child_name(graph: str, service: str) -> str:
     """Return the name of a service's Deployment, Service and ScalingAdapter."""
     return f"{graph}-{service}"
+
+
+def profile_name(request: str) -> str:
+    """Return the name of a ProfileRequest's Job, account, rights and ConfigMap of the graph to measure."""
+    return f"{request}-profile"

@@ -49,16 +49,18 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The graph whose children are applied.
+    """The object whose children are applied.
 
     Attributes:
         uid: Its UID.
         name: Its name.
+        kind: Its kind.
         first_replicas: Number that a ScalingAdapter is created with, by the adapter's name.
     """
 
     uid: str
     name: str
+    kind: str = GRAPH_DEPLOYMENT.kind
     first_replicas: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -345,18 +347,18 @@ _LEAVING: Final = "is being deleted"
 
 
 def _standing(there: Object, owner: Owner) -> str | None:
-    """Return why an object may not be written now; None if it is the graph's own, or a lost child of it."""
+    """Return why an object may not be written now; None if it is the owner's own, or a lost child of it."""
     metadata = there["metadata"]
     if metadata.get("deletionTimestamp"):
         return _LEAVING
     held_by = next((each for each in metadata.get("ownerReferences", ()) if each.get("controller")), None)
     if held_by is None:
         is_lost = APPLIED_ANNOTATION in metadata.get("annotations", {})
-        return None if is_lost else "exists and does not belong to this graph; delete or rename it"
+        return None if is_lost else f"exists and belongs to no {owner.kind}; delete or rename it"
     if held_by.get("uid") == owner.uid:
         return None
-    if (held_by.get("kind"), held_by.get("name")) == (GRAPH_DEPLOYMENT.kind, owner.name):
-        return _LEAVING  # an earlier graph of this name; the garbage collector takes it
+    if (held_by.get("kind"), held_by.get("name")) == (owner.kind, owner.name):
+        return _LEAVING  # an earlier owner of this name; the garbage collector takes it
     return f"belongs to {held_by.get('kind')} {held_by.get('name')}; delete or rename it"
 
 

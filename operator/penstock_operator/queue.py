@@ -73,6 +73,11 @@ class WorkQueue:
         self._wake = asyncio.Event()
 
     @property
+    def pace(self) -> Pace:
+        """How often a key is worked on."""
+        return self._pace
+
+    @property
     def depth(self) -> int:
         """Keys that are due now and wait for a worker."""
         now_s = self._now_s()

@@ -16,6 +16,7 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("", "services"): _CHILD,
     ("", "pods"): frozenset({"delete", "list", "patch", "watch"}),
     ("apps", "deployments"): _CHILD,
+    ("batch", "jobs"): frozenset({"create", "get", "list", "patch", "watch"}),
     # Other installations', to leave their graphs alone.
     ("coordination.k8s.io", "leases"): frozenset({"list", "watch"}),
     # Held only because nobody may grant (to routers) what they do not hold.
@@ -29,6 +30,9 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     # Where OwnerReferencesPermissionEnforcement is on, blockOwnerDeletion needs it.
     ("penstock.dev", "graphdeployments/finalizers"): frozenset({"update"}),
     ("penstock.dev", "graphdeployments/status"): frozenset({"patch"}),
+    ("penstock.dev", "profilerequests"): frozenset({"list", "watch"}),
+    ("penstock.dev", "profilerequests/finalizers"): frozenset({"update"}),
+    ("penstock.dev", "profilerequests/status"): frozenset({"patch"}),
     ("penstock.dev", "scalingadapters"): _CHILD,
     ("penstock.dev", "scalingadapters/status"): frozenset({"patch"}),
     ("policy", "poddisruptionbudgets"): _CHILD,

@@ -375,7 +375,7 @@ class Reconciler:
         for want in wanted:
             is_held = want["kind"] in WORKLOADS and names[want["metadata"]["name"]] in rollouts.held
             (later if is_held else now).append(want)
-        owner = Owner(graph.uid, graph.model.name, first_replicas)
+        owner = Owner(graph.uid, graph.model.name, first_replicas=first_replicas)
         applied = await self._parts.applier.apply(now, live, owner)
         for want in later:
             await self._only_replicas(want, live[want["kind"], want["metadata"]["name"]])

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from penstock_api import GraphPhase
+from penstock_api import GraphDeployment, GraphPhase
 from penstock_core.logs import get_logger
 from penstock_kube.client import KubeClient
 from penstock_kube.lease import Election, own_pod
@@ -28,10 +28,12 @@ from penstock_operator.gates import Gates
 from penstock_operator.loads import LoadReader, MetricsReader
 from penstock_operator.metrics import GraphReplicas, OperatorMetrics, StatusServer
 from penstock_operator.peers import LEASE_KEYS, Peers
+from penstock_operator.profiles import ProfileParts, Profiles
 from penstock_operator.queue import NEVER_S, Key, Pace, WorkQueue, serve
 from penstock_operator.reconcile import Parts, Reconciler
 from penstock_operator.settings import OperatorSettings
 from penstock_operator.trim import Object
+from penstock_operator.validity import judged
 from penstock_wire.client import ConnectionPool
 
 log = get_logger(__name__)
@@ -72,24 +74,28 @@ class Operator:
         self.queue = WorkQueue(pace or Pace(resync_s=settings.resync_interval), now_s=time.monotonic)
         self.cluster = Cluster(client, namespace=namespace, enqueue=self._enqueue)
         applier = Applier(client, metrics, on_written=self.cluster.note)
+        recorder = EventRecorder(client, instance=instance(), on_dropped=metrics.event_dropped)
+        context = BuildContext(
+            owner_uid="",
+            namespace="",
+            operator_namespace=_own_namespace(client),
+            penstock_image=settings.penstock_image,
+            image_pull_policy=settings.image_pull_policy,
+            allows_privileges=settings.allow_privileged_pod_templates,
+        )
         self.reconciler = Reconciler(
             Parts(
                 cluster=self.cluster,
                 applier=applier,
                 drains=Drains(applier, loads),
                 gates=Gates(applier),
-                recorder=EventRecorder(client, instance=instance(), on_dropped=metrics.event_dropped),
+                recorder=recorder,
                 metrics=metrics,
-                context=BuildContext(
-                    owner_uid="",
-                    namespace="",
-                    operator_namespace=_own_namespace(client),
-                    penstock_image=settings.penstock_image,
-                    image_pull_policy=settings.image_pull_policy,
-                    allows_privileges=settings.allow_privileged_pod_templates,
-                ),
+                context=context,
             )
         )
+        parts = ProfileParts(client, applier, recorder, context, graph=self._graph, owns=owns)
+        self.profiles = Profiles(parts, namespace=namespace, pace=self.queue.pace)
 
     async def run(self) -> None:
         """Watch and reconcile until cancelled."""
@@ -104,6 +110,7 @@ class Operator:
                 liveness_endpoint=_liveness_endpoint(self._settings),
             ),
             KopfOperator(self._client, adapters, namespace=self._namespace),
+            KopfOperator(self._client, self.profiles.store, namespace=self._namespace),
         )
         async with asyncio.TaskGroup() as group:
             for each in kopfs:
@@ -112,12 +119,14 @@ class Operator:
             await self.cluster.synced()
             log.info("graphs known", graphs=len(self.cluster.known()))
             self.enqueue_all()
+            group.create_task(self.profiles.run(), name="profiles")
             group.create_task(serve(self.queue, self._work, workers=self._settings.workers), name="workers")
 
     def enqueue_all(self) -> None:
-        """Enqueue every graph."""
+        """Enqueue every graph and every ProfileRequest."""
         for key in self.cluster.known():
             self.queue.enqueue(key)
+        self.profiles.enqueue_all()
 
     def phases(self) -> Mapping[str, int]:
         """Return the number of graphs in each phase."""
@@ -141,6 +150,14 @@ class Operator:
             return None
         requeue_after_s = await self.reconciler.reconcile(key)
         return NEVER_S if self.cluster.snapshot(key).empty else requeue_after_s
+
+    def _graph(self, key: Key) -> tuple[GraphDeployment | None, str]:
+        """Return a graph as the validated model, and what is wrong with it."""
+        raw = self.cluster.snapshot(key).graph
+        if raw is None:
+            return None, ""
+        model, problems = judged(raw)
+        return model, "; ".join(f"{each.path}: {each.message}" for each in problems)
 
     def _enqueue(self, key: Key, urgent: bool) -> None:  # noqa: FBT001 - the cluster's callback
         self.queue.enqueue(key, urgent=urgent)

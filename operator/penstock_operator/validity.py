@@ -36,12 +36,13 @@ class Models:
         identity = (metadata["uid"], metadata.get("generation", 0))
         known = self._recent.get(key)
         if known is None or known[0] != identity:
-            known = identity, _judged(raw)
+            known = identity, judged(raw)
             self._recent.put(key, known)
         return known[1]
 
 
-def _judged(raw: Object) -> Judged:
+def judged(raw: Object) -> Judged:
+    """Return a graph of the cluster as the model, or None with everything wrong with it."""
     metadata = raw["metadata"]
     data = {
         "apiVersion": raw["apiVersion"],

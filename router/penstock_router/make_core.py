@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from penstock_api import Role, RouterConfig, RouterPolicy
+from penstock_api import Role, RouterConfig
 from penstock_router.core.busy_workers import BusyWorkers
 from penstock_router.core.dispatch_queue import DispatchQueue
 from penstock_router.core.queue_settings import QueueSettings
@@ -14,7 +14,7 @@ from penstock_router.core.transfers import TRUSTED_FRACTION
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.policy.busy import busy_thresholds
 from penstock_router.policy.dualmap import DualMapSettings
-from penstock_router.policy.registry import decode_policy, make_policy
+from penstock_router.policy.registry import PAIRED, decode_policy, make_policy
 from penstock_router.policy.routing_policy import AssignTime, RoutingPolicy
 from penstock_router.policy.sticky import StickySessions
 from penstock_router.tier_config import shedding_settings, tier_settings
@@ -101,6 +101,6 @@ def queue_settings(config: RouterConfig, *, is_disaggregated: bool) -> QueueSett
         order=queue.order,
         slo_s=config.ttft_slo_seconds,
         bottleneck_s=config.dualmap.decode_bottleneck_seconds,
-        rebalances=name is RouterPolicy.DUALMAP and config.dualmap.rebalance,
+        rebalances=name.value in PAIRED and config.dualmap.rebalance,
         tiers=tier_settings(config.tiers) if config.tiers.enabled else None,
     )

@@ -43,6 +43,7 @@ class RouterMetrics:
         requests: Answers by (endpoint, status code); 499 when the client left first.
         errors: Failures by reason (see ``proxy.failures``).
         retries: Retries by reason.
+        forwarded: Requests that another router decides about, by what became of them: answered there, or fell back here.
         kv_releases: Prompts given back that no decode worker was asked for, by outcome.
         rejections: Requests turned away to protect others, by (endpoint, reason); they are among the refused.
         prompt_tokens: Prompt tokens of answered requests.
@@ -65,6 +66,7 @@ class RouterMetrics:
         self.requests: Counter[tuple[str, int]] = Counter()
         self.errors: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
+        self.forwarded: Counter[str] = Counter()
         self.kv_releases: Counter[str] = Counter()
         self.rejections: Counter[tuple[str, str]] = Counter()
         self.prompt_tokens = 0
@@ -313,6 +315,12 @@ class RouterCollector:
             "Retries, by the reason of the failure before.",
             ["reason"],
             (((reason,), count) for reason, count in metrics.retries.items()),
+        )
+        yield _counter(
+            names.ROUTER_FORWARDED,
+            "Requests about which another router decides: answered by it, or fallen back to this one. Counted nowhere else.",
+            ["outcome"],
+            (((outcome,), count) for outcome, count in metrics.forwarded.items()),
         )
         yield _counter(
             names.ROUTER_KV_RELEASES,

@@ -23,7 +23,7 @@ from penstock_router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
 from penstock_router.make_core import make_core
 from penstock_router.metrics import MetricsPage, RouterCollector, RouterMetrics
 from penstock_router.peers import Peers
-from penstock_router.periodic import PeriodicTask, period_real_s
+from penstock_router.periodic import PeriodicTask
 from penstock_router.policy.busy import busy_thresholds
 from penstock_router.policy.routing_policy import AssignTime
 from penstock_router.policy.token_estimate import TokenEstimator
@@ -32,6 +32,7 @@ from penstock_router.proxy.app import RouterApp
 from penstock_router.proxy.auth import AdminCheck, KeyCheck
 from penstock_router.proxy.busy_threshold import BusyThresholdApi
 from penstock_router.proxy.cors import Cors
+from penstock_router.proxy.forwarding import Forwarder
 from penstock_router.proxy.handler import CompletionHandler
 from penstock_router.proxy.kv_release import KvReleases
 from penstock_router.proxy.lease_guard import LeaseGuard
@@ -132,6 +133,7 @@ class RouterServer:
     async def close(self) -> None:
         """Stop accepting, let requests under way finish within the grace time, stop the rest."""
         self._admin.stopping = True
+        self._peers.forwards = False
         grace_real_s = self._clock.to_real_s(self._settings.shutdown_grace_s)
         log.info("router stopping", connections=self._http.connections, grace_real_s=grace_real_s)
         await self._http.close(grace_s=grace_real_s)
@@ -225,7 +227,13 @@ class RouterServer:
             discovery.routers if discovery is not None else tuple,
             self._clock,
             timeout_real_s=health.timeout_real_seconds,
+            forwards=self._settings.config.peers.forward and discovery is not None,
         )
+
+    def _make_forwarder(self) -> Forwarder:
+        longest_s = self._settings.config.limits.request_timeout_seconds
+        real_s = self._clock.to_real_s(longest_s)
+        return Forwarder(self._peers, self._pool, self.metrics, request_real_s=real_s)
 
     def _make_periodic(self) -> Iterator[PeriodicTask]:
         """Yield what goes on beside requests, first to last as it is started and stopped."""
@@ -240,7 +248,7 @@ class RouterServer:
             yield PeriodicTask(
                 self._peers.ask,
                 name="peers",
-                pause_real_s=period_real_s(self._clock, self._settings.config.health.interval_seconds),
+                pause_real_s=self._settings.config.peers.interval_real_seconds,
                 failure="other routers not asked",
             )
 
@@ -318,6 +326,7 @@ class RouterServer:
             handler=self._handler,
             admin=self._admin,
             peers=self._peers,
+            forwarder=self._make_forwarder(),
             busy_threshold=BusyThresholdApi(
                 self.admission, model=settings.model, batch_tokens=settings.batch_tokens
             ),

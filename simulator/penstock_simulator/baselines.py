@@ -8,19 +8,12 @@ from dataclasses import replace
 from penstock_api import Role
 from penstock_core.errors import ConfigError
 from penstock_engine import profiles
-from penstock_engine.core.latency import LatencyModel
+from penstock_engine.profiles.performance import SimulatedEngine, performance_of
 from penstock_performance.profile import PerformanceProfile
-from penstock_performance.tables import DecodeTable, PrefillTable
 from penstock_planner.decide.baselines.rhythm import in_mode
 from penstock_planner.decide.baselines.settings import BaselineSettings
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_simulator.scenario import PoolSpec, ProfiledModel
-
-_PROMPTS = tuple(100.0 * 1.5**power for power in range(19))
-"""100 to 148,000 tokens."""
-_CONTEXTS = tuple(250.0 * 2**power for power in range(10))
-"""250 to 128,000 tokens."""
-_KV_USAGE = tuple(percent / 100 for percent in range(2, 101, 2))
 
 
 def configured(
@@ -44,8 +37,12 @@ def configured(
             f" one of {', '.join(profiles.names())}"
         )
     if mode is Mode.DYNAMO_THROUGHPUT:
-        baseline = replace(baseline, profile=throughput_profile(pools))
-    return replace(in_mode(config, mode), baseline=baseline)
+        baseline = replace(baseline, profile=performance_profile(pools))
+    config = replace(in_mode(config, mode), baseline=baseline)
+    if mode is not Mode.SLA:
+        return config
+    itl_slo_s = config.itl_slo_s if itl_slo_s is None else itl_slo_s
+    return replace(config, itl_slo_s=itl_slo_s, performance=performance_profile(pools))
 
 
 def has_profile(pools: Sequence[PoolSpec]) -> bool:
@@ -73,39 +70,14 @@ def baseline_settings(pools: Sequence[PoolSpec]) -> BaselineSettings:
     return BaselineSettings(prefill_tokens_per_s=throughput, kv_tokens=kv_tokens)
 
 
-def throughput_profile(pools: Sequence[PoolSpec]) -> PerformanceProfile:
-    """Return what Dynamo's profiler would measure of the simulated engines, point by point; all have a profile."""
-    models = {pool.role: pool.model for pool in pools}
-    entry = models.get(Role.PREFILL) or models[Role.AGGREGATED]
-    holder = models.get(Role.DECODE) or models[Role.AGGREGATED]
-    assert isinstance(entry, ProfiledModel)  # noqa: S101 - the caller's
-    assert isinstance(holder, ProfiledModel)  # noqa: S101 - the caller's
-    latency = profiles.load(entry.profile).latency()
-    prefill = PrefillTable(_PROMPTS, tuple(latency.prefill.ttft_s(round(tokens)) for tokens in _PROMPTS))
-    return PerformanceProfile(prefill, _decode_table(holder))
+def performance_profile(pools: Sequence[PoolSpec]) -> PerformanceProfile:
+    """Return what a profiler would measure of the simulated engines; all have a latency profile."""
+    entry = next(pool for pool in pools if pool.role is not Role.DECODE)
+    holder = next(pool for pool in pools if pool.role is not Role.PREFILL)
+    return performance_of(_engine(entry), _engine(holder))
 
 
-def _decode_table(model: ProfiledModel) -> DecodeTable:
-    profile = profiles.load(model.profile)
-    latency = profile.latency()
-    kv_tokens = float(model.kv_tokens or profile.kv_capacity_tokens)
-    rows = [
-        [_decode_point(latency, context, usage, kv_tokens, model) for usage in _KV_USAGE]
-        for context in _CONTEXTS
-    ]
-    return DecodeTable(
-        _CONTEXTS,
-        _KV_USAGE,
-        tuple(tuple(itl_s for itl_s, _ in row) for row in rows),
-        tuple(tuple(rate for _, rate in row) for row in rows),
-        kv_tokens,
-    )
-
-
-def _decode_point(
-    latency: LatencyModel, context: float, usage: float, kv_tokens: float, model: ProfiledModel
-) -> tuple[float, float]:
-    """Return (ITL, tokens/s) of the batch that uses that share of the cache, or of the largest that may run."""
-    batch = min(float(model.max_num_seqs), max(1.0, usage * kv_tokens / context))
-    itl_s = latency.decode.step_s(batch, batch * context)
-    return itl_s, batch / itl_s
+def _engine(pool: PoolSpec) -> SimulatedEngine:
+    model = pool.model
+    assert isinstance(model, ProfiledModel)  # noqa: S101 - the caller's
+    return SimulatedEngine(model.profile, model.kv_tokens, model.max_num_seqs, pool.gpus)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from penstock_api import GraphDeployment, LeaseConfig, RouterPolicy, TiersConfig
+from dataclasses import replace
+
+from penstock_api import GraphDeployment, LeaseConfig, PlannerMode, RouterConfig, TiersConfig
 from penstock_engine.core.lease import LeaseTerms
+from penstock_engine.profiles.performance import BATCH_TOKENS, BLOCK_TOKENS, RUNNING_REQUESTS
 from penstock_engine.serve.preemption_config import PreemptionConfig
-from penstock_router.core.queue_settings import CACHE_BLOCKS
 from penstock_router.policy.busy import busy_thresholds
-from penstock_router.policy.registry import make_policy
+from penstock_router.policy.registry import PAIRED, make_policy
 from penstock_router.policy.routing_policy import AssignTime
 from penstock_router.tier_config import shedding_settings, tier_settings
 from penstock_runtimes.engine_flags import preemption_config
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers
 
-_BLOCK_TOKENS, _RUNNING_REQUESTS, _BATCH_TOKENS = 16, 256, 8192
-"""The simulated runtime's own defaults where the manifest says nothing; see `penstock engine serve`."""
-
 
 def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
     """Return the pools of a graph's workers, with the engine that the live ones run."""
     engine = graph.spec.engine
-    block_tokens = engine.block_tokens or _BLOCK_TOKENS
+    block_tokens = engine.block_tokens or BLOCK_TOKENS
     preemption = preemption_config(graph.spec)
-    running = engine.max_running_requests or _RUNNING_REQUESTS
+    running = engine.max_running_requests or RUNNING_REQUESTS
     return tuple(
         PoolSpec(
             service.role,
@@ -31,7 +30,7 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
                 service.profile or engine.profile,
                 kv_tokens=None if engine.kv_blocks is None else engine.kv_blocks * block_tokens,
                 block_size=block_tokens,
-                max_num_batched_tokens=engine.max_batch_tokens or max(_BATCH_TOKENS, running),
+                max_num_batched_tokens=engine.max_batch_tokens or max(BATCH_TOKENS, running),
                 max_num_seqs=running,
                 lease=_lease_terms(graph.spec.lease_of(service)),
                 request_limit=engine.request_limit,
@@ -44,6 +43,13 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
     )
 
 
+def graph_slo_s(graph: GraphDeployment) -> float:
+    """Return the TTFT that counts as in time: the planner's target in mode sla, else the router's."""
+    spec = graph.spec
+    is_target = spec.planner.mode is PlannerMode.SLA
+    return spec.planner.sla.ttft_seconds if is_target else spec.router.ttft_slo_seconds
+
+
 def _lease_terms(lease: LeaseConfig) -> LeaseTerms:
     return LeaseTerms(lease.duration_seconds, lease.decoder_blocks_ttl_seconds)
 
@@ -52,9 +58,21 @@ def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpe
     """Return the router of a graph, under another policy if one is named."""
     config = graph.spec.router
     name = policy or config.policy.value
-    dualmap = config.dualmap
     assigns_late = make_policy(name).assigns is AssignTime.WHEN_FREE
+    # The live router holds nothing back from aggregated workers under a policy that assigns when a worker is free.
     has_queue = graph.spec.is_disaggregated or not assigns_late
+    slot_tokens = config.prefill_queue.worker_tokens if has_queue else None
+    return replace(_configured(config, name), slot_tokens=slot_tokens)
+
+
+def default_router(policy: str) -> RouterSpec:
+    """Return a router as a graph without settings has it, which holds requests back from every worker alike."""
+    config = RouterConfig()
+    return replace(_configured(config, policy), max_waiting=None, max_wait_s=None)
+
+
+def _configured(config: RouterConfig, name: str) -> RouterSpec:
+    dualmap = config.dualmap
     settings = {
         "rebalance": dualmap.rebalance,
         "hot_window": dualmap.hot_window,
@@ -62,11 +80,10 @@ def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpe
     }
     return RouterSpec(
         policy=name,
-        settings=settings if name == RouterPolicy.DUALMAP.value else {},
+        settings=settings if name in PAIRED else {},
         queue_order=config.prefill_queue.order,
-        # The live router holds nothing back from aggregated workers under a policy that assigns when a worker is free.
-        slot_tokens=config.prefill_queue.worker_tokens if has_queue else None,
-        cache_blocks=CACHE_BLOCKS,
+        slot_tokens=config.prefill_queue.worker_tokens,
+        peer_interval_s=config.peers.interval_real_seconds,
         max_waiting=config.prefill_queue.max_requests,
         max_wait_s=config.prefill_queue.max_wait_seconds,
         max_retries=config.retries.max_per_request,

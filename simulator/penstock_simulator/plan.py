@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penstock_api import AdmissionConfig, AdmissionMode, GraphDeployment, QueueOrder, Role
+from penstock_api import AdmissionConfig, AdmissionMode, GraphDeployment, QueueOrder, Role, RouterConfig
 from penstock_core.errors import ConfigError
 from penstock_manifests import load_graph
 from penstock_planner.decide.codec import to_plain
 from penstock_router.policy.busy import BusyThresholds, busy_thresholds
 from penstock_simulator.faults import Faults
-from penstock_simulator.graph_scenario import graph_pools, graph_router
+from penstock_simulator.graph_scenario import default_router, graph_pools, graph_router, graph_slo_s
 from penstock_simulator.observer import Recording
 from penstock_simulator.output import SCHEMA
 from penstock_simulator.planner_choice import ALL, chosen_planners, planner_config
@@ -38,6 +38,8 @@ DEFAULT_PROFILE = "a100-llama-8b-bf16-tp1"
 DEFAULT_REPLICAS = 4
 DEFAULT_SLO_S = 5.0
 DEFAULT_POLICY = "least-loaded"
+MAX_ROUTERS = 256
+"""Chosen: each knows all workers, so that memory grows with both."""
 _SIMPLE = {model.name: model for model in (DUALMAP_7B, DUALMAP_14B)}
 
 
@@ -65,7 +67,8 @@ class SimulateOptions:
     slo_s: float | None
     itl_slo_s: float | None
     propagation_delay_s: float
-    routers: int
+    routers: tuple[int, ...]
+    owners: int | None
     queue_order: QueueOrder | None
     no_rebalance: bool
     slot_tokens: int | None
@@ -122,10 +125,17 @@ def make_plan(options: SimulateOptions) -> RunPlan:
         tiers=options.tiers,
     )
     rates: tuple[float | None, ...] = options.qps or (None,)
+    counts = _router_counts(options)
+    routers = {
+        label: replace(_router(options, name, graph), routers=count, owners=_owners(options, graph, count))
+        for name in names
+        for count in counts
+        for label in (name if len(counts) == 1 else routers_label(name, count),)
+    }
     worlds = {
-        _label(name, planner, names, planners): Scenario(
+        _label(label, planner, routers, planners): Scenario(
             pools=pools,
-            router=_router(options, name, graph),
+            router=router,
             planner=config,
             resizes=options.resizes,
             failures=options.failures,
@@ -135,7 +145,7 @@ def make_plan(options: SimulateOptions) -> RunPlan:
             slo_s=slo_s,
             itl_slo_s=options.itl_slo_s,
         )
-        for name in names
+        for label, router in routers.items()
         for planner, config in planners.items()
     }
     runs = tuple(
@@ -177,9 +187,42 @@ def run_plan(
         },
         "settings": to_plain(scenario),
         "summary": summary,
+        "by_routers": shares_by_routers(plan.runs, summary),
         "goodput": goodputs(runs),
         "runs": runs,
     }
+
+
+def routers_label(policy: str, count: int) -> str:
+    """Return the label of a policy's runs with one of several numbers of routers."""
+    return f"{policy}, {count} router{'' if count == 1 else 's'}"
+
+
+def shares_by_routers(runs: Sequence[RunSpec], summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each policy's share in time by its number of routers, by rate; empty unless several numbers were run.
+
+    ``behind_best`` is the largest gap to the best policy of the same rate and number, a fraction.
+    """
+    routers = {spec.label: spec.scenario.router for spec in runs}
+    if len({each.routers for each in routers.values()}) < 2:
+        return []
+    rows: dict[tuple[str, float | None], dict[str, float]] = {}
+    best: dict[tuple[float | None, str], float] = {}
+    for row in summary:
+        router, share = routers[row["policy"]], row["capacity"]
+        policy = row["policy"].replace(routers_label("", router.routers), "")
+        count = str(router.routers)
+        rows.setdefault((policy, row["qps"]), {})[count] = share
+        best[row["qps"], count] = max(best.get((row["qps"], count), 0.0), share)
+    return [
+        {
+            "policy": policy,
+            "qps": qps,
+            "in_time": shares,
+            "behind_best": round(max(best[qps, count] - share for count, share in shares.items()), 6),
+        }
+        for (policy, qps), shares in rows.items()
+    ]
 
 
 def record(plan: RunPlan) -> dict[str, Recording]:
@@ -205,25 +248,48 @@ def _notes(workload: WorkloadSpec, pools: tuple[PoolSpec, ...]) -> tuple[str, ..
 def _slo_s(options: SimulateOptions, graph: GraphDeployment | None) -> float:
     if options.slo_s is not None:
         return options.slo_s
-    return DEFAULT_SLO_S if graph is None else graph.spec.router.ttft_slo_seconds
+    return DEFAULT_SLO_S if graph is None else graph_slo_s(graph)
 
 
 def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None) -> RouterSpec:
-    base = RouterSpec(policy=policy) if graph is None else graph_router(graph, policy)
-    is_simple = options.profile in _SIMPLE
+    base = default_router(policy) if graph is None else graph_router(graph, policy)
+    simple = _SIMPLE.get(options.profile or "")
     settings = {**base.settings, "rebalance": False} if options.no_rebalance else base.settings
     return replace(
         base,
         settings=settings,
         queue_order=options.queue_order or base.queue_order,
-        slot_requests=1 if is_simple else None,
-        slot_tokens=None if is_simple else options.slot_tokens or base.slot_tokens,
+        slot_requests=None if simple is None else simple.slot_requests,
+        slot_tokens=None if simple is not None else options.slot_tokens or base.slot_tokens,
         propagation_delay_s=options.propagation_delay_s,
-        routers=options.routers,
         max_waiting=options.max_waiting or base.max_waiting,
         max_wait_s=options.max_wait_s or base.max_wait_s,
         thresholds=_thresholds(options, graph),
     )
+
+
+def _router_counts(options: SimulateOptions) -> tuple[int, ...]:
+    """Return the numbers of routers to try, each once.
+
+    Raises:
+        ConfigError: one is below 1 or above the bound, or the owners have no effect.
+    """
+    counts = tuple(dict.fromkeys(options.routers))
+    if not counts or not all(1 <= count <= MAX_ROUTERS for count in counts):
+        shown = ",".join(map(str, options.routers))
+        raise ConfigError(f"--routers {shown}: must be numbers from 1 to {MAX_ROUTERS}")
+    if options.owners is not None and max(counts) == 1:
+        raise ConfigError(
+            f"--owners {options.owners}: without effect behind one router; give --routers 2 or more"
+        )
+    return counts
+
+
+def _owners(options: SimulateOptions, graph: GraphDeployment | None, count: int) -> int | None:
+    """Return how many of ``count`` routers decide; None: each about what came to it."""
+    forwards = (RouterConfig() if graph is None else graph.spec.router).peers.forward
+    given = options.owners if options.owners is not None else int(forwards)
+    return min(given, count) or None
 
 
 def _thresholds(options: SimulateOptions, graph: GraphDeployment | None) -> BusyThresholds:
@@ -289,7 +355,7 @@ def _policy_names(options: SimulateOptions, graph: GraphDeployment | None) -> tu
     return names
 
 
-def _label(policy: str, planner: str, policies: Sequence[str], planners: Mapping[str, object]) -> str:
+def _label(policy: str, planner: str, policies: Collection[str], planners: Mapping[str, object]) -> str:
     if len(planners) < 2:
         return policy
     return planner if len(policies) < 2 else f"{policy} + {planner}"

@@ -36,11 +36,14 @@ class SimpleModel:
         name: For the results.
         prefill_s_per_token: Seconds, > 0.
         cache_tokens: Tokens whose KV it keeps, least recently used out first, >= 512.
+        slot_requests: Requests that a router hands to it at a time, >= 1. It computes one, and takes no time to begin
+            the next, so that a second one would only lose its place in the router's order.
     """
 
     name: str
     prefill_s_per_token: float
     cache_tokens: int
+    slot_requests: int = 1
 
     def __post_init__(self) -> None:
         """Check the bounds."""
@@ -56,6 +59,7 @@ class SimpleModel:
             is_fine=self.cache_tokens >= BLOCK_TOKENS,
             bound=f"at least {BLOCK_TOKENS}",
         )
+        _require("slot_requests", self.slot_requests, is_fine=self.slot_requests >= 1, bound="at least 1")
 
 
 DUALMAP_7B = SimpleModel("dualmap-7b", 0.16e-3, 1_000_000)
@@ -206,10 +210,12 @@ class RouterSpec:
         queue_order: Of each worker's queue in the router.
         slot_requests: Most requests handed to one worker at a time; None: no such bound.
         slot_tokens: Most prompt tokens handed to one worker at a time, a longer prompt alone; None: no bound.
-        cache_blocks: Prefix keys that the router remembers of one worker; None: as many blocks of 512 tokens as it
-            caches.
         propagation_delay_s: Age of what the router knows of caches and loads beyond what it sent itself, >= 0.
         routers: Routers side by side, requests in turn; each knows of its peers' by propagation only, >= 1.
+        owners: Of those, the ones that decide, in [1, ``routers``]: requests are passed on to their prefix's owner.
+            None: each decides about what came to it.
+        peer_interval_s: Between two times that routers ask each other what is in flight, > 0.
+        kv_events: Routers hear what workers have computed for other routers.
         max_waiting: Requests that wait in the router; more are rejected. None: no bound.
         max_wait_s: Longest wait in the router, then rejected. None: no bound.
         max_retries: Of a request whose worker died before its first token.
@@ -224,9 +230,11 @@ class RouterSpec:
     queue_order: QueueOrder = QueueOrder.ARRIVAL
     slot_requests: int | None = None
     slot_tokens: int | None = 8192
-    cache_blocks: int | None = None
     propagation_delay_s: float = 0.0
     routers: int = 1
+    owners: int | None = None
+    peer_interval_s: float = 1.0
+    kv_events: bool = False
     max_waiting: int | None = None
     max_wait_s: float | None = None
     max_retries: int = 2
@@ -240,7 +248,11 @@ class RouterSpec:
         is_time = 0 <= self.propagation_delay_s < math.inf
         _require("propagation_delay_s", self.propagation_delay_s, is_fine=is_time, bound="finite, at least 0")
         _require("routers", self.routers, is_fine=self.routers >= 1, bound="at least 1")
-        for name in ("slot_requests", "slot_tokens", "cache_blocks", "max_waiting", "max_wait_s"):
+        owners = self.owners
+        is_some = owners is None or 1 <= owners <= self.routers
+        _require("owners", owners, is_fine=is_some, bound=f"1 to {self.routers}, or none")
+        _require("peer_interval_s", self.peer_interval_s, is_fine=self.peer_interval_s > 0, bound="above 0")
+        for name in ("slot_requests", "slot_tokens", "max_waiting", "max_wait_s"):
             value = getattr(self, name)
             _require(name, value, is_fine=value is None or value > 0, bound="above 0, or none")
 

@@ -28,6 +28,8 @@ class Scrapes:
     def start(self) -> None:
         """Scrape from now on."""
         self._world.kernel.at(self._world.kernel.now_s, Order.MESSAGE, self._scrape)
+        if len(self._routers) > 1:
+            self._world.kernel.at(self._world.kernel.now_s, Order.MESSAGE, self._ask_peers)
 
     def decode_loads(self) -> list[DecodeLoad]:
         """Return what runs at each ready decode worker now."""
@@ -55,7 +57,7 @@ class Scrapes:
                 worker.server.kv_usage_fraction(now_s),
                 self._tokens_on(worker),
             )
-        self._world.kernel.at(now_s + delay_s, Order.MESSAGE, self._propagate, usage, self._peer_tokens())
+        self._world.kernel.at(now_s + delay_s, Order.MESSAGE, self._propagate, usage)
         if any(router.reads_usage for router in self._routers):
             entry = self._world.fleet.of(self._world.scenario.entry_role, State.READY)
             gauges = {worker.name: worker.server.kv_usage_fraction(now_s) for worker in entry}
@@ -75,19 +77,28 @@ class Scrapes:
 
     def _peer_tokens(self) -> list[dict[str, int]]:
         """Return, for each router, what the others have pending at each entry worker."""
-        if len(self._routers) == 1:
-            return []
         names = [worker.name for worker in self._world.fleet.of(self._world.scenario.entry_role, State.READY)]
-        own = [[router.pending_tokens(name) for name in names] for router in self._routers]
+        now_s = self._world.kernel.now_s
+        own = [[router.pending_tokens(name, now_s) for name in names] for router in self._routers]
         total = [sum(column) for column in zip(*own, strict=True)]
         return [
             {name: whole - part for name, whole, part in zip(names, total, parts, strict=True)}
             for parts in own
         ]
 
-    def _propagate(
-        self, usage: Mapping[str, tuple[int, float, int]], others: Sequence[Mapping[str, int]]
-    ) -> None:
+    def _ask_peers(self) -> None:
+        """Let each router learn what the others have pending."""
+        kernel, spec = self._world.kernel, self._world.scenario.router
+        kernel.at(
+            kernel.now_s + spec.propagation_delay_s, Order.MESSAGE, self._tell_peers, self._peer_tokens()
+        )
+        kernel.at(kernel.now_s + spec.peer_interval_s, Order.MESSAGE, self._ask_peers)
+
+    def _tell_peers(self, others: Sequence[Mapping[str, int]]) -> None:
+        for router, tokens_of in zip(self._routers, others, strict=True):
+            router.set_peer_tokens(tokens_of, self._world.kernel.now_s)
+
+    def _propagate(self, usage: Mapping[str, tuple[int, float, int]]) -> None:
         for name, (incarnation, fraction, tokens) in usage.items():
             worker = self._world.fleet.get(name)
             if worker is not None and worker.incarnation == incarnation:
@@ -96,6 +107,3 @@ class Scrapes:
             loads = self.decode_loads()
             for router in self._routers:
                 self._world.apply(router.read_decode_loads(loads, self._world.kernel.now_s))
-        if others:
-            for router, tokens_of in zip(self._routers, others, strict=True):
-                router.set_peer_tokens(tokens_of, self._world.kernel.now_s)

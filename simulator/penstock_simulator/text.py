@@ -114,6 +114,8 @@ def scoreboard(result: dict[str, Any]) -> RenderableType:
     parts.append(table)
     if any(row["tiers"] for row in result["summary"]):
         parts.append(_tiers(result["summary"]))
+    if result["by_routers"]:
+        parts.append(_by_routers(result["by_routers"]))
     if len({row["qps"] for row in result["summary"]}) > 1:
         parts.append(_goodputs(result["goodput"]))
     return Group(*parts)
@@ -169,6 +171,23 @@ def _planners(result: dict[str, Any]) -> RenderableType:
     for row in sorted(result["summary"], key=lambda row: (row["qps"] or 0.0, -row["in_time"]["both"])):
         table.add_row(*planner_cells(row), *(number(row["regret"].get(name)) for name in oracles))
     return Group(*(Text(note) for note in result["notes"]), table)
+
+
+def _by_routers(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(
+        title="in time, by the number of routers",
+        caption="behind best: the largest gap to the best policy of the same rate and number, in points",
+        box=None,
+        padding=(0, 1, 0, 0),
+        caption_justify="left",
+    )
+    counts = sorted({count for row in rows for count in row["in_time"]}, key=int)
+    for place, name in enumerate(("policy", "QPS", *counts, "behind best")):
+        table.add_column(name, justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
+    for row in sorted(rows, key=lambda row: (row["qps"] or 0.0, row["behind_best"])):
+        shares = (percent(row["in_time"][count]) for count in counts)
+        table.add_row(row["policy"], number(row["qps"]), *shares, number(100 * row["behind_best"], 1))
+    return table
 
 
 def _rank(row: dict[str, Any]) -> tuple[float, float]:

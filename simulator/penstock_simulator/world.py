@@ -80,7 +80,6 @@ class World:
                 scenario.router,
                 scenario.entry_role,
                 slo_s=scenario.slo_s,
-                cache_tokens=self._cache_tokens(scenario.entry_role),
                 decode_policy=decode_policy,
                 faults=scenario.faults,
                 sizes={
@@ -174,7 +173,7 @@ class World:
 
     def _arrive(self, job: Job) -> None:
         self._schedule_arrival()
-        job.router = job.index % len(self._routers)
+        job.router = self._router_of(job)
         if self.scenario.faults.is_on(Fault.ROUTER_DOWN, self.kernel.now_s):
             self._end(job, JobOutcome.FAILED)
             return
@@ -184,6 +183,11 @@ class World:
             self._end(job, JobOutcome.REJECTED)
         else:
             self._submit(job)
+
+    def _router_of(self, job: Job) -> int:
+        """Return the router that decides about a job: the one that it came to, in turn, or the prefix's owner."""
+        came_to = job.index % len(self._routers)
+        return self._routers[came_to].owner(job, came_to)
 
     def _submit(self, job: Job, *, again: bool = False) -> None:
         router = self._routers[job.router]
@@ -324,6 +328,10 @@ class World:
         job.pending_tokens = 0
         self.door.prefilled(job)
         router = self._routers[job.router]
+        if self.scenario.router.kv_events:
+            for each in self._routers:
+                if each is not router:
+                    each.stored(job, worker.name)
         effects = router.prefilled(job, self.kernel.now_s)
         if worker.role is Role.PREFILL:
             self.quit(worker, job)

@@ -215,11 +215,12 @@ def test_rules_are_few_and_alphabetical():
             assert {"*", "secrets"}.isdisjoint([*rule["apiGroups"], *rule["resources"], *rule["verbs"]])
 
 
-def test_the_operator_holds_what_it_grants_to_routers():
+def test_the_operator_holds_what_it_grants_to_routers_and_profile_jobs():
     """Kubernetes refuses a Role that grants more than its author holds."""
     granted = rules_of(rendered("default"))["operator"]
 
     assert {("discovery.k8s.io", "endpointslices", verb) for verb in ("get", "list", "watch")} <= granted
+    assert {("", "configmaps", verb) for verb in ("get", "patch")} <= granted
 
 
 def test_the_operator_gets_exactly_what_it_calls():
@@ -272,7 +273,11 @@ def test_definitions_outlive_the_release():
     """`helm uninstall` keeps the CRDs, and so the graphs, unless told otherwise."""
     definitions = of_kind(rendered("default"), "CustomResourceDefinition")
 
-    assert sorted(definitions) == ["graphdeployments.penstock.dev", "scalingadapters.penstock.dev"]
+    assert sorted(definitions) == [
+        "graphdeployments.penstock.dev",
+        "profilerequests.penstock.dev",
+        "scalingadapters.penstock.dev",
+    ]
     for each in definitions.values():
         assert each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert of_kind(rendered("nothing optional"), "CustomResourceDefinition") == {}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_api import GraphDeployment, ScalingAdapter
+from penstock_api import GraphDeployment, ProfileRequest, ScalingAdapter
 from penstock_api.fields import keys_of, sections
 from penstock_crd import definitions, file_name
 from penstock_crd.__main__ import FOLDERS, documents, main, stale
@@ -49,10 +49,12 @@ def test_names_are_the_documented_ones():
     names = {each["spec"]["names"]["kind"]: each["spec"]["names"] for each in definitions().values()}
     assert {kind: (each["plural"], each["shortNames"]) for kind, each in names.items()} == {
         "GraphDeployment": ("graphdeployments", ["gd"]),
+        "ProfileRequest": ("profilerequests", ["gpr"]),
         "ScalingAdapter": ("scalingadapters", ["gsa"]),
     }
     assert [file_name(each) for each in definitions().values()] == [
         "penstock.dev_graphdeployments.yaml",
+        "penstock.dev_profilerequests.yaml",
         "penstock.dev_scalingadapters.yaml",
     ]
 
@@ -60,7 +62,9 @@ def test_names_are_the_documented_ones():
 def test_every_rule_in_cel_is_emitted():
     """The definitions carry the models' rules, and no others."""
     attached = {rule["rule"] for each in definitions().values() for rule in validations(each)}
-    models = [model for kind in (GraphDeployment, ScalingAdapter) for _, model in sections(kind)]
+    models = [
+        model for kind in (GraphDeployment, ProfileRequest, ScalingAdapter) for _, model in sections(kind)
+    ]
     assert {rule.cel for model in models for rule in model.rules} - {None} == attached
 
 
@@ -84,6 +88,8 @@ def test_every_key_of_the_spec_is_described():
 
 def test_top_level_keys_are_the_models():
     """Nothing of the models is lost on the way."""
-    for model, each in zip((GraphDeployment, ScalingAdapter), definitions().values(), strict=True):
+    for model, each in zip(
+        (GraphDeployment, ProfileRequest, ScalingAdapter), definitions().values(), strict=True
+    ):
         schema = each["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         assert set(schema["properties"]) == set(keys_of(model))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from penstock_api import Environment, GraphDeployment, Role, Runtime
-from penstock_core.errors import InvalidSpecError, Problem
+from penstock_core.errors import InvalidSpecError
 from penstock_objects.names import (
     API_KEYS_FOLDER,
     BUDGET_GATE,
@@ -25,15 +25,13 @@ from penstock_operator.build.labels import pod_labels
 from penstock_operator.build.lifecycle import lifecycle
 from penstock_operator.build.metadata import ROUTER_SUFFIX, WORKER_SUFFIX
 from penstock_operator.build.overlay import overlay
+from penstock_operator.build.overlay_checks import MAIN, refuse_broken
 from penstock_operator.build.placement import gpu_request, gpus_per_pod, placement
 from penstock_operator.build.privileges import added_privileges
 from penstock_operator.build.probes import probes
 from penstock_operator.build.security import container_security, pod_security
 from penstock_operator.build.volumes import is_penstock_image, volumes
 from penstock_runtimes import ProcessSpec, RuntimeContext, filled_argv, process_specs
-
-MAIN: Final = "main"
-"""Name of the container that runs the service; an overlay refers to it."""
 
 _OWN_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
 """Chosen for Penstock's own processes: an idle one's need, so that a laptop's cluster holds the samples."""
@@ -111,7 +109,12 @@ def pod_template(
     template = overlay(built, service.pod_template, path)
     if not context.allows_privileges and (added := added_privileges(built, template, path)):
         raise InvalidSpecError(added)
-    _refuse_broken(graph, spec.service, template, path)
+    refuse_broken(
+        template,
+        path,
+        gpus=gpus_per_pod(graph, spec.service),
+        resource=(gpu_request(graph, spec.service) or ("", 0))[0],
+    )
     return _with_own_marks(graph, spec.service, template, built["metadata"]["labels"])
 
 
@@ -210,34 +213,3 @@ def _with_own_marks(
     if not annotations:
         del marked["annotations"]
     return {**template, "metadata": marked, "spec": spec}
-
-
-def _refuse_broken(graph: GraphDeployment, service: str, template: Mapping[str, Any], path: str) -> None:
-    spec = template.get("spec", {})
-    for key in ("containers", "initContainers", "schedulingGates"):
-        if not isinstance(spec.get(key, []), list):
-            message = "is no list; write one, or remove it"
-            raise InvalidSpecError([Problem(path=f"{path}.spec.{key}", message=message)])
-    if MAIN not in [each["name"] for each in spec.get("containers", [])]:
-        message = f"removes container {MAIN}, which is the service; keep it and change its keys"
-        raise InvalidSpecError([Problem(path=f"{path}.spec.containers", message=message)])
-    gpus = gpus_per_pod(graph, service)
-    pool_resource = (gpu_request(graph, service) or ("", 0))[0]
-    for key in ("containers", "initContainers"):
-        for each in spec.get(key, []):
-            counted = 0 if key == "containers" and each["name"] != MAIN else gpus
-            _refuse_gpus(each, pool_resource, counted, f"{path}.spec.{key}")
-
-
-def _refuse_gpus(container: Mapping[str, Any], pool_resource: str, counted: int, path: str) -> None:
-    """Refuse a number of GPUs other than the counted one; an overlay may ask for none on a CPU's node."""
-    resources = container.get("resources")
-    limits = resources.get("limits") if isinstance(resources, Mapping) else None
-    for resource, asked in (limits if isinstance(limits, Mapping) else {}).items():
-        is_gpu = resource == pool_resource or resource.endswith("/gpu")
-        if is_gpu and str(asked) not in {str(counted), "0"}:
-            message = (
-                f"{resource} {asked} of {container['name']}, but the budget counts {counted}; "
-                "remove it and set gpusPerReplica"
-            )
-            raise InvalidSpecError([Problem(path=path, message=message)])

@@ -16,8 +16,8 @@ from penstock_objects.names import API_KEYS_FOLDER, GRAPH_FILE, TIER_KEYS_FOLDER
 from penstock_operator.build.metadata import ROUTER_SUFFIX
 
 TEMPORARY = "/tmp"  # noqa: S108 - a volume of the pod's own
-_HOME = "/home/penstock"
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's own path
+HOME = "/home/penstock"
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's own path
 
 Mounted = tuple[dict[str, Any], dict[str, Any]]
 """A volume and its mount."""
@@ -32,7 +32,7 @@ def is_penstock_image(graph: GraphDeployment, service: str) -> bool:
 
 def home_of(graph: GraphDeployment, service: str) -> str:
     """Return the home folder of a service's processes."""
-    return TEMPORARY if is_penstock_image(graph, service) else _HOME
+    return TEMPORARY if is_penstock_image(graph, service) else HOME
 
 
 def cache_of(graph: GraphDeployment, service: str) -> tuple[str, NodePool] | None:
@@ -48,22 +48,23 @@ def cache_of(graph: GraphDeployment, service: str) -> tuple[str, NodePool] | Non
 
 def volumes(graph: GraphDeployment, service: str) -> list[Mounted]:
     """Return every volume of a service's pods with its mount."""
-    found = [_empty("tmp", TEMPORARY)]
+    found = [empty_volume("tmp", TEMPORARY)]
     is_router = graph.spec.services[service].role is Role.ROUTER
     if not is_penstock_image(graph, service):
-        found.append(_empty("home", _HOME))
+        found.append(empty_volume("home", HOME))
         if not is_router:
             # Named as the importer names it, so that an overlay's own size replaces this one.
-            found.append(_empty("shared-memory", _SHARED_MEMORY, medium="Memory"))
+            found.append(empty_volume("shared-memory", SHARED_MEMORY, medium="Memory"))
     elif is_router:
         found += _router_files(graph)
     cache = cache_of(graph, service)
     if cache is not None:
-        found.append(_cache(*cache))
+        found.append(cache_volume(*cache))
     return found
 
 
-def _empty(name: str, path: str, **settings: str) -> Mounted:
+def empty_volume(name: str, path: str, **settings: str) -> Mounted:
+    """Return an emptyDir mounted at ``path``."""
     return {"name": name, "emptyDir": settings}, {"name": name, "mountPath": path}
 
 
@@ -82,7 +83,8 @@ def _router_files(graph: GraphDeployment) -> list[Mounted]:
     return found
 
 
-def _cache(path: str, pool: NodePool) -> Mounted:
+def cache_volume(path: str, pool: NodePool) -> Mounted:
+    """Return a pool's model cache mounted at ``path``: its claim, or the node's folder."""
     name = "model-cache"
     if pool.cache_claim is not None:
         volume = {"name": name, "persistentVolumeClaim": {"claimName": pool.cache_claim}}

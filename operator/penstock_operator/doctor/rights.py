@@ -22,18 +22,25 @@ OPERATOR_RIGHTS: Final = (
     *_rights("", ("configmaps", "serviceaccounts", "services"), _OWNED),
     *_rights("", ("pods",), ("list", "patch", "watch")),
     *_rights("apps", ("deployments",), _OWNED),
+    *_rights("batch", ("jobs",), ("create", "get", "list", "patch", "watch")),
     *_rights("coordination.k8s.io", ("leases",), _LOOK),
     *_rights("discovery.k8s.io", ("endpointslices",), _READ),
     *_rights("events.k8s.io", ("events",), ("create",)),
     *_rights("networking.k8s.io", ("networkpolicies",), _OWNED),
     *_rights("penstock.dev", ("graphdeployments",), ("list", "patch", "watch")),
-    *_rights("penstock.dev", ("graphdeployments/status", "scalingadapters/status"), ("patch",)),
+    *_rights(
+        "penstock.dev",
+        ("graphdeployments/status", "profilerequests/status", "scalingadapters/status"),
+        ("patch",),
+    ),
+    *_rights("penstock.dev", ("profilerequests",), _LOOK),
     *_rights("penstock.dev", ("scalingadapters",), _OWNED),
     *_rights("policy", ("poddisruptionbudgets",), _OWNED),
     *_rights("rbac.authorization.k8s.io", ("rolebindings", "roles"), _OWNED),
 )
 
 PLANNER_RIGHTS: Final = (
+    *_rights("", ("configmaps",), ("get",)),
     *_rights("", ("pods",), _LOOK),
     *_rights("coordination.k8s.io", ("leases",), _LOOK),
     *_rights("events.k8s.io", ("events",), ("create",)),
@@ -44,6 +51,7 @@ PLANNER_RIGHTS: Final = (
 
 USER_RIGHTS: Final = (
     *_rights("penstock.dev", ("graphdeployments",), ("create", "delete", "get", "list", "patch")),
+    *_rights("penstock.dev", ("profilerequests",), ("create", "delete", "get", "list")),
     *_rights("penstock.dev", ("scalingadapters/scale",), ("patch",)),
     *_rights("", ("pods",), ("get", "list")),
     *_rights("", ("pods/log", "pods/proxy"), ("get",)),

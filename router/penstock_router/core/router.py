@@ -217,6 +217,7 @@ class RouterCore(Generic[T]):
         if role not in self.queues:
             return []
         self.busy[role].load_read(worker)
+        self.queues[role].fit_cache(worker.name)
         self._load_changed(role, now_s, worker.name)
         return self._dispatch_waiting(role, now_s)
 
@@ -226,10 +227,10 @@ class RouterCore(Generic[T]):
             self.entry_queue.set_peer_tokens(name, count)
             self._load_changed(self.entry, now_s, name)
 
-    def own_tokens(self) -> dict[str, int]:
+    def own_tokens(self, now_s: float) -> dict[str, int]:
         """Return what this router alone has at each worker of the first stage, for the others; see `pending_tokens`."""
         queue = self.entry_queue
-        found = {name: queue.pending_tokens(name) for name in self._names[self.entry]}
+        found = {name: queue.pending_tokens(name, now_s) for name in self._names[self.entry]}
         return {name: tokens for name, tokens in found.items() if tokens > 0}
 
     def inflight_tokens(self, worker: Worker) -> int:

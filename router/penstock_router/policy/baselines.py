@@ -59,12 +59,13 @@ class CacheAffinity:
         """Take a worker off the ring."""
         self._ring.remove(name)
 
-    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:  # noqa: ARG002 - looks at no load
+    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the key's worker."""
         name = self._ring.find(self._hotness.key(arrival.chain, len(workers)))
         if name is None or name in arrival.avoid:
             return RoutingDecision(
-                _emptiest(eligible(workers, arrival.avoid), arrival).name, "its worker has failed it"
+                _emptiest(eligible(workers, arrival.avoid), arrival, estimates).name,
+                "its worker has failed it",
             )
         return RoutingDecision(name, "prefix's worker on the ring")
 
@@ -74,10 +75,10 @@ class LeastPending(_Memoryless):
 
     __slots__ = ()
 
-    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:  # noqa: ARG002 - needs no estimate
+    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the least loaded worker."""
         return RoutingDecision(
-            _emptiest(eligible(workers, arrival.avoid), arrival).name, "fewest pending tokens"
+            _emptiest(eligible(workers, arrival.avoid), arrival, estimates).name, "fewest pending tokens"
         )
 
 
@@ -154,7 +155,8 @@ class MinTtft(_Memoryless):
         fleet = estimates.throughput.tokens_per_s
         pool = eligible(workers, arrival.avoid)
         costs = [
-            (each.pending_for(arrival) + each.uncached(arrival)) / (each.throughput.mixed(fleet) or 1.0)
+            (estimates.pending_tokens(each, arrival) + each.uncached(arrival))
+            / (each.throughput.mixed(fleet) or 1.0)
             for each in pool
         ]
         as_good = min(costs) * (1 + _NOISE)
@@ -170,15 +172,18 @@ class Preble(_Memoryless):
 
     __slots__ = ()
 
-    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:  # noqa: ARG002 - needs no estimate
+    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the worker with the largest hit, or the least loaded one."""
         pool = eligible(workers, arrival.avoid)
         uncached, _, at = min(
-            (each.uncached(arrival), each.pending_for(arrival), at) for at, each in enumerate(pool)
+            (each.uncached(arrival), estimates.pending_tokens(each, arrival), at)
+            for at, each in enumerate(pool)
         )
         if uncached < (1 - _PREBLE_SHARE) * arrival.tokens:
             return RoutingDecision(pool[at].name, "more than half is cached there")
-        return RoutingDecision(_emptiest(pool, arrival).name, "little is cached anywhere: least loaded")
+        return RoutingDecision(
+            _emptiest(pool, arrival, estimates).name, "little is cached anywhere: least loaded"
+        )
 
 
 class KvCost(_Memoryless):
@@ -191,12 +196,12 @@ class KvCost(_Memoryless):
 
     __slots__ = ()
 
-    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:  # noqa: ARG002 - needs no estimate
+    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the worker of lowest cost; what the request itself will occupy is the same everywhere."""
         pool = eligible(workers, arrival.avoid)
         _, _, at = min(
             (
-                each.pending_for(arrival) + each.uncached(arrival) + each.running_prompt_tokens,
+                estimates.pending_tokens(each, arrival) + each.uncached(arrival) + each.running_prompt_tokens,
                 each.index.count,
                 at,
             )
@@ -205,6 +210,6 @@ class KvCost(_Memoryless):
         return RoutingDecision(pool[at].name, "lowest KV cost")
 
 
-def _emptiest(pool: list[WorkerQueue[Any]], arrival: Arrival) -> WorkerQueue[Any]:
+def _emptiest(pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> WorkerQueue[Any]:
     """Return the worker with the fewest pending tokens; among equals, the one that remembers least."""
-    return min(pool, key=lambda each: (each.pending_for(arrival), each.index.count))
+    return min(pool, key=lambda each: (estimates.pending_tokens(each, arrival), each.index.count))

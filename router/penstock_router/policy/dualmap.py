@@ -5,12 +5,12 @@ Source: the DualMap paper, sections 3.2 to 3.4 and A.7. Departures are listed in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from penstock_router.policy.hotness import WINDOW, HotnessTree
-from penstock_router.policy.prefix_cost import HIT_WEIGHT
+from penstock_router.policy.prefix_cost import prefix_cost
 from penstock_router.policy.rings import DualRing
 from penstock_router.policy.routing_policy import (
     Arrival,
@@ -46,6 +46,8 @@ class DualMapSettings:
         rebalance: Move queued requests within their pair when both are overloaded.
         adaptive_prefix: Let the hotness tree choose the key's length; else always ``start_depth`` blocks.
         hot_window: Requests over which hotness is counted.
+        hot_share: Share of them above which a prefix is hot, 0-1; None: 2/n of n workers.
+        cold_share: Share below which it is cold again; None: 1/n.
         start_depth: Blocks of a key while nothing is hot.
         bottleneck_s: T, seconds without a computed prompt after which a worker counts as decode-bound.
     """
@@ -55,8 +57,20 @@ class DualMapSettings:
     rebalance: bool = True
     adaptive_prefix: bool = True
     hot_window: int = WINDOW
+    hot_share: float | None = None
+    cold_share: float | None = None
     start_depth: int = 1
     bottleneck_s: float = 3.0
+
+
+PAIR_COST_DEPTH = 2
+"""Chosen: of all Conversation prompts the first block is the same, and a key of it alone has one pair for all."""
+
+
+def pair_cost(settings: DualMapSettings) -> DualMap:
+    """Return the policy that takes the cheaper of a prefix's two candidates by prefix cost."""
+    depth = max(PAIR_COST_DEPTH, settings.start_depth)
+    return DualMap(replace(settings, choice=PairChoice.PREFIX_COST, start_depth=depth))
 
 
 class DualMap:
@@ -68,7 +82,12 @@ class DualMap:
     def __init__(self, settings: DualMapSettings | None = None) -> None:
         self._settings = settings or DualMapSettings()
         self._rings = DualRing()
-        self._hotness = HotnessTree(window=self._settings.hot_window, start_depth=self._settings.start_depth)
+        self._hotness = HotnessTree(
+            window=self._settings.hot_window,
+            start_depth=self._settings.start_depth,
+            hot_share=self._settings.hot_share,
+            cold_share=self._settings.cold_share,
+        )
 
     def worker_joined(self, name: str) -> None:
         """Put a worker on both rings."""
@@ -87,7 +106,8 @@ class DualMap:
                 # Its pair has failed it: anybody else is better than the same worker again.
                 pool = eligible(workers, arrival.avoid)
                 return RoutingDecision(
-                    min(pool, key=lambda each: each.pending_for(arrival)).name, "its pair has failed it"
+                    min(pool, key=lambda each: estimates.pending_tokens(each, arrival)).name,
+                    "its pair has failed it",
                 )
             names = tuple(usable) or names
         if len(names) == 1:
@@ -104,7 +124,8 @@ class DualMap:
     ) -> RoutingDecision:
         settings = self._settings
         own_first, own_second = first.uncached(arrival), second.uncached(arrival)
-        work_first, work_second = first.pending_for(arrival), second.pending_for(arrival)
+        work_first = estimates.pending_tokens(first, arrival)
+        work_second = estimates.pending_tokens(second, arrival)
         late_first = _is_late(estimates.seconds(first, work_first + own_first), settings.slo_s)
         late_second = _is_late(estimates.seconds(second, work_second + own_second), settings.slo_s)
         is_first_nearer = own_first <= own_second
@@ -115,7 +136,8 @@ class DualMap:
                 takes_first = work_first + own_first <= work_second + own_second
                 reason = "sooner of its pair"
             case PairChoice.PREFIX_COST:
-                takes_first = work_first + HIT_WEIGHT * own_first <= work_second + HIT_WEIGHT * own_second
+                cost_first = prefix_cost(first, arrival, own_first, estimates)
+                takes_first = cost_first <= prefix_cost(second, arrival, own_second, estimates)
                 reason = "lowest prefix cost of its pair"
             case _ if own_first == own_second:
                 takes_first, reason = work_first <= work_second, "equal hits: less loaded of its pair"

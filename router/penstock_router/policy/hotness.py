@@ -39,17 +39,28 @@ class HotnessTree:
     a shared prompt of twelve blocks would need twelve times the traffic of one to be told apart.
     """
 
-    __slots__ = ("_counts", "_ends", "_hot", "_seen", "_start_depth", "_window")
+    __slots__ = ("_cold_share", "_counts", "_ends", "_hot", "_hot_share", "_seen", "_start_depth", "_window")
 
-    def __init__(self, *, window: int = WINDOW, start_depth: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        window: int = WINDOW,
+        start_depth: int = 1,
+        hot_share: float | None = None,
+        cold_share: float | None = None,
+    ) -> None:
         """Start empty.
 
         Args:
             window: Requests counted, >= 1; more where there are many workers.
             start_depth: Blocks of a key while nothing is hot, >= 1.
+            hot_share: Share of the traffic above which a prefix is hot, 0-1; None: 2/n.
+            cold_share: Share below which it is cold again, at most ``hot_share``; None: 1/n.
         """
         self._window = window
         self._start_depth = start_depth
+        self._hot_share = hot_share
+        self._cold_share = cold_share
         self._counts: dict[int, int] = {}
         self._hot: set[int] = set()
         # Requests by the deepest prefix that they are counted in, to be found when that turns hot.
@@ -75,7 +86,8 @@ class HotnessTree:
         seen = _Seen(tuple(chain[:MAX_DEPTH]))
         self._seen.append(seen)
         total = max(len(self._seen), window // _LEAST_PART)
-        hot, cold = 2 * total / workers, total / workers
+        hot = total * (2 / workers if self._hot_share is None else self._hot_share)
+        cold = total * (1 / workers if self._cold_share is None else self._cold_share)
         depth = min(self._start_depth, len(seen.keys))
         self._count(seen, depth)
         while self._is_hot(seen.keys[depth - 1], hot, cold) and depth < len(seen.keys):

@@ -72,7 +72,7 @@ class _MoveTarget:
     def __init__(self, worker: WorkerQueue[T], estimates: Estimates, aim: Aim) -> None:
         self.delay_s = decode_delay_s(worker, estimates, aim.now_s, aim.bottleneck_s)
         self.token_s = estimates.seconds(worker, 1) or 0.0
-        self.tokens = worker.pending_tokens
+        self.tokens = estimates.pending_tokens(worker)
 
 
 def plan_moves(
@@ -98,7 +98,8 @@ def plan_moves(
         for name in {queued.other for queued in queue}
         if name in workers
     }
-    before = delay_s / token_s + source.running_tokens + source.peer_tokens
+    running = source.running_tokens - estimates.computed_tokens(source)
+    before = delay_s / token_s + running + source.peer_tokens
     here_s = [tokens * token_s for tokens in accumulate((p.uncached for p in queue), initial=before)][1:]
     moves: list[Move[T]] = []
     gone = _Gone(len(queue))

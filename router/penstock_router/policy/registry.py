@@ -16,24 +16,32 @@ from penstock_router.policy.baselines import (
     Preble,
     RoundRobin,
 )
-from penstock_router.policy.dualmap import DualMap, DualMapSettings
+from penstock_router.policy.dualmap import DualMap, DualMapSettings, pair_cost
+from penstock_router.policy.preble import PrebleE2
 from penstock_router.policy.prefix_cost import PrefixCost
 from penstock_router.policy.routing_policy import AssignTime, RoutingPolicy
 
 LEAST_PENDING: Final = "least-pending"
 """The DualMap paper's Least Loaded, which assigns on arrival; for comparisons in the simulator, not in manifests."""
+PREBLE_E2: Final = "preble-e2"
+"""Preble with its own window and cost; for comparisons likewise."""
 
 POLICIES: Final[Mapping[str, Callable[[DualMapSettings], RoutingPolicy]]] = {
-    RouterPolicy.PREFIX_COST.value: lambda _: PrefixCost(),
+    RouterPolicy.PREFIX_COST.value: lambda settings: PrefixCost(pair_cost(settings)),
     RouterPolicy.DUALMAP.value: DualMap,
+    RouterPolicy.PAIR_COST.value: pair_cost,
     RouterPolicy.CACHE_AFFINITY.value: lambda _: CacheAffinity(),
     RouterPolicy.MIN_TTFT.value: lambda _: MinTtft(),
     RouterPolicy.PREBLE.value: lambda _: Preble(),
+    PREBLE_E2: lambda _: PrebleE2(),
     RouterPolicy.KV_COST.value: lambda _: KvCost(),
     LEAST_PENDING: lambda _: LeastPending(),
     RouterPolicy.LEAST_LOADED.value: lambda _: LeastLoaded(),
     RouterPolicy.ROUND_ROBIN.value: lambda _: RoundRobin(),
 }
+
+PAIRED: Final = frozenset({RouterPolicy.DUALMAP.value, RouterPolicy.PAIR_COST.value})
+"""Policies of two candidates, which read `DualMapSettings` and may move what waits."""
 
 
 def make_policy(name: str, settings: DualMapSettings | None = None) -> RoutingPolicy:
@@ -41,7 +49,7 @@ def make_policy(name: str, settings: DualMapSettings | None = None) -> RoutingPo
 
     Args:
         name: One of `POLICIES`.
-        settings: Read by dualmap only; None: its defaults.
+        settings: Read by `PAIRED` policies only; None: its defaults.
 
     Raises:
         ConfigError: there is no such policy; the message lists them.

@@ -86,19 +86,41 @@ class Estimates:
     Attributes:
         throughput: Of all workers together; stands in for one that has computed little yet.
         now_s: Time of the decision, simulated seconds.
+        is_scattered: Other routers send the same prefixes to the same workers, and what they have sent is unknown.
     """
 
-    __slots__ = ("now_s", "throughput")
+    __slots__ = ("is_scattered", "now_s", "throughput")
 
     def __init__(self, tokens_per_s: float | None = None) -> None:
         """Start with a prefill throughput, tokens/s, or without one."""
         self.throughput = PrefillThroughput(tokens_per_s)
         self.now_s = 0.0
+        self.is_scattered = False
 
     def seconds(self, worker: WorkerQueue[Any], tokens: int) -> float | None:
         """Return how long a worker computes ``tokens``; None while no throughput is known."""
         tokens_per_s = worker.throughput.mixed(self.throughput.tokens_per_s)
         return None if tokens_per_s is None else tokens / tokens_per_s
+
+    def computed_tokens(self, worker: WorkerQueue[Any]) -> int:
+        """Return the tokens that a worker should have computed of the prompt under way there, >= 0.
+
+        Its throughput over the time since it began, at most the whole prompt: those dispatched after it wait until its
+        end is reported. 10,000 tokens/s, 8,000 to compute, begun 0.3 s ago: 3,000.
+        """
+        if not worker.running:
+            return 0
+        tokens_per_s = worker.throughput.mixed(self.throughput.tokens_per_s)
+        if tokens_per_s is None:
+            return 0
+        first = next(iter(worker.running.values()))
+        began_s = worker.progress_s if first.started_s is None else max(first.started_s, worker.progress_s)
+        return min(first.uncached, max(0, int((self.now_s - began_s) * tokens_per_s)))
+
+    def pending_tokens(self, worker: WorkerQueue[Any], arrival: Arrival | None = None) -> int:
+        """Return the uncached tokens that a worker computes before a request that comes now; None: of any tier."""
+        pending = worker.pending_tokens if arrival is None else worker.pending_for(arrival)
+        return pending - self.computed_tokens(worker)
 
     def relative_slowdown(self, worker: WorkerQueue[Any]) -> float:
         """Return how many times as long as all together a worker takes for a token; 1 where they hardly differ."""
@@ -110,7 +132,7 @@ class Estimates:
 
     def ttft_s(self, worker: WorkerQueue[Any], uncached: int) -> float | None:
         """Return the estimated TTFT of a request that comes now: pending and own tokens over the throughput."""
-        return self.seconds(worker, worker.pending_tokens + uncached)
+        return self.seconds(worker, self.pending_tokens(worker) + uncached)
 
 
 def eligible(workers: WorkerQueues, avoid: Collection[str]) -> list[WorkerQueue[Any]]:

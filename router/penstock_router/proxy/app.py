@@ -29,6 +29,7 @@ from penstock_router.proxy.call import CompletionCall, request_id
 from penstock_router.proxy.completion import PATHS, ApiEndpoint, CompletionRequest, parse_completion
 from penstock_router.proxy.cors import Cors
 from penstock_router.proxy.failures import QUEUE_TIMEOUT, REJECTIONS
+from penstock_router.proxy.forwarding import Forwarder, Passage
 from penstock_router.proxy.handler import CompletionHandler
 from penstock_router.proxy.prefix import PromptReader
 from penstock_router.proxy.refusal import RequestRefused
@@ -65,6 +66,7 @@ class RouterApp:
         admin: Admin,
         busy_threshold: BusyThresholdApi,
         peers: Peers,
+        forwarder: Forwarder,
         keys: KeyCheck,
         admin_check: AdminCheck,
         cors: Cors,
@@ -82,6 +84,7 @@ class RouterApp:
         self._admin = admin
         self._busy_threshold = busy_threshold
         self._peers = peers
+        self._forwarder = forwarder
         self._keys = keys
         self._admin_check = admin_check
         self._cors = cors
@@ -149,36 +152,18 @@ class RouterApp:
         arrived_real_s = time.monotonic()
         own_id = request_id(request.headers.get(b"x-request-id"))
         headers = ((b"x-request-id", own_id), *self._cors.headers(path, request.headers))
+        passage = Passage(request, responder, own_id, headers)
         call: CompletionCall | None = None
         try:
-            self._require(request, "POST")
-            self._keys.check(request.headers.get(b"authorization"))
-            if request.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-                raise RequestRefused(  # noqa: TRY301 - answered below like all refusals
-                    415, "content-encoding: send the body as it is", code="unsupported_media_type"
-                )
+            self._check(request)
             task = asyncio.current_task()
             if task is not None:
                 responder.on_disconnect(lambda: _cancel(task))
-            parsed = await self._parse(path, request)
-            identity = None
-            if self._tiers is not None:
-                identity = self._tiers.door.identify(request.headers, parsed.body.get("model"))
-                parsed = self._tiers.door.for_worker(parsed, identity.tier)
-            tokens = parsed.prompt_ids or self._estimator.estimate(parsed.prompt_bytes)
-            call = CompletionCall(
-                parsed,
-                responder,
-                arrived_real_s=arrived_real_s,
-                prompt_tokens=tokens,
-                headers=headers,
-                upstream_headers=self._upstream_headers(request, own_id),
-                session=self._session(request),
-                identity=identity,
-            )
-            if self._reader is not None:
-                call.take_keys(await self._reader.read(parsed))
-            await self._handler.serve(call)
+            if await self._forwarder.pass_on(passage):
+                return
+            call = await self._read_call(path, passage, arrived_real_s)
+            if not await self._passed_on_by_prefix(call, passage):
+                await self._handler.serve(call)
         except RequestRefused as refusal:
             self._metrics.errors[refusal.code] += 1
             self._refuse(refusal, responder, headers)
@@ -191,7 +176,44 @@ class RouterApp:
                 call.error = "internal_error"
             raise
         finally:
-            self._record(PATHS[path], own_id, call, responder, arrived_real_s)
+            if not passage.is_passed_on:
+                self._record(PATHS[path], own_id, call, responder, arrived_real_s)
+
+    async def _passed_on_by_prefix(self, call: CompletionCall, passage: Passage) -> bool:
+        """Read a call's prompt; return whether another router, which owns its prefix, has answered it."""
+        if self._reader is None:
+            return False
+        keyed = await self._reader.read(call.request)
+        call.take_keys(keyed)
+        return await self._forwarder.pass_on(passage, keyed.chain)
+
+    def _check(self, request: Request) -> None:
+        """Refuse what no router of the graph would answer."""
+        self._require(request, "POST")
+        self._keys.check(request.headers.get(b"authorization"))
+        if request.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise RequestRefused(
+                415, "content-encoding: send the body as it is", code="unsupported_media_type"
+            )
+
+    async def _read_call(self, path: str, passage: Passage, arrived_real_s: float) -> CompletionCall:
+        """Return what a request asks for; its prompt is not read yet."""
+        request = passage.request
+        parsed = await self._parse(path, request)
+        identity = None
+        if self._tiers is not None:
+            identity = self._tiers.door.identify(request.headers, parsed.body.get("model"))
+            parsed = self._tiers.door.for_worker(parsed, identity.tier)
+        return CompletionCall(
+            parsed,
+            passage.responder,
+            arrived_real_s=arrived_real_s,
+            prompt_tokens=parsed.prompt_ids or self._estimator.estimate(parsed.prompt_bytes),
+            headers=tuple(passage.headers),
+            upstream_headers=self._upstream_headers(request, passage.own_id),
+            session=self._session(request),
+            identity=identity,
+        )
 
     async def _parse(self, path: str, request: Request) -> CompletionRequest:
         """Read a body, a large one in steps and in a thread, so that others' streams go on."""

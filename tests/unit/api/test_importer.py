@@ -317,7 +317,6 @@ def test_planner_options_are_carried():
         "--decode-kv-scale-up-threshold=0.8", "--no-operation", "--ttft=200", "--itl", "10",
     )  # fmt: skip
     assert spec["planner"] == {
-        "mode": "sla",
         "noOperation": True,
         "adjustmentIntervalSeconds": 60,
         "maxGpuBudget": 6,
@@ -326,7 +325,17 @@ def test_planner_options_are_carried():
         "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01},
     }
     assert spec["services"]["vllm-decode-worker"]["scaling"] == {}
-    assert notes == []
+    assert [path.endswith("args") for path, _ in notes] == [True]
+
+
+def test_a_planner_with_targets_and_a_profile_plans_by_them():
+    """Mode sla, and the place of the profile, which is to be checked."""
+    spec, notes = planner("--ttft=200", "--itl=10", "--profile-results-dir=/profiles")
+    assert spec["planner"] == {
+        "mode": "sla",
+        "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01, "profile": "/profiles"},
+    }
+    assert [path.endswith("args") for path, _ in notes] == [True]
 
 
 def test_planner_options_that_are_not_ours_are_listed():

@@ -44,6 +44,24 @@ def test_a_hot_prefix_stays_hot_until_below_one_nth():
     assert short_again == 1
 
 
+def test_given_shares_stand_in_for_those_of_the_number_of_workers():
+    """A tenth of the traffic is cold among eight workers, and hot above 6% until it falls below 2%."""
+    by_count, by_share = HotnessTree(window=100), HotnessTree(window=100, hot_share=0.06, cold_share=0.02)
+    keys = [
+        (by_count.key((i % 10, 50), workers=8), by_share.key((i % 10, 50), workers=8)) for i in range(200)
+    ]
+
+    for i in range(96):
+        by_share.key((1000 + i,), workers=8)
+    at_four_percent = by_share.key((9, 50), workers=8)
+    for i in range(100):
+        by_share.key((2000 + i,), workers=8)
+
+    assert keys[-1] == (9, 50)
+    assert at_four_percent == 50
+    assert by_share.key((9, 50), workers=8) == 9
+
+
 def test_two_instances_never_make_a_prefix_hot():
     """2/n is 1 then: every pair holds all workers anyway."""
     tree = HotnessTree(window=50)

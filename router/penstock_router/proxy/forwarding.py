@@ -1,0 +1,158 @@
+"""Passes requests on to the router that decides about them, whole: it queues, dispatches, counts and answers them.
+
+A request is passed on once at most. Where the other router cannot be reached, or breaks off before the first byte, this
+one decides, which costs a cache miss at worst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock_core.errors import ClientDisconnected, PenstockError, UpstreamTimeout
+from penstock_core.logs import get_logger
+from penstock_router.metrics import RouterMetrics
+from penstock_router.peers import Peers
+from penstock_router.proxy.failures import error_response_of
+from penstock_router.proxy.upstream import read_whole
+from penstock_wire.client import ConnectionPool, StreamingResponse, Timeouts
+from penstock_wire.messages import Headers
+from penstock_wire.problem import EVENT_STREAM, JSON
+from penstock_wire.relay import relay
+from penstock_wire.server import Request, Responder
+from penstock_wire.sse import encode_event
+
+log = get_logger(__name__)
+
+FORWARDED: Final = b"x-penstock-forwarded"
+"""Header of a request that a router has passed on. A client that sends it gets an answer from the router it asks."""
+_CONNECT_REAL_S: Final = 0.5
+"""Chosen: routers of a graph are near each other, and whoever got the request can serve it as well."""
+_MARGIN_REAL_S: Final = 5.0
+"""Chosen: the router that decides ends a request at its limit first, and says why."""
+_OF_THE_CONNECTION: Final = frozenset(
+    name.encode()
+    for name in [
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "keep-alive",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "x-request-id",
+    ]
+)
+"""Headers that are not passed on: they belong to one connection, or are set anew."""
+
+_TOLD: Final = (b"retry-after", b"www-authenticate")
+"""Headers of the other router's answer that are passed on, besides its content type."""
+
+
+@dataclass(slots=True)
+class Passage:
+    """A request that may be passed on.
+
+    Attributes:
+        request: As it came.
+        responder: Writes the answer.
+        own_id: Its request id, for both routers' logs.
+        headers: Headers of the answer.
+        is_passed_on: Another router has it: that one counts it.
+    """
+
+    request: Request
+    responder: Responder
+    own_id: bytes
+    headers: Headers
+    is_passed_on: bool = False
+
+
+class Forwarder:
+    """Finds the router that decides, and relays its answer."""
+
+    def __init__(
+        self, peers: Peers, pool: ConnectionPool, metrics: RouterMetrics, *, request_real_s: float
+    ) -> None:
+        """Tie the parts.
+
+        Args:
+            peers: Know who decides.
+            pool: Connections to routers.
+            metrics: Count.
+            request_real_s: Longest request, real seconds; the other router keeps all other bounds.
+        """
+        self._peers = peers
+        self._pool = pool
+        self._metrics = metrics
+        longest_s = request_real_s + _MARGIN_REAL_S
+        self._timeouts = Timeouts(_CONNECT_REAL_S, longest_s, longest_s, longest_s)
+
+    async def pass_on(self, passage: Passage, chain: Sequence[int] = ()) -> bool:
+        """Let the router that decides about a request answer it; False, and nothing sent, where this one should.
+
+        Args:
+            passage: The request.
+            chain: Its prefix keys; empty while its body is not read: then it goes to a sole owner alone.
+
+        Raises:
+            ClientDisconnected: the client has left.
+        """
+        request = passage.request
+        url = None if FORWARDED in request.headers else self._peers.owner_url(chain)
+        if url is None:
+            return False
+        passage.is_passed_on = True
+        try:
+            await self._exchange(passage, url)
+        except ClientDisconnected:
+            raise
+        except PenstockError as exc:
+            if passage.responder.started:
+                self._break_off(passage.responder, exc)
+                return True
+            if isinstance(exc, UpstreamTimeout) and exc.phase != "connect":
+                problem = error_response_of(exc)
+                passage.responder.send(problem.status, problem.body(), headers=passage.headers)
+                return True
+            log.warning("router did not take a request; deciding here", url=url, problem=str(exc))
+            self._peers.lost(url)
+            self._metrics.forwarded["fell_back"] += 1
+            passage.is_passed_on = False
+            return False
+        self._metrics.forwarded["answered"] += 1
+        return True
+
+    async def _exchange(self, passage: Passage, url: str) -> None:
+        request, timeouts = passage.request, self._timeouts
+        kept = [(name, value) for name, value in request.headers.items() if name not in _OF_THE_CONNECTION]
+        headers = (*kept, (b"x-request-id", passage.own_id), (FORWARDED, b"1"))
+        response = await self._pool.stream(
+            "POST", url + request.path, body=request.body, headers=headers, timeouts=timeouts
+        )
+        async with response:
+            await self._answer(passage, response)
+
+    async def _answer(self, passage: Passage, response: StreamingResponse) -> None:
+        responder, found = passage.responder, response.headers
+        headers = [*passage.headers, *((name, found[name]) for name in _TOLD if name in found)]
+        content_type = found.get(b"content-type", JSON.encode()).decode("latin-1")
+        if not content_type.lower().startswith(EVENT_STREAM):
+            responder.send(
+                response.status, await read_whole(response), content_type=content_type, headers=headers
+            )
+            return
+        responder.start(response.status, content_type=content_type, headers=headers)
+        await relay(response, responder)
+        responder.end()
+
+    def _break_off(self, responder: Responder, problem: PenstockError) -> None:
+        """Tell a client in mid-stream that its stream is broken, and close: it must not look complete."""
+        responder.keep_alive = False
+        responder.write(b"\n\n" + encode_event(error_response_of(problem).body()))
+        responder.end()

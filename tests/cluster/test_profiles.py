@@ -1,0 +1,352 @@
+"""ProfileRequests against a real API server: objects, rights, status, failures, deletion."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from operating import graph, running, until
+
+from penstock_core.errors import InvalidObjectError, NotFoundError
+from penstock_kube.client import KubeClient
+from penstock_kube.kinds import (
+    CONFIG_MAP,
+    EVENT,
+    GRAPH_DEPLOYMENT,
+    JOB,
+    KINDS,
+    POD,
+    PROFILE_REQUEST,
+    ROLE,
+)
+
+pytestmark = pytest.mark.cluster
+
+OBJECTS = {
+    "ConfigMap": {"fast", "fast-profile"},
+    "Job": {"fast-profile"},
+    "NetworkPolicy": {"fast-profile"},
+    "Role": {"fast-profile"},
+    "RoleBinding": {"fast-profile"},
+    "ServiceAccount": {"fast-profile"},
+}
+
+LINES = (
+    "Suggested prefill TP:1 (TTFT 48.37 ms, throughput 15505.23 tokens/s/GPU)\n"
+    "Suggested planner upper/lower bound for prefill queue size: 0.24/0.10\n"
+    "Suggested decode TP:2 (ITL 4.83 ms, throughput 51.22 tokens/s/GPU)\n"
+    "Suggested planner upper/lower bound for decode kv cache utilization: 0.20/0.10\n"
+)
+
+
+def request(namespace, name="fast", **changes):
+    """Return a request for a small simulated graph that is not deployed."""
+    spec = {"template": graph(namespace)["spec"], "isl": 3000, "osl": 150, "maxGpus": 2, **changes}
+    return {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ProfileRequest",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {key: value for key, value in spec.items() if value is not None},
+    }
+
+
+def status_is(client, namespace, phase, reason=None, name="fast"):
+    """Return a check of a request's phase and of its condition's reason."""
+
+    async def check():
+        status = (await client.get(PROFILE_REQUEST, name, namespace=namespace)).get("status", {})
+        reasons = [each["reason"] for each in status.get("conditions", [])]
+        return status if status.get("phase") == phase and reason in {None, *reasons} else None
+
+    return check
+
+
+async def end(client, namespace, kind, *, reason="", message=""):
+    """End the Job as its controller would."""
+    condition = {
+        "type": kind,
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": "2026-01-01T00:01:00Z",
+    }
+    before = {**condition, "type": "FailureTarget" if kind == "Failed" else "SuccessCriteriaMet"}
+    status = {"startTime": "2026-01-01T00:00:00Z", "conditions": [before, condition]}
+    if kind == "Complete":
+        status |= {"completionTime": "2026-01-01T00:01:00Z", "succeeded": 1}
+    else:
+        status |= {"failed": 1}
+    await client.patch(
+        JOB,
+        "fast-profile",
+        {"status": status},
+        namespace=namespace,
+        subresource="status",
+        field_manager="job",
+    )
+
+
+async def fill(client, namespace, name="fast", **data):
+    """Write the result as the Job does."""
+    obj = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": namespace},
+        "data": data,
+    }
+    await client.apply(obj, field_manager="penstock-profiler")
+
+
+async def owned(client, namespace, uid):
+    """Return the names of the objects that a request controls, by kind."""
+    found = {}
+    for kind in OBJECTS:
+        for each in (await client.list(KINDS[kind], namespace=namespace)).items:
+            if any(owner["uid"] == uid for owner in each["metadata"].get("ownerReferences", [])):
+                found.setdefault(kind, set()).add(each["metadata"]["name"])
+    return found
+
+
+async def test_a_request_becomes_one_job_and_its_result_is_told(crds, client, namespace):
+    """Everything it needs, owned by it; phases, columns, the four lines, and an Event each."""
+    made = await client.create(request(namespace), field_manager="test")
+    async with running(client, namespace):
+        await until(status_is(client, namespace, "Profiling"), "the Job")
+        assert await owned(client, namespace, made["metadata"]["uid"]) == OBJECTS
+        await fill(
+            client, namespace, **{"profile.json": "{}", "graph.yaml": "{}", "recommendation.txt": LINES}
+        )
+        await end(client, namespace, "Complete", reason="CompletionsReached")
+        status = await until(status_is(client, namespace, "Succeeded", "Profiled"), "success")
+
+        async def told():
+            events = (await client.list(EVENT, namespace=namespace)).items
+            reasons = {each["reason"] for each in events if each["regarding"]["kind"] == "ProfileRequest"}
+            return reasons >= {"ProfileProfiling", "ProfileSucceeded"}
+
+        await until(told, "events")
+    assert status["configMap"] == "fast"
+    assert status["job"] == "fast-profile"
+    assert status["completionTime"] == "2026-01-01T00:01:00Z"
+    assert status["recommendation"] == {
+        "prefillTensorParallel": 1,
+        "decodeTensorParallel": 2,
+        "summary": LINES.splitlines(),
+    }
+    printed = crds.kubectl("get", "gpr", "--namespace", namespace)
+    assert printed.split("\n")[0].split() == ["NAME", "PHASE", "PREFILL-TP", "DECODE-TP", "CONFIGMAP", "AGE"]
+    assert printed.split("\n")[1].split()[:5] == ["fast", "Succeeded", "1", "2", "fast"]
+
+
+async def test_the_job_measures_the_deployed_graph(crds, client, namespace):
+    """`graph` names one; until it is there the request waits and says for what."""
+    await client.create(request(namespace, template=None, graph="g", ttftSeconds=0.2), field_manager="test")
+    async with running(client, namespace):
+        await until(status_is(client, namespace, "Pending", "GraphMissing"), "the word that it is missing")
+        await client.create(graph(namespace), field_manager="test")
+        await until(status_is(client, namespace, "Profiling"), "the Job")
+    config = await client.get(CONFIG_MAP, "fast-profile", namespace=namespace)
+    measured = yaml.safe_load(config["data"]["graph.yaml"])
+    assert (measured["kind"], measured["metadata"]["name"]) == ("GraphDeployment", "g")
+    job = await client.get(JOB, "fast-profile", namespace=namespace)
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    assert " ".join(container["args"]) == (
+        "profile --config /etc/penstock-profile/graph.yaml --output-dir /tmp/profile --isl 3000 --osl 150 "
+        "--ttft 200 --itl 50 --gpus 2 --config-map fast"
+    )
+
+
+async def test_the_jobs_account_may_fill_its_config_map_and_nothing_else(crds, client, namespace):
+    """By the API server's own word."""
+    await client.create(request(namespace), field_manager="test")
+    async with running(client, namespace):
+        await until(status_is(client, namespace, "Profiling"), "the Job")
+
+    async def may(verb, resource, name="", group=""):
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": f"system:serviceaccount:{namespace}:fast-profile",
+                "resourceAttributes": {
+                    "namespace": namespace, "verb": verb, "group": group, "resource": resource, "name": name,
+                },
+            },
+        }  # fmt: skip
+        return json.loads(crds.kubectl("create", "-o", "json", "-f", "-", stdin=json.dumps(review)))[
+            "status"
+        ]["allowed"]
+
+    assert await may("get", "configmaps", "fast")
+    assert await may("patch", "configmaps", "fast")
+    for verb, resource, name in (
+        ("patch", "configmaps", "fast-profile"),
+        ("create", "configmaps", ""),
+        ("delete", "configmaps", "fast"),
+        ("list", "configmaps", ""),
+        ("get", "secrets", ""),
+        ("list", "pods", ""),
+    ):
+        assert not await may(verb, resource, name), (verb, resource, name)
+
+
+async def test_a_failed_job_is_told_with_its_last_words(crds, client, namespace):
+    """The reason of the Job, the container's last lines, and what to do; a Warning Event too."""
+    await client.create(request(namespace), field_manager="test")
+    async with running(client, namespace):
+        await until(status_is(client, namespace, "Profiling"), "the Job")
+        job = await client.get(JOB, "fast-profile", namespace=namespace)
+        template = job["spec"]["template"]
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": "fast-profile-x",
+                "namespace": namespace,
+                "labels": template["metadata"]["labels"],
+            },
+            "spec": {**template["spec"], "nodeName": "n"},
+        }
+        await client.create(pod, field_manager="test")
+        ended = {
+            "exitCode": 2,
+            "message": "Error: --isl: 3000 exceeds contextTokens 2048; lower it",
+            "finishedAt": "2026-01-01T00:01:00Z",
+        }
+        state = {"name": "main", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+        pod_status = {"phase": "Failed", "containerStatuses": [{**state, "state": {"terminated": ended}}]}
+        await client.patch(
+            POD, "fast-profile-x", {"status": pod_status}, namespace=namespace, subresource="status",
+            field_manager="kubelet",
+        )  # fmt: skip
+        await end(client, namespace, "Failed", reason="PodFailurePolicy", message="Container main failed")
+        status = await until(status_is(client, namespace, "Failed", "PodFailurePolicy"), "failure")
+    [condition] = status["conditions"]
+    assert condition["status"] == "False"
+    assert "exit code 2: Error: --isl: 3000 exceeds contextTokens 2048; lower it" in condition["message"]
+    assert condition["message"].endswith("then delete the request and apply it again")
+
+
+async def test_a_job_without_a_result_has_failed(crds, client, namespace):
+    """Completed, yet the ConfigMap holds no profile."""
+    await client.create(request(namespace), field_manager="test")
+    async with running(client, namespace):
+        await until(status_is(client, namespace, "Profiling"), "the Job")
+        await end(client, namespace, "Complete", reason="CompletionsReached")
+        await until(status_is(client, namespace, "Failed", "ResultMissing"), "failure")
+
+
+async def test_an_object_of_another_is_not_overwritten(crds, client, namespace):
+    """A ConfigMap that somebody made keeps its content; the request waits and names it."""
+    await fill(client, namespace, keep="me")
+    await client.create(request(namespace), field_manager="test")
+    async with running(client, namespace):
+        status = await until(status_is(client, namespace, "Pending", "NameConflict"), "the conflict")
+        assert "ConfigMap fast exists and belongs to no ProfileRequest" in status["conditions"][0]["message"]
+        with pytest.raises(NotFoundError):
+            await client.get(JOB, "fast-profile", namespace=namespace)
+        await client.delete(CONFIG_MAP, "fast", namespace=namespace)
+        await until(status_is(client, namespace, "Profiling"), "the Job")
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"nodePool": "h100"}, "spec.nodePool: h100 is no node pool of graph fast"),
+        (
+            {"podTemplate": {"spec": {"hostNetwork": True}}},
+            "spec.podTemplate.spec.hostNetwork: true is not allowed",
+        ),
+        ({"template": {"model": {"name": "m"}, "services": {}}}, "spec.template.services"),
+        (
+            {"template": {"model": {"name": "m"}, "services": {"w": {"role": "aggregated"}}}},
+            "spec.image: null, but the release's image holds no vllm",
+        ),
+    ],
+)
+async def test_an_unusable_request_is_refused_in_its_status(crds, client, namespace, changes, part):
+    """What the schema cannot say; nothing of it is made."""
+    await client.create(request(namespace, **changes), field_manager="test")
+    async with running(client, namespace):
+        status = await until(status_is(client, namespace, "Failed", "InvalidSpec"), "the refusal")
+    assert part in status["conditions"][0]["message"]
+    assert {each["metadata"]["name"] for each in (await client.list(JOB, namespace=namespace)).items} == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"graph": "g"}, "both or neither of graph and template"),
+        ({"template": None}, "both or neither of graph and template"),
+        ({"tensorParallel": [1, 4]}, "4 exceeds maxGpus 2; leave the size out or raise maxGpus"),
+        ({"isl": 0}, "greater than or equal to 1"),
+    ],
+)
+async def test_the_api_server_refuses_broken_rules(crds, client, namespace, changes, part):
+    """With the rules' own words."""
+    with pytest.raises(InvalidObjectError, match=part):
+        await client.create(request(namespace, **changes), field_manager="test")
+
+
+async def test_a_request_is_immutable_and_its_name_bounded(crds, client, namespace):
+    """Measured once; a new wish is a new request."""
+    await client.create(request(namespace), field_manager="test")
+    with pytest.raises(InvalidObjectError, match="a request is measured once"):
+        await client.patch(
+            PROFILE_REQUEST, "fast", {"spec": {"isl": 1}}, namespace=namespace, field_manager="test"
+        )
+    with pytest.raises(InvalidObjectError, match="has 53 characters"):
+        await client.create(request(namespace, "x" * 53), field_manager="test")
+
+
+async def test_an_ended_request_is_left_alone(crds, client, namespace):
+    """No write after its end, though its objects change and the operator starts again."""
+    await client.create(request(namespace), field_manager="test")
+    async with running(client, namespace):
+        await until(status_is(client, namespace, "Profiling"), "the Job")
+        await fill(client, namespace, **{"profile.json": "{}"})
+        await end(client, namespace, "Complete")
+        await until(status_is(client, namespace, "Succeeded"), "success")
+    before = await client.get(PROFILE_REQUEST, "fast", namespace=namespace)
+    await client.delete(ROLE, "fast-profile", namespace=namespace)
+    async with running(client, namespace) as operator:
+        await client.create(graph(namespace), field_manager="test")
+
+        async def handled():
+            live = await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
+            return live.get("status", {}).get("observedGeneration")
+
+        await until(handled, "the operator at work")
+        await until(lambda: _quiet(operator), "an empty queue")
+    after = await client.get(PROFILE_REQUEST, "fast", namespace=namespace)
+    assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+    with pytest.raises(NotFoundError):
+        await client.get(ROLE, "fast-profile", namespace=namespace)
+
+
+async def _quiet(operator):
+    return not operator.profiles.queue.depth and not operator.profiles.queue.running
+
+
+async def test_the_operators_own_rights_suffice(crds, client, namespace, tmp_path):
+    """With the chart's Role and not one right more."""
+    from accounts import account
+
+    from penstock_operator.rbac import RULES
+
+    rules = [
+        {"apiGroups": [group], "resources": [resource], "verbs": sorted(verbs)}
+        for (group, resource), verbs in RULES.items()
+    ]
+    path = account(crds, namespace, "op", rules)
+    bound = await KubeClient.connect(kubeconfig=path)
+    try:
+        await client.create(request(namespace), field_manager="test")
+        async with running(bound, namespace):
+            await until(status_is(client, namespace, "Profiling"), "the Job")
+            await fill(client, namespace, **{"profile.json": "{}"})
+            await end(client, namespace, "Complete")
+            await until(status_is(client, namespace, "Succeeded"), "success")
+    finally:
+        await bound.close()

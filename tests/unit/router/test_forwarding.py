@@ -1,0 +1,252 @@
+"""Routers pass requests on to the one that decides: once, whole, counted once, and never at the cost of an answer."""
+
+import asyncio
+import time
+
+import orjson
+import pytest
+
+from penstock_router.policy.prefix_owner import RouterState
+from penstock_router.proxy.forwarding import FORWARDED
+from penstock_wire.client import Timeouts
+
+JSON = (b"content-type", b"application/json")
+
+
+class Routers:
+    """Two routers of one statefile; the first is the older one, so it decides."""
+
+    def __init__(self, first, second):
+        self.first = first
+        self.second = second
+
+
+async def start(harness, write_graph, *workers, **settings):
+    """Start two routers that know each other."""
+    config = settings.pop("config", {})
+    routers = []
+    for number in range(2):
+        file = write_graph(workers, routers)
+        router = await harness.router(
+            config=config, disaggregated=False, ready=False, statefile=file, **settings
+        )
+        routers.append(router)
+        write_graph(workers, routers)
+        await router.until(lambda router=router: not router.server.admission.problems())
+        assert number < 2
+    first, second = routers
+    await second.until(lambda: second.server._peers.owner_url(()) == first.url)
+    await first.until(lambda: len(first.server._peers._heard) == 1)
+    assert first.server._peers.owner_url(()) is None
+    return Routers(first, second)
+
+
+@pytest.fixture
+def write_graph(tmp_path):
+    """Write the workers and routers into the statefile."""
+    file = tmp_path / "state.json"
+
+    def write(workers, routers):
+        entries = {
+            each.name: {
+                "role": each.role,
+                "url": each.url,
+                "state": "ready",
+                "pid": 1,
+                "started": 1,
+                "restarts": 0,
+            }
+            for each in workers
+        }
+        entries |= {
+            f"router-{number}": {"role": "router", "url": each.url, "state": "ready"}
+            for number, each in enumerate(routers)
+        }
+        fresh = file.with_suffix(".new")
+        fresh.write_bytes(orjson.dumps(entries))
+        fresh.replace(file)
+        return file
+
+    return write
+
+
+async def test_the_older_router_decides_and_counts(harness, write_graph):
+    """A request that came to the younger one is an arrival at the older one alone; its id is the same in both."""
+    worker = await harness.worker("aggregated")
+    routers = await start(harness, write_graph, worker)
+    answer = await routers.second.post(max_tokens=2, headers=(JSON, (b"x-request-id", b"mine")))
+    assert answer.status == 200
+    assert orjson.loads(answer.body)["choices"][0]["text"] == "xx"
+    assert answer.headers[b"x-request-id"] == worker.seen[0].headers[b"x-request-id"] == b"mine"
+    assert routers.first.server.metrics.arrivals == 1
+    assert routers.second.server.metrics.arrivals == 0
+    forwarded = "penstock_router_forwarded_requests_total"
+    assert await routers.second.metric(forwarded, outcome="answered") == 1
+    assert not routers.second.server.metrics.requests
+    await routers.first.assert_idle()
+
+
+async def test_a_stream_is_relayed_as_it_comes(harness, write_graph):
+    """The first token arrives before the last is made."""
+    worker, gate = await harness.worker("aggregated"), asyncio.Event()
+    worker.script = [harness.answers.events_then(harness.token_event(0), event=gate)]
+    routers = await start(harness, write_graph, worker)
+    response = await routers.second.stream()
+    async with response:
+        assert response.headers[b"content-type"].startswith(b"text/event-stream")
+        assert b"tok0" in await anext(aiter(response))
+        gate.set()
+        rest = b"".join([chunk async for chunk in response])
+    assert rest.endswith(harness.done)
+
+
+async def test_what_was_passed_on_is_not_passed_on_again(harness, write_graph):
+    """Two routers that take each other for the owner answer all the same."""
+    worker = await harness.worker("aggregated")
+    routers = await start(harness, write_graph, worker)
+    peers = routers.first.server._peers
+    other = next(iter(peers._heard.values())).instance
+    peers._owners.set_owners([other])
+    peers._choose_owners = lambda: None
+    assert peers.owner_url(()) == routers.second.url
+    assert (await routers.second.post()).status == 200
+    assert (await routers.first.post(headers=(JSON, (FORWARDED, b"1")))).status == 200
+    assert len(worker.seen) == 2
+
+
+async def test_a_dead_owner_costs_no_answer(harness, write_graph):
+    """Its requests are decided where they come; a request under way there is decided again."""
+    worker, gate = await harness.worker("aggregated"), asyncio.Event()
+    worker.script = [harness.answers.events_then(event=gate)]
+    routers = await start(harness, write_graph, worker)
+    task = asyncio.ensure_future(routers.second.post(max_tokens=1))
+    await routers.second.until(lambda: worker.seen)
+    # As when the process is killed: its connections break, and nothing listens any more.
+    await routers.first.server._http.close(grace_s=0)
+    gate.set()
+    assert (await task).status == 200
+    assert (await routers.second.post(max_tokens=1)).status == 200
+    assert routers.second.server._peers.owner_url(()) is None
+    assert await routers.second.metric("penstock_router_forwarded_requests_total", outcome="fell_back") >= 1
+
+
+async def test_a_stream_that_breaks_at_the_owner_does_not_look_complete(harness, write_graph):
+    """It ends by an error event, without [DONE]."""
+    worker, gate = await harness.worker("aggregated"), asyncio.Event()
+    worker.script = [harness.answers.events_then(harness.token_event(0), event=gate)]
+    routers = await start(harness, write_graph, worker)
+    response = await routers.second.stream()
+    async with response:
+        body = [await anext(aiter(response))]
+        closing = asyncio.ensure_future(routers.first.server._http.close(grace_s=0))
+        body += [chunk async for chunk in response]
+        await closing
+        gate.set()
+    text = b"".join(body)
+    assert b"upstream_broken" in text
+    assert harness.done not in text
+
+
+async def test_a_client_that_leaves_frees_the_worker(harness, write_graph):
+    """Across both routers."""
+    worker, started = await harness.worker("aggregated"), asyncio.Event()
+    worker.script = [harness.answers.hang(started)]
+    routers = await start(harness, write_graph, worker)
+    task = asyncio.ensure_future(routers.second.post())
+    await started.wait()
+    task.cancel()
+    await routers.first.until(lambda: worker.disconnects == 1)
+    await routers.first.assert_idle()
+
+
+async def test_refusals_come_through_as_they_are(harness, write_graph):
+    """Status, body and Retry-After of the owner; a wrong key is refused at the door."""
+    worker = await harness.worker("aggregated")
+    worker.otherwise = harness.answers.status(429, headers=((b"retry-after", b"7"),))
+    routers = await start(harness, write_graph, worker, api_keys=frozenset({b"key"}))
+    key = (b"authorization", b"Bearer key")
+    refused = await routers.second.post(headers=(JSON, key))
+    assert (refused.status, refused.headers[b"retry-after"]) == (429, b"7")
+    assert orjson.loads(refused.body)["error"]["message"] == "worker says no"
+    assert (await routers.second.post(headers=(JSON,))).status == 401
+    assert len(worker.seen) == 1
+
+
+async def test_a_router_that_stops_decides_about_nothing(harness, write_graph):
+    """It says so while its own requests go on."""
+    worker = await harness.worker("aggregated")
+    routers = await start(harness, write_graph, worker)
+    routers.first.server._peers.forwards = False
+    await routers.second.until(lambda: routers.second.server._peers.owner_url(()) is None)
+    assert "decides" not in orjson.loads((await routers.first.get("/peer_load")).body)
+
+
+async def test_forwarding_can_be_off(harness, write_graph):
+    """Each decides about what came to it."""
+    worker = await harness.worker("aggregated")
+    file = write_graph((worker,), ())
+    options = {"config": {"peers": {"forward": False}}, "disaggregated": False, "statefile": file}
+    first = await harness.router(**options)
+    write_graph((worker,), (first,))
+    second = await harness.router(**options)
+    write_graph((worker,), (first, second))
+    await second.until(lambda: second.server._peers._heard)
+    assert (await second.post()).status == 200
+    assert second.server.metrics.arrivals == 1
+
+
+async def test_several_owners_share_by_prefix(harness, write_graph):
+    """Equal prompts meet at one router, wherever they come in, and both decide about some."""
+    worker = await harness.worker("aggregated")
+    routers = await start(harness, write_graph, worker)
+    both = [routers.first.server, routers.second.server]
+    for server in both:
+        busy = [RouterState(each._peers.instance, each._peers._since_s, 1.0) for each in both]
+        server._peers._choose_owners = lambda: None
+        server._peers._owners.set_owners([each.name for each in busy])
+        other = routers.second if server is both[0] else routers.first
+        server._peers._url_of = {other.server._peers.instance: other.url}
+    for number in range(12):
+        prompt = f"{number} " * 400
+        for router in (routers.first, routers.second):
+            before = [each.metrics.arrivals for each in both]
+            assert (await router.post(prompt=prompt)).status == 200
+            after = [each.metrics.arrivals for each in both]
+            decided = [now - then for now, then in zip(after, before, strict=True)]
+            if router is routers.first:
+                expected = decided
+        assert decided == expected
+    assert all(each.metrics.arrivals for each in both)
+
+
+async def test_a_router_that_hangs_is_asked_no_longer_than_allowed(harness, write_graph):
+    """An owner whose answer does not begin is cut off by the request's own limits."""
+    worker, started = await harness.worker("aggregated"), asyncio.Event()
+    worker.script = [harness.answers.hang(started)]
+    routers = await start(
+        harness,
+        write_graph,
+        worker,
+        config={"limits": {"firstByteTimeoutSeconds": 0.2}, "retries": {"maxPerRequest": 0}},
+    )
+    began = time.monotonic()
+    answer = await routers.second.client.request(
+        "POST",
+        routers.second.url + "/v1/completions",
+        body=orjson.dumps({"model": "llama", "prompt": "x"}),
+        headers=(JSON,),
+        timeouts=Timeouts.each(20),
+    )
+    assert answer.status == 504
+    assert time.monotonic() - began < 20
+
+
+async def test_routers_that_do_not_forward_keep_to_pairs(harness, write_graph):
+    """The default policy is told that prefixes are scattered, and told again when the other router is gone."""
+    worker = await harness.worker("aggregated")
+    file = write_graph((worker,), ())
+    options = {"config": {"peers": {"forward": False}}, "disaggregated": False, "statefile": file}
+    router, other = [await harness.router(**options) for _ in range(2)]
+    write_graph((worker,), (router, other))
+    estimates = router.server.core.entry_queue._estimates
+    await router.until(lambda: estimates.is_scattered)
