@@ -22,6 +22,7 @@ _NUMBERS = {
     "--prefill-engine-num-gpu": "prefillEngineNumGpu",
 }
 _SLA_MILLISECONDS = {"--ttft": "ttftSeconds", "--itl": "itlSeconds"}
+_SLA_PROFILE = "--profile-results-dir"
 _CONFIG_NUMBERS = {
     "throughput_adjustment_interval_seconds": "adjustmentIntervalSeconds",
     "max_gpu_budget": "maxGpuBudget",
@@ -64,13 +65,22 @@ def _carry_options(source: ManifestSource, container: KeyPath, command: Command)
     for flag, key in _SLA_MILLISECONDS.items():
         _carry_number(source, container, targets, key, command.pop_value(flag), factor=0.001)
     _carry_config(source, container, command, planner, targets)
-    if targets:
-        planner["sla"] = targets
-    if targets or (command.module or "").endswith("planner_sla"):
+    is_sla = bool(targets) or (command.module or "").endswith("planner_sla")
+    profile = command.pop_value(_SLA_PROFILE) if is_sla else None
+    if profile is not None:
+        planner["mode"] = "sla"
+        targets["profile"] = profile
+        source.note(
+            (*container, "args"), "holds a profile: check that planner.sla.profile names it here", profile
+        )
+    elif is_sla:
         source.note(
             (*container, "args"),
-            "plans by a performance profile; mode adaptive is used until planner.sla.profile and planner.mode name one",
+            f"plans by targets and names no profile ({_SLA_PROFILE}): mode adaptive; run `penstock profile`, then set"
+            " planner.mode: sla and planner.sla.profile",
         )
+    if targets:
+        planner["sla"] = targets
     if command.pop_flag("--no-operation"):
         planner["noOperation"] = True
     return planner

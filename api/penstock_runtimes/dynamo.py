@@ -97,7 +97,7 @@ def _vllm(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> lis
         argv += ["--disaggregation-mode", _MODES[service.role]]
     argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
     # Dynamo's examples give both workers kv_both; the mode decides who produces.
-    return argv + kv_transfer_flags(spec, service.role, kv_role="kv_both")
+    return argv + kv_transfer_flags(spec, service, kv_role="kv_both")
 
 
 def _mocker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:

@@ -16,10 +16,10 @@ from penstock_local.random_model import MIN_VOCABULARY, RandomModel, write_model
 )
 @click.option(
     "--hidden-size",
-    type=click.IntRange(16, 8192),
-    default=128,
+    type=click.IntRange(80, 8000),
+    default=160,
     show_default=True,
-    help="Width, a multiple of 16 up to 8192; a larger one is slower.",
+    help="Width, a multiple of 80 up to 8000; a larger one is slower.",
 )
 @click.option(
     "--context-tokens",

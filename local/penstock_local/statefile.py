@@ -81,8 +81,7 @@ class ProcessEntry:
         gpus_per_replica: How many GPU ids a replica of this service needs.
         grace_s: terminationGracePeriodSeconds, simulated seconds.
         startup_s: Time it may take to answer its first health check, simulated seconds.
-        liveness_s: A serving process that gives no healthy answer for this long, real seconds, is killed; None: only
-            when nothing accepts connections at its port.
+        liveness_s: A serving process that gives no healthy answer for this long, real seconds, is killed.
         served: It has been ready once since it was requested.
         restarts: How often it was restarted after a crash.
         reason: Why it is not serving, or None.
@@ -104,7 +103,7 @@ class ProcessEntry:
     gpus_per_replica: int = 0
     grace_s: float = 30.0
     startup_s: float = 600.0
-    liveness_s: float | None = LIVENESS_S
+    liveness_s: float = LIVENESS_S
     served: bool = False
     restarts: int = 0
     reason: str | None = None

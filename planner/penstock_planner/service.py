@@ -12,6 +12,7 @@ from penstock_api import GraphDeployment, MetricsSource
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError
 from penstock_core.logs import get_logger
+from penstock_performance.profile import PerformanceProfile
 from penstock_planner.dashboard import Dashboard, folder_of
 from penstock_planner.ledger import FILE_NAME, Ledger
 from penstock_planner.loop import LoopSettings, ModelTime, PlannerLoop
@@ -53,6 +54,7 @@ class PlannerService:
         host: Address of the planner's own metrics.
         metrics_port: Its port; 0: off.
         graph_file: Of ``--graph``, for the ledger, so that its readers find the graph.
+        performance: What mode sla plans by; None in every other mode.
     """
 
     options: PlannerOptions
@@ -61,13 +63,14 @@ class PlannerService:
     host: str
     metrics_port: int
     graph_file: Path | None = None
+    performance: PerformanceProfile | None = None
 
     def settings(self) -> LoopSettings:
         """Return the loop's settings."""
         clock = SimulatedClock(self.speed)
         options = self.options
         return LoopSettings(
-            config=options.decide_config(self.graph),
+            config=options.decide_config(self.graph, self.performance),
             max_age_s=max(options.metrics_max_age, clock.to_model_s(MIN_MAX_AGE_S)),
             adjustment_deadline_s=max(options.adjustment_deadline, clock.to_model_s(MIN_DEADLINE_S)),
             timeline=f"{boot_id()}@{self.speed:g}",

@@ -27,6 +27,7 @@ from penstock_objects.names import DECISION_ANNOTATION
 from penstock_planner.cluster.events import DecisionEventWriter, EventListener
 from penstock_planner.cluster.fleet import Fleet, PlannerJob, last_report
 from penstock_planner.cluster.peers import OwnGraphs, election_scope
+from penstock_planner.cluster.profiles import ConfigMapProfiles, EngineProfile
 from penstock_planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter
 from penstock_planner.cluster.watch import GraphWatch, Key, Watch
 from penstock_planner.dashboard import Dashboard, folder_of
@@ -72,6 +73,7 @@ class ClusterService:
 
     Attributes:
         overrides: Options that win over every graph's own, by kebab-case name.
+        engine_profile: Reads the profile of graphs of runtime simulated that name none.
         namespace: To watch; None: the client's own.
         all_namespaces: Watch all.
         graph: The only graph's name; None: all.
@@ -83,6 +85,7 @@ class ClusterService:
     """
 
     overrides: Mapping[str, Any]
+    engine_profile: EngineProfile
     namespace: str | None = None
     all_namespaces: bool = False
     graph: str | None = None
@@ -181,6 +184,9 @@ class LeaderSession:
         self.fleet = Fleet(
             self._own,
             overrides=dict(service.overrides),
+            profiles=ConfigMapProfiles(
+                fenced, overrides=service.overrides, engine_profile=service.engine_profile
+            ),
             work=self._plan,
             say=self.status.say,
             forget=self._forget,

@@ -329,6 +329,16 @@ def test_planner_options_are_carried():
     assert [path for path, _ in notes] == ["spec.services.Planner.extraPodSpec.mainContainer.args"]
 
 
+def test_a_planner_with_targets_and_a_profile_plans_by_them():
+    """Mode sla, and the place of the profile, which is to be checked."""
+    spec, notes = planner("--ttft=200", "--itl=10", "--profile-results-dir=/profiles")
+    assert spec["planner"] == {
+        "mode": "sla",
+        "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01, "profile": "/profiles"},
+    }
+    assert [path.endswith("args") for path, _ in notes] == [True]
+
+
 def test_a_planners_json_is_read():
     """Dynamo 1.1 and later take one object; what a graph's planner has no key for is listed by its name."""
     config = {

@@ -16,6 +16,7 @@ from penstock_runtimes import (
     masked_env,
     process_specs,
 )
+from penstock_runtimes.engine_flags import kv_events_endpoint
 
 LEASE = {"kv_lease_duration": 30, "decoder_kv_blocks_ttl": 480}
 
@@ -123,6 +124,25 @@ def test_tiers_reach_simulated_workers(build, context):
     assert "--preemption-config" not in by_service(build(), context)["decode"].argv
 
 
+def _connector(spec):
+    """Return kv_connector_extra_config of a process."""
+    return json.loads(spec.argv[spec.argv.index("--kv-transfer-config") + 1])["kv_connector_extra_config"]
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "simulated", "dynamo"])
+def test_each_service_gets_its_own_lease(build, context, runtime):
+    """The graph's, or the service's own; the life of decoder blocks goes to decode alone."""
+    graph = build(
+        runtime=runtime,
+        lease={"durationSeconds": 40, "decoderBlocksTtlSeconds": 300},
+        services={"prefill": {"lease": {"durationSeconds": 60}}},
+    )
+    specs = by_service(graph, context)
+    assert _connector(specs["prefill"]) == {"kv_lease_duration": 60}
+    assert _connector(specs["decode"]) == {"kv_lease_duration": 40, "decoder_kv_blocks_ttl": 300}
+    assert graph.spec.lease_seconds == 60
+
+
 def test_vllm_worker(build, context):
     """A vLLM worker runs as it is: NIXL roles, lease and side channel, tensor parallelism from the GPUs."""
     graph = build(
@@ -145,6 +165,7 @@ def test_vllm_worker(build, context):
         "--stream-interval", "4", "--scheduling-policy", "priority", "--kv-transfer-config", json.dumps(config, separators=(",", ":")),
     )  # fmt: skip
     assert specs["decode"].env == {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
     }
@@ -175,7 +196,7 @@ def test_vllm_aggregated_has_no_connector(build, context):
     )
     worker = by_service(graph, context)["worker"]
     assert "--kv-transfer-config" not in worker.argv
-    assert (worker.env, worker.ports) == ({}, ("port",))
+    assert (worker.ports, "VLLM_NIXL_SIDE_CHANNEL_PORT" in worker.env) == (("port",), False)
 
 
 def test_several_nodes_become_pipeline_stages(build, context):
@@ -296,6 +317,7 @@ def test_user_arguments_and_environment_come_last(build, context):
     decode = specs["decode"]
     assert decode.argv[-2:] == ("--seed", "1")
     assert decode.env == {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
         "A": "graph",
@@ -330,20 +352,18 @@ def test_sizes_and_limits_reach_the_process(build, context):
 @pytest.mark.parametrize(
     ("runtime", "setting", "expected"),
     [
-        ("vllm", {}, None),
-        ("dynamo", {}, None),
+        ("vllm", {}, 600.0),
+        ("dynamo", {}, 600.0),
         ("simulated", {}, 60.0),
         ("vllm", {"livenessTimeoutSeconds": 300}, 300.0),
         ("simulated", {"livenessTimeoutSeconds": 5}, 5.0),
     ],
 )
-def test_a_real_engine_has_no_liveness_limit_unless_the_service_sets_one(
-    build, context, runtime, setting, expected
-):
+def test_a_real_engine_may_be_silent_ten_times_as_long(build, context, runtime, setting, expected):
     """A real engine may stall in one step and live; Penstock's own processes get a minute."""
     specs = by_service(build(runtime=runtime, services={"decode": setting}), context)
     assert specs["decode"].liveness_s == expected
-    assert specs["frontend"].liveness_s == (None if runtime == "dynamo" else 60.0)
+    assert specs["frontend"].liveness_s == (600.0 if runtime == "dynamo" else 60.0)
 
 
 def test_filling_leaves_json_alone():
@@ -372,7 +392,7 @@ def test_secrets_are_masked_by_name():
 
 
 def test_vllm_publishes_kv_events_in_a_cluster_where_the_router_follows_them(build, context):
-    """Prefill workers only, on the port that the graph names; never on one host, whose network would read along."""
+    """Prefill workers only: on the port that the graph names; on one host on a socket that its network cannot read."""
     cluster = dataclasses.replace(context, environment=Environment.KUBERNETES, discovery="kubernetes")
     graph = build(runtime="vllm", router={"kvEventsPort": 5557})
     specs = by_service(graph, cluster)
@@ -383,7 +403,9 @@ def test_vllm_publishes_kv_events_in_a_cluster_where_the_router_follows_them(bui
         "endpoint": "tcp://*:5557",
     }
     assert "--kv-events-config" not in specs["decode"].argv
-    assert "--kv-events-config" not in by_service(graph, context)["prefill"].argv
+    local = by_service(graph, context)["prefill"]
+    assert kv_events_endpoint(filled_argv(local, {"kv_events_port": 7})) == "ipc:///state/llama.7.kv"
+    assert local.ports == ("port", "kv_events_port", "side_channel_port")
 
 
 def test_simulated_workers_publish_kv_events_where_the_router_follows_them(build, context):
