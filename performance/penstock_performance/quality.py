@@ -101,8 +101,12 @@ def mismatches(
 
 
 def is_same_model(one: str, other: str) -> bool:
-    """Tell whether two names mean one model: letters' case and the publisher before the slash do not count."""
-    return one.rpartition("/")[2].lower() == other.rpartition("/")[2].lower()
+    """Tell whether two names mean one model.
+
+    Letters' case, the publisher before the slash and a suffix such as ``-FP8``, which names the weights' format, do not count.
+    """
+    first, second = (name.rpartition("/")[2].lower() for name in (one, other))
+    return first.startswith(second) or second.startswith(first)
 
 
 def prefill_findings(engine: EngineSweep) -> list[Finding]:
