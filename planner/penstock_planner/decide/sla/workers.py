@@ -24,7 +24,7 @@ so that growing and shrinking do not meet."""
 AHEAD_SIGMAS = 0.0
 """Chosen: the shares that demand may fill leave room for chance as it is."""
 
-RESTRAINT = Restraint(sigmas=0.5, peak=0.8, late=1.0, kv=0.75, kv_peak=0.8, hold_down_most_s=600.0)
+RESTRAINT = Restraint(sigmas=0.5, peak=0.8, late=1.0, kv=0.65, kv_peak=0.6, hold_down_most_s=600.0)
 """Chosen: milder than adaptive's, because what one fewer can do is known and need not be tried."""
 
 OBSERVED = ObservedWorkers()
