@@ -21,7 +21,13 @@ spec:
 
 
 def manifest(
-    name: str, model: str, pools: Mapping[str, int], *, policy: str | None = None, profile: str = PROFILE
+    name: str,
+    model: str,
+    pools: Mapping[str, int],
+    *,
+    policy: str | None = None,
+    profile: str = PROFILE,
+    forwards: bool = True,
 ) -> str:
     """Return a graph with a service per pool, called after its role, and no planner.
 
@@ -31,7 +37,9 @@ def manifest(
         pools: Replicas by role.
         policy: Routing policy; None: the default.
         profile: Engine's profile.
+        forwards: Whether routers pass requests on to the one that decides.
     """
     workers = "\n".join(f"    {role}: {{role: {role}, replicas: {count}}}" for role, count in pools.items())
     text = _GRAPH.format(name=name, model=model, workers=workers, profile=profile)
-    return text + (f"  router: {{policy: {policy}}}\n" if policy else "")
+    keys = [f"policy: {policy}"] * (policy is not None) + ["peers: {forward: false}"] * (not forwards)
+    return text + (f"  router: {{{', '.join(keys)}}}\n" if keys else "")

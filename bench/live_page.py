@@ -79,6 +79,11 @@ class Side:
         }
 
 
+def lag_bound_s(ttft_p50_s: float) -> float:
+    """Return the lateness above which a process distorts such a TTFT, simulated seconds: the load client's rule."""
+    return max(LAG_FLOOR_S, LAG_SHARE_OF_TTFT * ttft_p50_s)
+
+
 def compare(
     policy: str, simulated: Side, variants: Sequence[dict[str, float]], sides: Sequence[Side]
 ) -> dict[str, Any]:
@@ -101,7 +106,7 @@ def compare(
             "is_near": abs(off) <= NEAR,
         }
     lags = _medians([side.lag for side in sides])
-    bound_s = max(LAG_FLOOR_S, LAG_SHARE_OF_TTFT * figures["TTFT p50"]["live"])
+    bound_s = lag_bound_s(figures["TTFT p50"]["live"])
     return {
         "policy": policy,
         "figures": figures,

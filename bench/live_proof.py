@@ -35,8 +35,9 @@ import live_page
 import sse_load
 from live_page import Request, Side
 
-from penstock_api import GraphDeployment
+from penstock_api import GraphDeployment, Role
 from penstock_core.clock import SimulatedClock
+from penstock_core.local_state import EntryState
 from penstock_engine.core.prefix_keys import prefix_keys
 from penstock_local.ports import ephemeral_port
 from penstock_manifests import load_graph
@@ -60,6 +61,8 @@ from penstock_workload.statistics import summarise
 from penstock_workload.traces import TraceRequest
 
 MODEL = "live"
+_START_S = 240.0
+"""Real seconds for a dozen processes to start on a machine that does much else."""
 
 
 class TextChains(PrefixChains):
@@ -109,10 +112,14 @@ def read_requests(arguments: argparse.Namespace) -> tuple[TraceRequest, ...]:
 # ---------------------------------------------------------------------- virtual time
 
 
-def simulate(graph: GraphDeployment, requests: Sequence[TraceRequest], seed: int) -> Side:
-    """Run the slice in virtual time."""
-    slo_s = graph.spec.router.ttft_slo_seconds
-    scenario = Scenario(pools=graph_pools(graph), router=graph_router(graph), slo_s=slo_s, seed=seed)
+def simulate(
+    graph: GraphDeployment, requests: Sequence[TraceRequest], seed: int, *, routers: int = 1
+) -> Side:
+    """Run the slice in virtual time; several routers get requests in turn, and one decides if they pass them on."""
+    config = graph.spec.router
+    owners = 1 if routers > 1 and config.peers.forward else None
+    router = replace(graph_router(graph), routers=routers, owners=owners)
+    scenario = Scenario(pools=graph_pools(graph), router=router, slo_s=config.ttft_slo_seconds, seed=seed)
     world = World(scenario, requests, chains=TextChains(PromptMaker(seed)))
     recording = world.run()
     return Side([_job(job) for job in world.jobs], recording.itl_s["p50"] or 0.0)
@@ -144,39 +151,48 @@ def _job(job: Job) -> Request:
 
 
 @contextlib.contextmanager
-def processes(graph: GraphDeployment, path: Path, speed: float) -> Iterator[tuple[str, dict[str, int]]]:
-    """Run the graph's workers and a router before them; give the router's URL and every process's id."""
-    context = RuntimeContext(sys.executable, str(path), discovery="", namespace=MODEL, speed=speed)
+def processes(
+    graph: GraphDeployment, path: Path, speed: float, *, routers: int = 1
+) -> Iterator[tuple[list[str], dict[str, int]]]:
+    """Run the graph's workers and routers before them; give the routers' URLs and every process's id."""
     started: dict[str, subprocess.Popen[bytes]] = {}
-    urls: list[tuple[str, str]] = []
+    entries: dict[str, dict[str, Any]] = {}
     try:
-        for service in graph.spec.workers.values():
-            argv = simulated.worker(graph.spec, service, context).argv
-            for number in range(service.replicas):
-                port = str(ephemeral_port())
-                words = [port if word == "{port}" else word for word in argv]
-                started[f"{service.role}-{number}"] = _start(words, path.parent)
-                urls.append((service.role, f"http://127.0.0.1:{port}"))
-        for _, url in urls:
-            sse_load.wait_until_ready(f"{url}/health", within_s=60.0)
-        port = str(ephemeral_port())
-        words = [
-            sys.executable,
-            "-m",
-            "penstock_cli",
-            "router",
-            "serve",
-            "--graph",
-            str(path),
-            "--port",
-            port,
-        ]
-        words += ["--speed", f"{speed:g}", "--access-log", str(path.with_name("access.jsonl"))]
-        started["router"] = _start([*words, *(f"--worker={role}={url}" for role, url in urls)], path.parent)
-        sse_load.wait_until_ready(f"http://127.0.0.1:{port}/ready", within_s=60.0)
-        yield f"http://127.0.0.1:{port}", {name: process.pid for name, process in started.items()}
+        for name, role, argv in _worker_commands(graph, path, speed):
+            url = f"http://127.0.0.1:{(port := str(ephemeral_port()))}"
+            started[name] = _start([port if word == "{port}" else word for word in argv], path.parent)
+            entries[name] = {"role": role, "url": url, "state": EntryState.READY}
+        for entry in entries.values():
+            sse_load.wait_until_ready(f"{entry['url']}/health", within_s=_START_S)
+        ports = [str(ephemeral_port()) for _ in range(routers)]
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        entries |= {
+            f"router-{at}": {"role": Role.ROUTER, "url": url, "state": EntryState.READY}
+            for at, url in enumerate(urls)
+        }
+        # Routers read workers and each other in a statefile, as under the local backend.
+        statefile = path.with_name("state.json")
+        statefile.write_bytes(orjson.dumps(entries))
+        for at, port in enumerate(ports):
+            words = [sys.executable, "-m", "penstock_cli", "router", "serve", "--graph", str(path)]
+            words += ["--port", port, "--speed", f"{speed:g}", "--discovery", str(statefile)]
+            words += ["--access-log", str(path.with_name(f"access-{at}.jsonl"))]
+            started[f"router-{at}"] = _start(words, path.parent)
+            # The first is the oldest for sure, so that runs do not differ in who decides.
+            sse_load.wait_until_ready(f"{urls[at]}/ready", within_s=_START_S)
+        yield urls, {name: process.pid for name, process in started.items()}
     finally:
         sse_load.stop(*started.values())
+
+
+def _worker_commands(
+    graph: GraphDeployment, path: Path, speed: float
+) -> Iterator[tuple[str, Role, Sequence[str]]]:
+    context = RuntimeContext(sys.executable, str(path), discovery="", namespace=MODEL, speed=speed)
+    for service in graph.spec.workers.values():
+        argv = simulated.worker(graph.spec, service, context).argv
+        for number in range(service.replicas):
+            yield f"{service.role}-{number}", service.role, argv
 
 
 def _start(argv: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
@@ -185,43 +201,82 @@ def _start(argv: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def live(
-    graph: GraphDeployment, path: Path, requests: Sequence[TraceRequest], *, seed: int, speed: float
+    graph: GraphDeployment,
+    path: Path,
+    requests: Sequence[TraceRequest],
+    *,
+    seed: int,
+    speed: float,
+    routers: int = 1,
 ) -> Side:
-    """Run the slice in real time."""
-    with processes(graph, path, speed) as (url, pids):
+    """Run the slice in real time; several routers get requests in turn."""
+    with processes(graph, path, speed, routers=routers) as (urls, pids):
         before = {name: sse_load.sample(pid).cpu_s for name, pid in pids.items()}
         psutil.cpu_percent()
-        results, summary = run(lambda _: _replay(url, requests, seed, speed))
+        results, summaries = run(lambda _: _replay(urls, requests, seed, speed))
         busy_cores = psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1)
-        seconds = summary["throughput"]["duration_s"] / speed
+        seconds = max(each["throughput"]["duration_s"] for each in summaries) / speed
         cpu = {name: (sse_load.sample(pid).cpu_s - before[name]) / seconds for name, pid in pids.items()}
-    lines = path.with_name("access.jsonl").read_bytes().splitlines()
+    lines = [line for log in path.parent.glob("access-*.jsonl") for line in log.read_bytes().splitlines()]
     logged = {line["request_id"]: line for line in map(orjson.loads, lines)}
     rows = [_result(result, logged[result.id]) for result in sorted(results, key=lambda each: each.line)]
-    lag = summary["lag"]
-    lags = {"sending": lag["send_p99_s"], "client": lag["loop_p99_s"]}
-    lags |= {each["name"]: each["p99_s"] for each in lag["servers"]}
-    cpu |= {"client": lag["client_cpu_share"], "whole machine": busy_cores}
-    return Side(rows, summary["latency"]["itl_s"]["p50"], lags, cpu)
+    cpu |= {
+        "client": max(each["lag"]["client_cpu_share"] for each in summaries),
+        "whole machine": busy_cores,
+    }
+    itl_p50_s = max(each["latency"]["itl_s"]["p50"] for each in summaries)
+    return Side(rows, itl_p50_s, _latest([each["lag"] for each in summaries]), cpu)
+
+
+def _latest(lags: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the worst lateness that any of several replays saw, by process."""
+    found: dict[str, float] = {}
+    for lag in lags:
+        seen = {"sending": lag["send_p99_s"], "client": lag["loop_p99_s"]}
+        seen |= {each["name"]: each["p99_s"] for each in lag["servers"]}
+        found |= {name: max(lag_s, found.get(name, 0.0)) for name, lag_s in seen.items()}
+    return found
 
 
 async def _replay(
-    url: str, requests: Sequence[TraceRequest], seed: int, speed: float
-) -> tuple[list[RequestResult], dict[str, Any]]:
-    results: list[RequestResult] = []
-    pool = ConnectionPool()
-    sending = SendSettings(url, MODEL)
+    urls: Sequence[str], requests: Sequence[TraceRequest], seed: int, speed: float
+) -> tuple[list[RequestResult], list[dict[str, Any]]]:
+    """Return the requests' results, and a summary of what each router was sent."""
     clock, prompts = SimulatedClock(speed), PromptMaker(seed)
-    replayer = Replayer(pool, clock, sending, prompts, run_id="live", on_result=results.append)
+    pool = ConnectionPool()
     try:
-        await replayer.run(requests, stop=asyncio.Event())
+        async with asyncio.TaskGroup() as group:
+            replays = [
+                group.create_task(_replay_one(pool, clock, url, prompts, requests[at :: len(urls)]))
+                for at, url in enumerate(urls)
+            ]
     finally:
         await pool.close()
+    found = [replay.result() for replay in replays]
+    results = [result for own, _ in found for result in own]
     failed = [result for result in results if result.status is not RequestStatus.OK]
     if failed:
         raise SystemExit(f"{len(failed)} requests failed; the first: {failed[0].error}")
-    punctuality, duration_s = replayer.punctuality, replayer.duration_s
-    return results, summarise(results, duration_s=duration_s, speed=speed, punctuality=punctuality)
+    summaries = [
+        summarise(own, duration_s=replayer.duration_s, speed=speed, punctuality=replayer.punctuality)
+        for own, replayer in found
+    ]
+    return results, summaries
+
+
+async def _replay_one(
+    pool: ConnectionPool,
+    clock: SimulatedClock,
+    url: str,
+    prompts: PromptMaker,
+    requests: Sequence[TraceRequest],
+) -> tuple[list[RequestResult], Replayer]:
+    results: list[RequestResult] = []
+    replayer = Replayer(
+        pool, clock, SendSettings(url, MODEL), prompts, run_id="live", on_result=results.append
+    )
+    await replayer.run(requests, stop=asyncio.Event())
+    return results, replayer
 
 
 def _result(result: RequestResult, line: dict[str, Any]) -> Request:

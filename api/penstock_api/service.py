@@ -16,6 +16,7 @@ from penstock_api.base import (
     SpecModel,
     Text,
 )
+from penstock_api.engine import LeaseOverride
 from penstock_api.enums import Role
 from penstock_api.rules import ENV_FROM_RULES, ENV_VAR_RULES, NODE_POOL_RULES, SERVICE_RULES
 
@@ -99,6 +100,9 @@ class ServiceSpec(SpecModel):
     env: tuple[EnvVar, ...] = Field(default=(), description="Environment; wins over the graph's.")
     env_from: tuple[EnvFrom, ...] = Field(
         default=(), description="Secrets and ConfigMaps whose keys become environment variables."
+    )
+    lease: LeaseOverride | None = Field(
+        default=None, description="Lease of this service alone; null: the graph's. Prefill and decode."
     )
     scaling: ScalingConfig | None = Field(
         default=None, description="Bounds for autoscaling; null: the number of replicas is fixed."

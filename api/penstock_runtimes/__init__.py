@@ -4,6 +4,7 @@ from penstock_runtimes.build import process_specs
 from penstock_runtimes.process import (
     ENGINE_LIVENESS_S,
     KV_EVENTS_PORT,
+    KV_EVENTS_SUFFIX,
     LIVENESS_S,
     PLANNER_ROLE,
     PORT,
@@ -19,6 +20,7 @@ from penstock_runtimes.process import (
 __all__ = [
     "ENGINE_LIVENESS_S",
     "KV_EVENTS_PORT",
+    "KV_EVENTS_SUFFIX",
     "LIVENESS_S",
     "PLANNER_ROLE",
     "PORT",

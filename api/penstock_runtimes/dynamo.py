@@ -81,6 +81,8 @@ def frontend(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> 
         "{port}",
     ]
     argv += ["--router-mode", DYNAMO_POLICIES[spec.router.policy]]
+    # Without it a request is lost whose worker leaves before it has begun to answer.
+    argv += ["--migration-limit", str(spec.router.retries.max_per_request)]
     if spec.router.admission.mode is AdmissionMode.TOKEN_CAPACITY:
         argv += _admission_flags(spec.router.admission)
     return WorkerCommand(
@@ -95,7 +97,7 @@ def _vllm(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> lis
         argv += ["--disaggregation-mode", _MODES[service.role]]
     argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
     # Dynamo's examples give both workers kv_both; the mode decides who produces.
-    return argv + kv_transfer_flags(spec, service.role, kv_role="kv_both")
+    return argv + kv_transfer_flags(spec, service, kv_role="kv_both")
 
 
 def _mocker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:

@@ -16,6 +16,8 @@ from penstock_api.service import EnvFrom, EnvVar
 PORT = "port"
 SIDE_CHANNEL_PORT = "side_channel_port"
 KV_EVENTS_PORT = "kv_events_port"
+KV_EVENTS_SUFFIX = ".kv"
+"""Of sockets beside the statefile on which vLLM publishes KV events; before it the graph's name and a number."""
 PLANNER_ROLE = "planner"
 """Role of the planner's process, which is no service of the graph."""
 

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
+Parts = Mapping[str, Mapping[str, Any]]
 
-OURS = ("prefix-cost", "pair-cost")
-"""Not in the paper, and so not among its baselines."""
 PAPERS = ("cache-affinity", "least-pending", "min-ttft", "preble")
 """The paper's four baselines by our names; least-pending is its Least Loaded."""
+COMPARED = {
+    "server.conversation": "comparison.conversation-7b",
+    "server.toolagent": "comparison.toolagent-7b",
+    "engines.conversation": "engines.a100-conversation-7b.arrival",
+    "engines.toolagent": "engines.a100-toolagent-7b.arrival",
+}
+"""Parts whose figures stand beside the paper's comparison, by the beginning of their keys."""
+HELD = 0.9
+"""Share in time at which a rate counts as served: the paper's goodput."""
+
+
+def claims(parts: Parts) -> dict[str, str]:
+    """Return our figures by ``server.`` or ``engines.`` and the claim's key, of the parts that were run."""
+    found = {}
+    for key, name in COMPARED.items():
+        if name in parts:
+            found |= comparison_claims(key, parts[name])
+    if "ablation" in parts:
+        found |= ablation_claims(parts["ablation"])
+    if "elasticity" in parts:
+        found |= elastic_claims(parts["elasticity"])
+    if "scaling" in parts:
+        ratios = scaling_ratio(parts["scaling"], "dualmap")
+        if 8 in ratios and 32 in ratios:
+            found["server.scaling.ratio"] = f"{ratios[32] / 32 / (ratios[8] / 8):.2f}"
+    return found
 
 
 def rows_at(summary: Sequence[Row], qps: float | None) -> dict[str, Row]:
@@ -18,20 +43,25 @@ def rows_at(summary: Sequence[Row], qps: float | None) -> dict[str, Row]:
     return {row["policy"]: row for row in summary if row["qps"] == qps}
 
 
+def rates_of(summary: Sequence[Row]) -> list[float]:
+    """Return the rates that were tried, rising."""
+    return sorted({row["qps"] for row in summary})
+
+
 def best_gain(
-    summary: Sequence[Row], policy: str, rivals: Sequence[str]
+    summary: Sequence[Row], policy: str, baselines: Sequence[str]
 ) -> tuple[float | None, float | None]:
-    """Return the largest relative gain in capacity over the best rival of a rate, and that rate.
+    """Return the largest relative gain in capacity over the best baseline of a rate, and that rate.
 
     Rates where everybody is below 10% say nothing and are left out.
     """
     best: tuple[float | None, float | None] = (None, None)
-    for qps in sorted({row["qps"] for row in summary}):
+    for qps in rates_of(summary):
         rows = rows_at(summary, qps)
-        rival = max(rows[name]["capacity"] for name in rivals)
-        if rival < 0.1:
+        baseline = max(rows[name]["capacity"] for name in baselines)
+        if baseline < 0.1:
             continue
-        gain = rows[policy]["capacity"] / rival - 1
+        gain = rows[policy]["capacity"] / baseline - 1
         if best[0] is None or gain > best[0]:
             best = (gain, qps)
     return best
@@ -42,72 +72,106 @@ def change(new: float | None, old: float | None) -> float | None:
     return None if new is None or not old else new / old - 1
 
 
-def overloaded_rate(summary: Sequence[Row], rivals: Sequence[str]) -> float:
-    """Return the first rate at which no rival serves 90% in time: the paper's high QPS."""
-    rates = sorted({row["qps"] for row in summary})
+def overloaded_rate(summary: Sequence[Row], baselines: Sequence[str]) -> float:
+    """Return the first rate at which no baseline serves 90% in time: the paper's high QPS."""
+    rates = rates_of(summary)
     for qps in rates:
         rows = rows_at(summary, qps)
-        if max(rows[name]["capacity"] for name in rivals) < 0.9:
+        if max(rows[name]["capacity"] for name in baselines) < HELD:
             return qps
     return rates[-1]
 
 
 def comparison_claims(key: str, part: Mapping[str, Any]) -> dict[str, str]:
-    """Return our figures for the paper's claims on one workload."""
+    """Return our figures for the paper's claims on one workload, against its baselines and without Preble."""
+    summary = part["summary"]
+    found = against(key, part, PAPERS, "")
+    found |= against(key, part, [name for name in PAPERS if name != "preble"], ".but_preble")
+    calm, high = rows_at(summary, rates_of(summary)[0]), overloaded_rate(summary, PAPERS)
+    affinity, load = calm["cache-affinity"], calm["least-pending"]
+    found[f"{key}.affinity_over_load"] = " ".join(
+        f"{affinity[name] / load[name]:.2f} by {unit}"
+        for name, unit in (("hit_rate", "token,"), ("hit_rate_per_request", "request"))
+    )
+    shares = [rows["dualmap"]["hit_share_of_bound"] for rows in (calm, rows_at(summary, high))]
+    found[f"{key}.bound_share"] = f"{shares[0]:.1%} calm, {shares[1]:.1%} at QPS {high:g}"
+    return found
+
+
+def against(key: str, part: Mapping[str, Any], baselines: Sequence[str], suffix: str) -> dict[str, str]:
+    """Return DualMap's changes against the best of some baselines; keys end in ``suffix``."""
     summary = part["summary"]
     goodput = {row["policy"]: row["goodput_rps"] for row in part["goodput"]}
-    rivals = [goodput[name] for name in PAPERS if goodput[name] is not None]
-    high = overloaded_rate(summary, PAPERS)
+    held = [goodput[name] for name in baselines if goodput[name] is not None]
+    high = overloaded_rate(summary, baselines)
     rows = rows_at(summary, high)
     found = {}
     for metric in ("p50", "p90"):
-        best = min(rows[name]["ttft_s"][metric] for name in PAPERS)
-        found[f"{key}.{metric}_change"] = (
-            f"{percent(change(rows['dualmap']['ttft_s'][metric], best))} (QPS {high:g})"
-        )
-    gain, rate = best_gain(summary, "dualmap", PAPERS)
-    found[f"{key}.capacity_gain"] = f"{percent(gain)}" + ("" if rate is None else f" (QPS {rate:g})")
-    found[f"{key}.goodput_gain"] = (
-        percent(change(goodput["dualmap"], max(rivals))) if rivals and goodput["dualmap"] else "-"
-    )
-    calm = rows_at(summary, min(row["qps"] for row in summary))
-    found[f"{key}.affinity_over_load"] = (
-        f"{calm['cache-affinity']['hit_rate'] / calm['least-pending']['hit_rate']:.2f}"
-    )
-    found[f"{key}.bound_share"] = (
-        f"{calm['dualmap']['hit_share_of_bound']:.1%} calm, {rows['dualmap']['hit_share_of_bound']:.1%} at QPS {high:g}"
-    )
+        best = min(rows[name]["ttft_s"][metric] for name in baselines)
+        changed = percent(change(rows["dualmap"]["ttft_s"][metric], best))
+        found[f"{key}.{metric}_change{suffix}"] = f"{changed} (QPS {high:g})"
+    gain, rate = best_gain(summary, "dualmap", baselines)
+    found[f"{key}.capacity_gain{suffix}"] = percent(gain) + ("" if rate is None else f" (QPS {rate:g})")
+    found[f"{key}.goodput_gain{suffix}"] = goodput_gain(goodput["dualmap"], held, rates_of(summary)[0])
     return found
+
+
+def goodput_gain(dualmap_rps: float | None, baselines_rps: Sequence[float], lowest_rps: float) -> str:
+    """Return DualMap's gain in goodput; where no baseline holds 90% at the lowest rate tried, what is known of it."""
+    if dualmap_rps is None:
+        return "-"
+    if not baselines_rps:
+        return f"above {percent(change(dualmap_rps, lowest_rps))}"
+    return percent(change(dualmap_rps, max(baselines_rps)))
 
 
 def ablation_claims(part: Mapping[str, Any]) -> dict[str, str]:
-    """Return our ablation at the highest rate that was tried."""
-    rows = rows_at(part["summary"], max(row["qps"] for row in part["summary"]))
-    slo, pair = rows["- rebalancing"]["ttft_s"], rows["- SLO-aware: pair min-TTFT"]["ttft_s"]
+    """Return our ablation at each rate, the knee's among them: the last at which all of DualMap serves 90% in time."""
+    found: dict[str, list[str]] = {}
+    for rate in rates_of(part["summary"]):
+        rows = rows_at(part["summary"], rate)
+        slo, pair = rows["- rebalancing"]["ttft_s"], rows["- SLO-aware: pair min-TTFT"]["ttft_s"]
+        changes = {
+            "slo_p50": change(slo["p50"], pair["p50"]),
+            "slo_p90": change(slo["p90"], pair["p90"]),
+            "rebalance_p90": change(rows["dualmap"]["ttft_s"]["p90"], slo["p90"]),
+        }
+        for name, value in changes.items():
+            found.setdefault(f"server.ablation.{name}", []).append(f"{percent(value)} (QPS {rate:g})")
+    return {key: ", ".join(texts) for key, texts in found.items()}
+
+
+def elastic_claims(part: Mapping[str, Any]) -> dict[str, str]:
+    """Return DualMap's share in time after the joins and from the first leave on."""
+    window_s = part["window_s"]
+
+    def after(label: str, since_s: float) -> str:
+        shares = [
+            share
+            for run in part["runs"]
+            if run["policy"] == label
+            for until_s, share in zip(run["attainment"]["until_s"], run["attainment"]["share"], strict=True)
+            if until_s > since_s + window_s
+        ]
+        return f"{sum(shares) / len(shares):.1%}" if shares else "-"
+
     return {
-        "ablation.slo_p50": percent(change(slo["p50"], pair["p50"])),
-        "ablation.slo_p90": percent(change(slo["p90"], pair["p90"])),
-        "ablation.rebalance_p90": percent(change(rows["dualmap"]["ttft_s"]["p90"], slo["p90"])),
+        "server.elasticity.up": after("dualmap, 4 to 8", 74.0 + 2 * window_s),
+        "server.elasticity.down": after("dualmap, 8 to 4", 1809.0),
     }
 
 
-def crossovers(part: Mapping[str, Any], rate: float) -> dict[str, str]:
-    """Return from how many routers on two candidates serve more in time than all instances do, at one rate."""
-    shares: dict[tuple[str, str], dict[int, float]] = {}
-    for row in part["summary"]:
-        policy, count, delay = row["policy"].split("|")
-        # One router has nobody to hear of.
-        for each in ("0", "2") if count in {"1", "2"} else (delay,):
-            shares.setdefault((policy, each), {})[int(count)] = row["capacity"]
-    found = {}
-    for pair, whole in (("dualmap", "min-ttft"), ("pair-cost", "prefix-cost"), ("pair-cost", "preble")):
-        for delay in ("0", "2"):
-            one, other = shares[pair, delay], shares[whole, delay]
-            ahead = [count for count in sorted(one) if one[count] >= other[count]]
-            found[f"staleness.QPS {rate:g}: {pair} over {whole}, news {delay} s old"] = (
-                f"with {', '.join(map(str, ahead))} routers" if ahead else "never"
-            )
-    return found
+def by_routers(summary: Iterable[Row]) -> list[tuple[str, str, dict[int, Row]]]:
+    """Return (policy, way of working together, row by number of routers), in the order given; one router has no way."""
+    single: dict[str, Row] = {}
+    several: dict[tuple[str, str], dict[int, Row]] = {}
+    for row in summary:
+        policy, count, way = row["policy"].split("|")
+        if count == "1":
+            single[policy] = row
+        else:
+            several.setdefault((policy, way), {})[int(count)] = row
+    return [(policy, way, {1: single[policy], **rows}) for (policy, way), rows in several.items()]
 
 
 def scaling_ratio(part: Mapping[str, Any], label: str) -> dict[int, float]:

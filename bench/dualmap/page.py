@@ -1,119 +1,159 @@
-"""Shows the bench's result: tables on the terminal, and a self-contained page with pictures."""
+"""Shows the bench's result: tables on the terminal, a document, and a self-contained page with pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import digest
+from paper import KEY_DEPTHS
 from rich.console import Console
 from rich.table import Table
 
 from penstock_report.drawing import DPI, LINE_COLOURS, blank_figure, legend_above
-from penstock_report.html_parts import figure, page, table, text
+from penstock_report.html_parts import figure, page, table
+from penstock_report.html_parts import text as escaped
+from penstock_report.text import percent, seconds
 from penstock_simulator.charts import capacity, hits
 from penstock_simulator.text import COLUMNS, cells, goodput_text
 
-CLAIM_HEADS = ("paper's claim", "paper", "here")
+Rows = list[tuple[str, ...]]
+Block = tuple[tuple[str, ...], Rows]
+"""A table: its heads and its rows."""
+
+CLAIM_HEADS = ("paper's claim", "paper", "prefill-only server", "engines")
+_LEFT_OUT = frozenset({"GPU-h", "lost"})
+_SHOWN = [place for place, head in enumerate(COLUMNS) if head not in _LEFT_OUT]
+_RATES_AT_ONCE = 8
+
+
+def blocks(name: str, part: Mapping[str, Any]) -> list[Block]:
+    """Return a part's tables."""
+    if name == "depths":
+        return [_depths(part)]
+    if name.startswith("routers."):
+        return [_by_routers(part)]
+    rows = _rows(part, with_e2e=name.startswith("engines."))
+    if name == "elasticity":
+        return [rows]
+    return [_goodputs(part), rows]
+
+
+def claims(result: Mapping[str, Any]) -> Block:
+    """Return the table of the paper's claims beside our figures."""
+    return CLAIM_HEADS, [
+        (each["claim"], each["paper"], each["server"], each["engines"]) for each in result["claims"]
+    ]
+
+
+def heading(part: Mapping[str, Any]) -> str:
+    """Return what a part ran: its title, and how much of it."""
+    if "runs" not in part:
+        return str(part["title"])
+    return f"{part['title']}; {part['seeds']} seed(s), {len(part['runs'])} runs"
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Print goodputs and the table beside the paper's numbers."""
-    console = Console(width=140)
+    """Print goodputs, comparisons and the table beside the paper's numbers."""
+    console = Console(width=150)
     for name, part in result["parts"].items():
-        if name.startswith(("elasticity", "staleness", "ablation")):
-            _print_rows(console, part)
-        else:
-            _print_goodput(console, part)
-    claims = Table(title="beside the paper's numbers", box=None, padding=(0, 2, 0, 0))
-    for head in CLAIM_HEADS:
-        claims.add_column(head)
-    for claim in result["claims"]:
-        claims.add_row(claim["claim"], claim["paper"], claim["here"])
-    console.print(claims)
-
-
-def _print_rows(console: Console, part: Mapping[str, Any]) -> None:
-    printed = Table(title=part["title"], box=None, padding=(0, 2, 0, 0))
-    shown = [place for place, head in enumerate(COLUMNS) if head not in {"seeds' range", "GPU-h", "lost"}]
-    for place in shown:
-        printed.add_column(COLUMNS[place], no_wrap=True)
-    for row in part["summary"]:
-        written = cells(row)
-        printed.add_row(*(written[place] for place in shown))
-    console.print(printed)
-
-
-def _print_goodput(console: Console, part: Mapping[str, Any]) -> None:
-    printed = Table(title=f"{part['title']}: goodput at 90%", box=None, padding=(0, 2, 0, 0))
-    for head in ("policy", "requests/s", *(f"in time at {qps:g}" for qps in _rates(part))):
-        printed.add_column(head, no_wrap=True)
-    for row in sorted(part["goodput"], key=lambda row: -(row["goodput_rps"] or 0.0)):
-        shares = {
-            each["qps"]: each["capacity"] for each in part["summary"] if each["policy"] == row["policy"]
-        }
-        printed.add_row(
-            row["policy"],
-            goodput_text(row),
-            *("" if qps not in shares else f"{shares[qps]:.3f}" for qps in _rates(part)),
-        )
-    console.print(printed)
-
-
-def _rates(part: Mapping[str, Any]) -> list[float]:
-    rates = sorted({row["qps"] for row in part["summary"]})
-    return rates if len(rates) <= 8 else []
+        heads, rows = blocks(name, part)[0]
+        _print(console, heading(part), heads, rows)
+    _print(console, "beside the paper's numbers", *claims(result))
 
 
 def write(result: Mapping[str, Any], directory: Path) -> None:
     """Write pictures and page."""
-    parts = ["<h1>DualMap's evaluation, reproduced in virtual time</h1>"]
-    parts.append(
-        table(CLAIM_HEADS, [(claim["claim"], claim["paper"], claim["here"]) for claim in result["claims"]])
-    )
+    document = ["<h1>DualMap's evaluation, reproduced in virtual time</h1>", table(*claims(result))]
     for name, part in result["parts"].items():
-        parts.append(f"<h2>{text(part['title'])}</h2>")
-        parts += [figure(path, {path.name: part["title"]}) for path in _pictures(name, part, directory)]
-        parts.append(table(COLUMNS, [cells(row) for row in part["summary"]]))
-        parts.append(
-            table(("policy", "goodput"), [(row["policy"], goodput_text(row)) for row in part["goodput"]])
-        )
-    (directory / "dualmap.html").write_text(page("DualMap reproduced", parts), encoding="utf-8")
+        document.append(f"<h2>{escaped(heading(part))}</h2>")
+        document += [figure(path, {path.name: part["title"]}) for path in _pictures(name, part, directory)]
+        document += [table(*block) for block in blocks(name, part)]
+    (directory / "dualmap.html").write_text(page("DualMap reproduced", document), encoding="utf-8")
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """Return the result as a document: the claims, then each part's goodputs and figures."""
-    lines = ["| paper's claim | paper | here |", "|---|---|---|"]
-    lines += [f"| {each['claim']} | {each['paper']} | {each['here']} |" for each in result["claims"]]
-    if result["findings"]:
-        lines += ["", "| two candidates ahead of all instances | |", "|---|---|"]
-        lines += [
-            f"| {key.removeprefix('staleness.')} | {said} |" for key, said in result["findings"].items()
-        ]
+    """Return the result as a document: the claims, then each part's tables."""
+    lines = _markdown_table(*claims(result))
     for name, part in result["parts"].items():
-        lines += ["", f"## {name}", f"{part['title']}. {len(part['runs'])} runs.", ""]
-        if not name.startswith(("elasticity", "staleness")):
-            lines += ["| policy | goodput at 90%, requests/s (range over the seeds) |", "|---|---|"]
-            ranked = sorted(part["goodput"], key=lambda row: -(row["goodput_rps"] or 0.0))
-            lines += [f"| {row['policy']} | {goodput_text(row)} |" for row in ranked] + [""]
-        shown = [place for place, head in enumerate(COLUMNS) if head not in {"GPU-h", "lost"}]
-        lines += ["| " + " | ".join(COLUMNS[place] for place in shown) + " |", "|---" * len(shown) + "|"]
-        for row in sorted(part["summary"], key=lambda row: (row["qps"] or 0.0, -row["capacity"])):
-            written = cells(dict(row))
-            # A label may hold the separator of columns.
-            lines.append("| " + " | ".join(written[place].replace("|", ", ") for place in shown) + " |")
+        lines += ["", f"## {name}", f"{heading(part)}."]
+        for block in blocks(name, part):
+            lines += ["", *_markdown_table(*block)]
     return "\n".join(lines) + "\n"
+
+
+def _markdown_table(heads: Sequence[str], rows: Rows) -> list[str]:
+    # A label may hold the separator of columns.
+    written = ["| " + " | ".join(cell.replace("|", ", ") for cell in row) + " |" for row in (heads, *rows)]
+    return [written[0], "|---" * len(heads) + "|", *written[1:]]
+
+
+def _print(console: Console, title: str, heads: Sequence[str], rows: Rows) -> None:
+    printed = Table(title=title, box=None, padding=(0, 2, 0, 0))
+    for place, head in enumerate(heads):
+        printed.add_column(head, no_wrap=place > 0)
+    for row in rows:
+        printed.add_row(*row)
+    console.print(printed)
+
+
+def _rows(part: Mapping[str, Any], *, with_e2e: bool) -> Block:
+    heads = [COLUMNS[place] for place in _SHOWN] + (["e2e p50", "e2e p90"] if with_e2e else [])
+    rows = []
+    for row in sorted(part["summary"], key=lambda row: (row["qps"] or 0.0, -row["capacity"])):
+        written = cells(dict(row))
+        e2e = [seconds(row["e2e_s"][rank]) for rank in ("p50", "p90")] if with_e2e else []
+        rows.append((*(written[place] for place in _SHOWN), *e2e))
+    return tuple(heads), rows
+
+
+def _goodputs(part: Mapping[str, Any]) -> Block:
+    rates = digest.rates_of(part["summary"])
+    shown = rates if len(rates) <= _RATES_AT_ONCE else []
+    heads = ("policy", "goodput at 90%, requests/s (range)", *(f"in time at {qps:g}" for qps in shown))
+    shares = {(row["policy"], row["qps"]): percent(row["capacity"]) for row in part["summary"]}
+    ranked = sorted(
+        part["goodput"],
+        key=lambda row: (
+            -(row["goodput_rps"] or 0.0),
+            -sum(each["capacity"] for each in part["summary"] if each["policy"] == row["policy"]),
+        ),
+    )
+    return heads, [
+        (row["policy"], goodput_text(row), *(shares.get((row["policy"], qps), "") for qps in shown))
+        for row in ranked
+    ]
+
+
+def _by_routers(part: Mapping[str, Any]) -> Block:
+    found = digest.by_routers(part["summary"])
+    counts = sorted({count for _, _, rows in found for count in rows})
+    best = {count: max(rows[count]["capacity"] for _, _, rows in found) for count in counts}
+    heads = ("policy", "routers", *map(str, counts), "behind the best, points")
+    written = []
+    for policy, way, rows in found:
+        behind = max(best[count] - rows[count]["capacity"] for count in counts)
+        shares = (percent(rows[count]["capacity"]) for count in counts)
+        written.append((behind, (policy, way, *shares, f"{100 * behind:.1f}")))
+    return heads, [row for _, row in sorted(written)]
+
+
+def _depths(part: Mapping[str, Any]) -> Block:
+    heads = ("workload", "thresholds", "blocks: share of requests")
+    paper = [(workload, "the paper's figure 6", depths) for workload, depths in KEY_DEPTHS.items()]
+    return heads, paper + [(row["workload"], row["thresholds"], row["depths"]) for row in part["rows"]]
 
 
 def _pictures(name: str, part: Mapping[str, Any], directory: Path) -> list[Path]:
     drawn = {}
-    if name.startswith(("comparison", "order", "ours", "scaling")):
+    if name.startswith(("comparison", "engines", "order", "ours", "scaling")):
         drawn[f"{name}.capacity.png"] = capacity(part["summary"], slo_s=5.0)
         drawn[f"{name}.hits.png"] = hits(part["summary"])
     elif name == "elasticity":
         drawn[f"{name}.png"] = _attainment(part)
-    elif name.startswith("staleness"):
-        drawn[f"{name}.png"] = _staleness(part)
+    elif name.startswith("routers."):
+        drawn[f"{name}.png"] = _routers(part)
     for file, picture in drawn.items():
         picture.savefig(directory / file, dpi=DPI, metadata={"Software": None})
     return [directory / file for file in drawn]
@@ -136,18 +176,23 @@ def _attainment(part: Mapping[str, Any]) -> Any:
     return drawn
 
 
-def _staleness(part: Mapping[str, Any]) -> Any:
-    drawn = blank_figure("Capacity against the number of routers (none of them sees the others' caches)")
-    panels = drawn.subplots(1, 2, sharey=True)
-    rows = [(*row["policy"].split("|"), row["capacity"]) for row in part["summary"]]
-    policies = list(dict.fromkeys(row[0] for row in rows))
-    for panel, delay in zip(panels, ("0", "2"), strict=True):
-        for policy, colour in zip(policies, LINE_COLOURS, strict=False):
-            points = [
-                (int(r[1]), r[3]) for r in rows if r[0] == policy and (r[2] == delay or r[1] in {"1", "2"})
-            ]
-            panel.plot(*zip(*sorted(points), strict=True), marker="o", color=colour, label=policy)
-        panel.set_xlabel(f"routers, news {delay} s old and a scrape each second")
+def _routers(part: Mapping[str, Any]) -> Any:
+    """Draw a panel for each way of working together, a line for each policy."""
+    found = digest.by_routers(part["summary"])
+    ways = list(dict.fromkeys(way for _, way, _ in found))
+    policies = list(dict.fromkeys(policy for policy, _, _ in found))
+    colours = dict(zip(policies, LINE_COLOURS, strict=False))
+    drawn = blank_figure(f"Share in time against the number of routers: {part['title']}")
+    panels = drawn.subplots(1, len(ways), sharey=True)
+    for panel, way in zip(panels, ways, strict=True):
+        for policy, of_way, rows in found:
+            if of_way == way:
+                counts = sorted(rows)
+                shares = [rows[count]["capacity"] for count in counts]
+                panel.plot(counts, shares, marker="o", color=colours[policy], label=policy)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(counts, map(str, counts))
+        panel.set_xlabel(f"routers: {way}")
         panel.grid(alpha=0.25)
         panel.set_ylim(0, 1.02)
     panels[0].set_ylabel("share in time")

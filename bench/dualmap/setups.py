@@ -1,23 +1,26 @@
 """The paper's set-up as runs of the simulator, and every choice that the paper leaves open.
 
 Chosen where the paper is ambiguous: prompts above the cap are cut, not dropped; Mooncake's 3 s batches are
-spread as Poisson arrivals, drawn anew for each seed, and time is then stretched to the rate; one request at a
-time is handed to an instance; hits are weighed by tokens.
+spread as Poisson arrivals, drawn anew for each seed, and time is then stretched to the rate; hits are weighed by
+tokens. A prefill-only server is handed one prompt at a time (`SimpleModel.slot_requests`), an engine what the live router
+hands it: prompts while less than one step's tokens of them are in flight. Engines are aggregated, since each of the
+paper's instances prefills and decodes on one accelerator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock_api import QueueOrder, Role
+from penstock_api import QueueOrder, Role, RouterConfig
 from penstock_simulator.routing import policy_names
 from penstock_simulator.scenario import (
     DUALMAP_7B,
     DUALMAP_14B,
+    Model,
     PoolSpec,
-    Resize,
+    ProfiledModel,
     RouterSpec,
     Scenario,
     SimpleModel,
@@ -31,6 +34,13 @@ WARMUP = 500
 PACKAGED = "mooncake"
 PACKAGED_WARMUP = 100
 """The packaged slice has 608 rows: 500 of them would leave too little."""
+DEFAULT_ORDER = RouterConfig().prefill_queue.order
+A100_7B = ProfiledModel("a100-qwen2.5-7b-bf16-tp1", kv_tokens=1_000_000)
+"""The paper's model and cache on an accelerator whose prefill and decode are both known."""
+ASCEND_7B = ProfiledModel(str(Path(__file__).with_name("ascend-910b4-qwen2.5-7b.yaml")), kv_tokens=1_000_000)
+"""The same at the prefill rate of the paper's own accelerator."""
+HOT_SHARES = {"hot_share": 0.0612, "cold_share": 0.02}
+"""The artefact's constants in the place of the paper's 2/n and 1/n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +53,15 @@ class Case:
         model: The server.
         workload: Requests.
         rates: QPS grid, from comfortable to overloaded for the paper's policies.
-        high_rates: Likewise for what serves more than those.
+        high_rates: Likewise for what serves more than those; empty where ``rates`` cover it.
     """
 
     key: str
     title: str
-    model: SimpleModel
+    model: Model
     workload: WorkloadSpec
     rates: tuple[float, ...]
-    high_rates: tuple[float, ...]
+    high_rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,26 +122,45 @@ def cases(traces: Traces) -> list[Case]:
     return found
 
 
-def world(model: SimpleModel, router: RouterSpec, *, instances: int = INSTANCES) -> Scenario:
-    """Return instances of a model behind a router."""
-    return Scenario(
-        pools=(PoolSpec(Role.AGGREGATED, instances, model),), router=router, slo_s=SLO_S, cold_start_s=0.0
-    )
+def engine_cases(traces: Traces) -> list[Case]:
+    """Return the 7B workloads on engines that batch and decode, the paper's architecture."""
+    of_traces = {case.key: case for case in cases(traces)}
+    chosen = {
+        "a100-conversation-7b": ("conversation-7b", A100_7B, "A100 engines", (12.0, 13.0, 13.5, 14.0)),
+        "a100-toolagent-7b": ("toolagent-7b", A100_7B, "A100 engines", (26.0, 28.0, 29.0)),
+        "ascend-conversation-7b": (
+            "conversation-7b",
+            ASCEND_7B,
+            "engines at the artefact's prefill rate",
+            (5.0, 5.5, 6.0),
+        ),
+    }
+    return [
+        replace(of_traces[of], key=key, title=f"{of_traces[of].title}, {title}", model=model, rates=rates)
+        for key, (of, model, title, rates) in chosen.items()
+        if of in of_traces
+    ]
+
+
+def world(model: Model, router: RouterSpec, *, instances: int = INSTANCES) -> Scenario:
+    """Return instances of a model behind a router, which hands them as much at a time as they take."""
+    if isinstance(model, SimpleModel):
+        router = replace(router, slot_requests=model.slot_requests, slot_tokens=None)
+    pools = (PoolSpec(Role.AGGREGATED, instances, model),)
+    return Scenario(pools=pools, router=router, slo_s=SLO_S, cold_start_s=0.0)
 
 
 def router(policy: str, **settings: bool | float | str) -> RouterSpec:
     """Return a router as the artefact has it: queues in the router, longest cached prefix first."""
-    return RouterSpec(
-        policy=policy,
-        settings=settings,
-        queue_order=QueueOrder.HIT_FIRST,
-        slot_requests=DUALMAP_7B.slot_requests,
-        slot_tokens=None,
-    )
+    return RouterSpec(policy=policy, settings=settings, queue_order=QueueOrder.HIT_FIRST)
 
 
 PAIR_COST = router("pair-cost")
 """Ours: DualMap's pair from two blocks on, the cheaper of the two by prefix cost."""
+
+
+OUTCLASSED = frozenset({"round-robin", "least-loaded", "least-pending", "kv-cost", "cache-affinity"})
+"""Below the others on every workload of the comparison, and left out of what asks for more runs."""
 
 
 def contestants(order: QueueOrder) -> dict[str, RouterSpec]:
@@ -152,9 +181,9 @@ def comparison(case: Case, seeds: int, *, order: QueueOrder) -> list[RunSpec]:
 def ours(case: Case, seeds: int) -> list[RunSpec]:
     """What this router does by default, beside DualMap as its artefact has it and the best of the others."""
     by_default = {
-        f"{label}, in-time-first": spec
-        for label, spec in contestants(QueueOrder.IN_TIME_FIRST).items()
-        if label in {"prefix-cost", "pair-cost", "dualmap", "preble", "min-ttft"}
+        f"{label}, {DEFAULT_ORDER}": spec
+        for label, spec in contestants(DEFAULT_ORDER).items()
+        if label not in OUTCLASSED
     }
     plain = contestants(QueueOrder.ARRIVAL)
     routers = by_default | {
@@ -170,10 +199,13 @@ def ours(case: Case, seeds: int) -> list[RunSpec]:
     ]
 
 
+ABLATION_RATES = (11.5, 12.0, 12.5, 13.0)
+"""Below the knee of the 14B servers under DualMap, there, and beyond."""
 ABLATION: Sequence[tuple[str, RouterSpec]] = (
     ("dualmap", router("dualmap")),
     ("- rebalancing", router("dualmap", rebalance=False)),
     ("- tree", router("dualmap", adaptive_prefix=False)),
+    ("tree by the artefact's shares", router("dualmap", **HOT_SHARES)),
     ("- hit-first queue: arrival", replace(router("dualmap"), queue_order=QueueOrder.ARRIVAL)),
     ("- hit-first queue: in-time-first", replace(router("dualmap"), queue_order=QueueOrder.IN_TIME_FIRST)),
     ("- SLO-aware: pair affinity", router("dualmap", choice="cache-affinity", rebalance=False)),
@@ -203,70 +235,3 @@ def ablation(case: Case, seeds: int, rates: Sequence[float]) -> list[RunSpec]:
         for rate in rates
         for seed in range(seeds)
     ]
-
-
-def elasticity(case: Case, seeds: int, routers: Mapping[str, RouterSpec]) -> list[RunSpec]:
-    """4 to 8 instances at 74 s under QPS 4, and 8 to 4, one each 60 s from 1,809 s, under QPS 2."""
-    up = (Resize(74.0, Role.AGGREGATED, 8),)
-    down = tuple(Resize(1809.0 + 60.0 * step, Role.AGGREGATED, 7 - step) for step in range(4))
-    runs = []
-    for policy, spec in routers.items():
-        for label, start, resizes, rate in (("4 to 8", 4, up, 4.0), ("8 to 4", 8, down, 2.0)):
-            scenario = replace(world(case.model, spec, instances=start), resizes=resizes)
-            workload = replace(case.workload, warmup=0)
-            runs += [RunSpec(f"{policy}, {label}", scenario, workload, rate, seed) for seed in range(seeds)]
-    return runs
-
-
-def scaling(case: Case, seeds: int, sizes: Sequence[int], routers: Mapping[str, RouterSpec]) -> list[RunSpec]:
-    """More instances under proportionally more requests: copies of the population side by side."""
-    runs = []
-    for size in sizes:
-        copies = size // INSTANCES
-        workload = replace(case.workload, copies=copies)
-        for policy, spec in routers.items():
-            scenario = world(case.model, spec, instances=size)
-            runs += [
-                RunSpec(f"{policy} x{size}", scenario, workload, rate * copies, seed)
-                for rate in case.rates
-                for seed in range(seeds)
-            ]
-    return runs
-
-
-def staleness(
-    case: Case,
-    seeds: int,
-    rate: float,
-    *,
-    fleets: Sequence[tuple[int, float]],
-    routers: Mapping[str, RouterSpec],
-) -> list[RunSpec]:
-    """Routers side by side that know of each other's requests late, and of each other's caches never.
-
-    Args:
-        case: Workload and model.
-        seeds: Runs of each.
-        rate: QPS.
-        fleets: (routers, age of news in seconds).
-        routers: Policies by label.
-    """
-    return [
-        RunSpec(
-            f"{policy}|{count}|{delay:g}",
-            world(case.model, replace(spec, routers=count, propagation_delay_s=delay)),
-            case.workload,
-            rate,
-            seed,
-        )
-        for policy, spec in routers.items()
-        for count, delay in fleets
-        for seed in range(seeds)
-    ]
-
-
-def lighter(case: Case) -> Case:
-    """Return the case with fewer requests and rates, for clusters of many instances."""
-    limit = case.workload.limit
-    workload = replace(case.workload, limit=None if limit is None else limit // 2)
-    return replace(case, workload=workload, rates=case.rates[1:4])

@@ -22,6 +22,7 @@ _SUBCOMMANDS = {
         "penstock_cli.profile:profile",
         "Measure engines, and recommend sizes under TTFT and ITL targets.",
     ),
+    "capacity": ("penstock_cli.capacity:capacity", "Plan replicas, GPUs and cost of a load from a profile."),
     "report": ("penstock_cli.report:report", "Draw a report from a load run and a planner ledger."),
     "samples": ("penstock_cli.samples:samples", "List the sample manifests, or print one."),
     "validate": ("penstock_cli.graph:validate", "Check manifests; print every problem at once."),

@@ -37,7 +37,7 @@ from penstock_profiler.graph_back import graph_back
 from penstock_profiler.plan import ProfileConfig, ProfilePlan, plan_profile
 from penstock_profiler.reading import PROFILE_FILE, read_sweep
 from penstock_profiler.session import Measured, run_profile
-from penstock_profiler.writing import plain_result, write_result
+from penstock_profiler.writing import GRAPH_FILE, plain_result, write_result
 
 _POSITIVE = click.FloatRange(0, min_open=True)
 
@@ -152,6 +152,7 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
         options.pop("isl"), options.pop("osl"), options.pop("ttft_ms") / 1000, options.pop("itl_ms") / 1000
     )
     directory: Path | None = options["output_dir"]
+    _keep_config(graph_file, directory)
     if flags.kubernetes:
         _on_cluster(graph, targets, flags, options, source=source, is_dry=is_dry, as_json=as_json)
         return
@@ -202,6 +203,16 @@ def _on_cluster(
         return
     for line in (status.get("recommendation") or {}).get("summary", ()):
         click.echo(line)
+
+
+def _keep_config(graph_file: Path | None, directory: Path | None) -> None:
+    if graph_file is not None and directory is not None:
+        written = directory / GRAPH_FILE
+        if written.resolve() == graph_file.resolve():
+            raise ConfigError(
+                f"--output-dir {directory}: the graph that is written back would replace --config {graph_file}; give"
+                " another folder"
+            )
 
 
 def _refuse_with_source(options: dict[str, Any], *, is_dry: bool) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from penstock_api import Role
 from penstock_core.local_state import EntryState
 from penstock_local.door import Door, door_of
 from penstock_local.listeners import holds_port
@@ -120,7 +121,7 @@ class ProcessObserver:
             self._note(name, drain=progress)
 
     async def _is_idle(self, name: str, entry: ProcessEntry, view: RouterView | NoAnswer) -> bool | None:
-        """Return whether nothing is in flight: by the router's count, then by the worker's own.
+        """Return whether nothing is in flight or kept for decode: by the router's count, then by the worker's own page.
 
         A router that does not answer may have a request on its way to the worker, so nothing is known.
         """
@@ -128,10 +129,14 @@ class ProcessObserver:
             return None
         if isinstance(view, RouterView) and name in view.workers and view.workers[name].inflight_requests > 0:
             return False
-        own = await self._probes.inflight(entry.url) if entry.url else None
+        own = (
+            await self._probes.is_busy(entry.url, keeps_leases=entry.role == Role.PREFILL)
+            if entry.url
+            else None
+        )
         if own is None:
             return True if isinstance(view, RouterView) else None
-        return own == 0
+        return not own
 
     def _note(self, name: str, **fields: object) -> None:
         known = self._observed.get(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -21,7 +22,7 @@ from penstock_core.errors import (
     UpstreamError,
 )
 from penstock_core.exposition import parse_samples
-from penstock_core.metric_names import DYNAMO_WORKER_INFLIGHT, VLLM_RUNNING, VLLM_WAITING
+from penstock_core.metric_names import DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 from penstock_wire.client import ConnectionPool, Response, Timeouts
 
 _TIMEOUTS = Timeouts(connect_s=1.0, first_byte_s=4.0, idle_s=4.0, total_s=5.0)
@@ -136,16 +137,25 @@ class Probes:
         except (ValueError, RecursionError):
             return NoAnswer.SILENT
 
-    async def inflight(self, worker_url: str) -> int | None:
-        """Return the worker's own count of running and waiting requests, or None when it cannot say."""
+    async def is_busy(self, worker_url: str, *, keeps_leases: bool) -> bool | None:
+        """Return whether a worker runs or waits for requests, by its own page, or None when that does not say.
+
+        Args:
+            worker_url: Its base URL.
+            keeps_leases: KV in use counts too: without requests it is another worker's to read.
+        """
         page = await self.get_text(f"{worker_url}/metrics")
         if isinstance(page, NoAnswer):
             return None
         try:
-            samples = parse_samples(page, (VLLM_RUNNING, VLLM_WAITING, DYNAMO_WORKER_INFLIGHT))
-            return int(sum(sample.value for sample in samples)) if samples else None
-        except (ObservationError, ValueError, OverflowError):
+            samples = parse_samples(page, (VLLM_RUNNING, VLLM_WAITING, DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE))
+        except ObservationError:
             return None
+        requests = [sample.value for sample in samples if sample.name != VLLM_KV_USAGE]
+        kept = [sample.value for sample in samples if keeps_leases and sample.name == VLLM_KV_USAGE]
+        if not requests or not all(map(math.isfinite, (*requests, *kept))):
+            return None
+        return any(value > 0 for value in (*requests, *kept))
 
     async def drain(self, router_url: str, name: str) -> bool | NoAnswer:
         """Ask the router to send nothing new to a worker; True when that is certain.

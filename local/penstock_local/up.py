@@ -28,9 +28,10 @@ from penstock_local.probes import Probes
 from penstock_local.statefile import ProcessEntry, StateFile
 from penstock_local.statefile_json import to_json
 from penstock_local.store import StateStore, log_root
+from penstock_local.vllm_program import check_vllm
 from penstock_manifests import load_graph
 from penstock_planner.options import join
-from penstock_runtimes import PLANNER_ROLE, RuntimeContext
+from penstock_runtimes import PLANNER_ROLE, RuntimeContext, vllm
 from penstock_runtimes.dynamo import python_of
 from penstock_runtimes.extras import needed_extras
 
@@ -113,6 +114,8 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     local = _local_options(graph, file, store, namespace, options)
     if graph.spec.runtime is Runtime.DYNAMO:
         check_dynamo(python_of(graph.spec, local.context))
+    if graph.spec.runtime is Runtime.VLLM:
+        check_vllm(vllm.program(graph.spec))
     state = initial_state(graph, local, os.environ)
     return store, replace(state, arbiter=replace(state.arbiter, run_id=secrets.token_hex(8)))
 
@@ -304,7 +307,8 @@ async def _wait_ready(
                 return state
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"not ready within {timeout_s:g} s (real): {words}; logs: {state.arbiter.log_dir}"
+                    f"not ready within {timeout_s:g} s (real): {words}{_failures(state)}; "
+                    f"logs: {state.arbiter.log_dir}"
                 )
             await asyncio.sleep(_POLL_S)
     finally:
@@ -315,6 +319,11 @@ def _router_is_ours(state: StateFile) -> bool:
     return any(
         entry.role == Role.ROUTER and entry.state is EntryState.READY for entry in state.entries.values()
     )
+
+
+def _failures(state: StateFile) -> str:
+    """Return why processes that are being started again have ended, each after a semicolon."""
+    return "".join(f"; {name}: {entry.reason}" for name, entry in state.entries.items() if entry.reason)
 
 
 def _raise_if_hopeless(state: StateFile) -> None:

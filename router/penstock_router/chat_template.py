@@ -76,7 +76,7 @@ class ChatTemplate:
             **(given if isinstance(given, dict) else {}),
         }
         try:
-            return self._template.render(values)
+            return str(self._template.render(values))
         except Exception as exc:  # noqa: BLE001 - templates are programs: any error may come; the worker will say so
             log.debug("chat not rendered", why=str(exc))
             return None
@@ -91,7 +91,7 @@ def _compiled(source: str) -> Any:
     class Generation(Extension):
         """Passes over the marks of what the model itself says, which only training reads."""
 
-        tags = frozenset({"generation"})
+        tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)
@@ -157,12 +157,10 @@ def _token(value: Any) -> str | None:
 def _message(message: Mapping[str, Any], *, takes_parts: bool) -> dict[str, Any] | None:
     """Return a message as vLLM 0.32 gives it to templates; None: it holds more than text."""
     role, content = message.get("role"), message.get("content")
-    parts = [
-        _text(part)
-        for part in ([] if content is None else [content] if isinstance(content, str) else content)
-    ]
-    texts = [text for text in parts if text is not None]
-    if len(texts) < len(parts):
+    if not isinstance(content, list):
+        content = [] if content is None else [content]
+    texts = [text for text in map(_text, content) if text is not None]
+    if len(texts) < len(content):
         return None
     is_list = takes_parts and role != "tool"
     made: dict[str, Any] = {
@@ -180,15 +178,16 @@ def _message(message: Mapping[str, Any], *, takes_parts: bool) -> dict[str, Any]
 def _text(part: Any) -> str | None:
     if isinstance(part, str):
         return part
-    text = part.get("text") if isinstance(part, dict) and part.get("type") in _TEXT_PARTS else None
+    if not isinstance(part, dict) or str(part.get("type")) not in _TEXT_PARTS:
+        return None
+    text = part.get("text")
     return text if isinstance(text, str) else None
 
 
 def _call(call: Any) -> Any:
     """Return a tool call with its arguments as an object."""
     function = call.get("function") if isinstance(call, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else None
-    if not isinstance(arguments, str):
+    if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):
         return call
     try:
         return {**call, "function": {**function, "arguments": json.loads(arguments) if arguments else {}}}

@@ -144,7 +144,6 @@ class Peers:
         for load in {each.instance: each for each in self._heard.values()}.values():
             total.update(load.tokens)
         self._admission.set_peer_tokens(total)
-        self._admission.set_scattered(is_scattered=bool(self._heard) and not self.forwards)
         self._choose_owners()
 
     def _choose_owners(self) -> None:
@@ -157,6 +156,10 @@ class Peers:
                     states[load.instance] = load.state
                     self._url_of[load.instance] = url
         self._owners.set_owners(owners_among(states.values(), len(self._owners)))
+        apart = len({load.instance for load in self._heard.values() if load.state is None})
+        is_scattered = not self.forwards and bool(self._heard)
+        deciders = 1 + len(self._heard) if is_scattered else max(1, len(self._owners)) + apart
+        self._admission.set_deciders(deciders, is_scattered=is_scattered)
 
     async def _ask_one(self, url: str) -> None:
         try:

@@ -99,6 +99,7 @@ def job(work: ProfileWork, metadata: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidSpecError: see `penstock_operator.build.profile.profile_objects`.
     """
+    _refuse_dynamo(work)
     spec = work.request.spec
     never_right = {"containerName": MAIN, "operator": "In", "values": [USAGE_EXIT]}
     return {
@@ -121,6 +122,15 @@ def job(work: ProfileWork, metadata: Mapping[str, Any]) -> dict[str, Any]:
             "template": _pod_template(work),
         },
     }
+
+
+def _refuse_dynamo(work: ProfileWork) -> None:
+    if work.graph.spec.runtime is Runtime.DYNAMO:
+        message = (
+            "workers of runtime dynamo answer through a frontend alone; serve the graph, and run `penstock profile "
+            "--endpoint URL --tp N --config-map NAME` against it"
+        )
+        raise InvalidSpecError([Problem(path="spec.graph", message=message)])
 
 
 def _pod_template(work: ProfileWork) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from penstock_api import ProfilePhase
@@ -21,6 +22,9 @@ COMPLETE: Final = "Complete"
 
 LAST_WORDS: Final = 800
 """Characters of a failed pod's last lines that a condition keeps. Chosen: the newest error, with its remedy."""
+
+SUMMARY_LINES, LINE_CHARS = 16, 400
+"""Most of a summary that a status keeps. Chosen: four lines, and what each missed target takes."""
 
 _PROFILING: Final = "Profiling"
 _SIZE: Final = re.compile(r"Suggested (?P<role>prefill|decode) TP:(?P<size>\d{1,3}) ")
@@ -98,7 +102,8 @@ def outcome(facts: JobFacts, *, now_s: float) -> Outcome:
 
 def recommendation(result: Mapping[str, str]) -> dict[str, Any]:
     """Return ``status.recommendation`` of a result's ConfigMap; what is missing is left out."""
-    summary = [line for line in result.get(SUMMARY_KEY, "").splitlines() if line.strip()]
+    lines = (line for line in result.get(SUMMARY_KEY, "").splitlines() if line.strip())
+    summary = [line[:LINE_CHARS] for line in islice(lines, SUMMARY_LINES)]
     found = [match for line in summary if (match := _SIZE.match(line))]
     sizes = {f"{match['role']}TensorParallel": int(match["size"]) for match in found}
     return {**sizes, "summary": summary} if summary else {}

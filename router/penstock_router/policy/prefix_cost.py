@@ -18,6 +18,7 @@ from penstock_router.policy.routing_policy import (
     WorkerQueues,
     eligible,
 )
+from penstock_router.policy.shortlist import ALL_UP_TO, Shortlist
 from penstock_router.policy.worker_queue import WorkerQueue
 
 HIT_WEIGHT = 4
@@ -48,27 +49,30 @@ def prefix_cost(worker: WorkerQueue[Any], arrival: Arrival, uncached: int, estim
 
 
 class PrefixCost:
-    """The worker with the smallest pending + 4 x uncached tokens, more on a slower one.
+    """The worker with the smallest pending + 4 x uncached tokens, more on a slower one; of a large fleet's shortlist.
 
     Where it decodes too, what it decodes counts as well. Among nearly equals the one that remembers least is taken,
     so that idle caches fill evenly. Where requests of a prefix are scattered over routers, whatever this one believes
     of a cache is true of the prefix's two candidates at best, so it chooses between those.
     """
 
-    __slots__ = ("_pair",)
+    __slots__ = ("_pair", "_shortlist")
     assigns = AssignTime.ON_ARRIVAL
 
     def __init__(self, pair: RoutingPolicy | None = None) -> None:
         """Take what chooses where requests of a prefix are scattered; None: the same cost, over all."""
         self._pair = pair
+        self._shortlist = Shortlist()
 
     def worker_joined(self, name: str) -> None:
-        """Tell the pair."""
+        """Take a worker in."""
+        self._shortlist.worker_joined(name)
         if self._pair is not None:
             self._pair.worker_joined(name)
 
     def worker_left(self, name: str) -> None:
-        """Tell the pair."""
+        """Leave a worker out."""
+        self._shortlist.worker_left(name)
         if self._pair is not None:
             self._pair.worker_left(name)
 
@@ -76,9 +80,13 @@ class PrefixCost:
         """Return the cheapest worker."""
         if estimates.is_scattered and self._pair is not None:
             return self._pair.route(arrival, workers, estimates)
-        pool = eligible(workers, arrival.avoid)
+        is_large = len(workers) > ALL_UP_TO
+        pool = self._shortlist.candidates(arrival, workers, estimates) if is_large else []
+        pool = pool or eligible(workers, arrival.avoid)
         uncached = [each.uncached(arrival) for each in pool]
         costs = [prefix_cost(each, arrival, own, estimates) for each, own in zip(pool, uncached, strict=True)]
         as_good = min(costs) * (1 + _NOISE)
         _, at = min((pool[at].index.count, at) for at, cost in enumerate(costs) if cost <= as_good)
+        if is_large:
+            self._shortlist.chosen(arrival, pool[at].name)
         return RoutingDecision(pool[at].name, "lowest prefix cost", uncached=uncached[at])

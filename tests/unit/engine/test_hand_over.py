@@ -114,6 +114,21 @@ async def test_unread_blocks_expire(serving, hand_over):
         assert await prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 1
 
 
+async def test_a_prefill_worker_that_is_told_to_end_waits_for_its_readers(serving, hand_over):
+    """It takes no new requests, and ends when decode has read what it keeps: no lease is lost to a rolling update."""
+    async with serving(role="prefill") as prefill, serving(role="decode") as decode:
+        params = await hand_over(prefill, PROMPT)
+        drained = asyncio.create_task(prefill.server.drain())
+        await asyncio.sleep(0.1)
+        assert not drained.done()
+        status, _, _ = await prefill.post("/v1/completions", {"prompt": PROMPT})
+        assert status == 503
+        body = await decode.complete(PROMPT, max_tokens=4, kv_transfer_params=params)
+        assert body["usage"]["completion_tokens"] == 4
+        await asyncio.wait_for(drained, 5)
+        assert await prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
+
+
 @pytest.mark.slow
 async def test_waiting_requests_keep_their_blocks_alive(serving, hand_over):
     """A request that waits longer than its lease for a place is renewed by heartbeats and then served.

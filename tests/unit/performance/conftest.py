@@ -25,7 +25,7 @@ def make_engine(
     return EngineSweep(gpus, kv_tokens, prefill, tuple(decode))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def engine():
     """Return a function that makes a synthetic engine."""
     return make_engine

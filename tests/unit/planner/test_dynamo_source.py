@@ -34,10 +34,12 @@ PAGES = Path(__file__).parent / "dynamo"
 
 
 def recorded(name):
+    """Return a recorded page."""
     return (PAGES / f"{name}.txt").read_text()
 
 
 def frontend_of(text):
+    """Return what a frontend's page says."""
     return read_frontend(parse_samples(text, FRONTEND_NAMES))
 
 
@@ -195,6 +197,7 @@ async def serving(**pages):
 
 
 async def readings_of(urls, *, frontends):
+    """Read one graph."""
     pool = ConnectionPool()
     pages = MetricsPages(pool, real_now_s=lambda: 0.0)
     source = DynamoSource(pages, lambda: frontends, workers=ScrapeSource(pages), now_s=lambda: 1.0)
@@ -220,7 +223,7 @@ async def test_workers_and_frontends_are_read_together():
 
 
 async def test_a_prefill_worker_that_reports_its_queue_is_believed():
-    """VLLM's workers under Dynamo do."""
+    """As vLLM's workers under Dynamo do."""
     pages = {"prefill": recorded("prefill") + "vllm:num_requests_waiting 3\nvllm:kv_cache_usage_perc 0.5\n"}
     async with serving(frontend=recorded("frontend-1"), decode=recorded("decode"), **pages) as urls:
         readings = await readings_of(urls, frontends=[urls["frontend"]])

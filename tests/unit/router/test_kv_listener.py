@@ -183,7 +183,9 @@ async def test_a_workers_own_port_goes_before_the_graphs():
     index, publisher = PrefixIndex(100), Publisher()
     admission, events = listener(index, port=1)
     own = publisher.port
-    spec = WorkerSpec("a", Role.PREFILL, "http://127.0.0.1:1", supervised=True, kv_events_port=own)
+    spec = WorkerSpec(
+        "a", Role.PREFILL, "http://127.0.0.1:1", supervised=True, kv_events=f"tcp://127.0.0.1:{own}"
+    )
     events.start()
     admission.set_workers([spec])
     number = 0

@@ -109,7 +109,7 @@ def test_beside_routers_that_decide_too_it_keeps_to_the_pair():
     reached = {}
     for number, queue in enumerate(queues):
         queue.set_workers(map(WorkerLoad, "abcdefgh"), 0.0)
-        queue.set_scattered(is_scattered=True)
+        queue.set_deciders(2, is_scattered=True)
         for item in range(60):
             chain = (1000, 2000 + item % 6, 100 * number + item)
             queue.submit(item, Arrival(chain, 3000, block_tokens=1000), 0.0)

@@ -30,7 +30,6 @@ def router_of(spec, role):
         spec,
         role,
         slo_s=5.0,
-        cache_tokens=100_000,
         decode_policy=LeastLoaded(),
         faults=Faults(),
         sizes=dict.fromkeys(Role, WorkerSize(100_000, None)),
