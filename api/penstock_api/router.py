@@ -197,12 +197,12 @@ class RouterConfig(SpecModel):
     tokenizer: Text | None = Field(
         default=None,
         description="The model's tokenizer.json as the router finds it: prefixes are then compared by tokens, and "
-        "prompts counted exactly. Needs penstock[tokenizer]. simulated: the tokens of simulated workers. null: by bytes.",
+        "prompts counted exactly, chats by the template beside it. Needs penstock[tokenizer]. simulated: the tokens of simulated workers. null: by bytes.",
     )
     kv_events_port: Annotated[Integer, Field(ge=1, le=65535)] | None = Field(
         default=None,
         description="Port on which each worker publishes its KV cache's changes (vLLM's ZMQ events); the router then "
-        "follows them. Needs tokenizer and penstock[kv-events]. Local simulated workers get a free port each. "
+        "follows them. Needs tokenizer and penstock[kv-events]. On one host each worker gets an address of its own. "
         "null: none.",
     )
     dualmap: DualmapConfig = Field(

@@ -307,7 +307,8 @@ async def _wait_ready(
                 return state
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"not ready within {timeout_s:g} s (real): {words}; logs: {state.arbiter.log_dir}"
+                    f"not ready within {timeout_s:g} s (real): {words}{_failures(state)}; "
+                    f"logs: {state.arbiter.log_dir}"
                 )
             await asyncio.sleep(_POLL_S)
     finally:
@@ -318,6 +319,11 @@ def _router_is_ours(state: StateFile) -> bool:
     return any(
         entry.role == Role.ROUTER and entry.state is EntryState.READY for entry in state.entries.values()
     )
+
+
+def _failures(state: StateFile) -> str:
+    """Return why processes that are being started again have ended, each after a semicolon."""
+    return "".join(f"; {name}: {entry.reason}" for name, entry in state.entries.items() if entry.reason)
 
 
 def _raise_if_hopeless(state: StateFile) -> None:

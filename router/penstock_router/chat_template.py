@@ -157,12 +157,10 @@ def _token(value: Any) -> str | None:
 def _message(message: Mapping[str, Any], *, takes_parts: bool) -> dict[str, Any] | None:
     """Return a message as vLLM 0.32 gives it to templates; None: it holds more than text."""
     role, content = message.get("role"), message.get("content")
-    parts = [
-        _text(part)
-        for part in ([] if content is None else [content] if isinstance(content, str) else content)
-    ]
-    texts = [text for text in parts if text is not None]
-    if len(texts) < len(parts):
+    if not isinstance(content, list):
+        content = [] if content is None else [content]
+    texts = [text for text in map(_text, content) if text is not None]
+    if len(texts) < len(content):
         return None
     is_list = takes_parts and role != "tool"
     made: dict[str, Any] = {
@@ -180,7 +178,9 @@ def _message(message: Mapping[str, Any], *, takes_parts: bool) -> dict[str, Any]
 def _text(part: Any) -> str | None:
     if isinstance(part, str):
         return part
-    text = part.get("text") if isinstance(part, dict) and part.get("type") in _TEXT_PARTS else None
+    if not isinstance(part, dict) or str(part.get("type")) not in _TEXT_PARTS:
+        return None
+    text = part.get("text")
     return text if isinstance(text, str) else None
 
 
