@@ -60,7 +60,12 @@ def _literal(value: Any, annotation: Any) -> str:
         return quoted(str(value.value))
     if isinstance(value, str):
         return quoted(value)
-    return repr(float(value)) if float in {annotation, *get_args(annotation)} else str(value)
+    return repr(float(value)) if _holds_float(annotation) else str(value)
+
+
+def _holds_float(annotation: Any) -> bool:
+    """Whether a type is a float, below any Annotated and any union with None."""
+    return annotation is float or any(_holds_float(each) for each in get_args(annotation))
 
 
 def _unused(name: str, section: str = "") -> Rule[Any]:
