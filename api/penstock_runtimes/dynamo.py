@@ -81,6 +81,8 @@ def frontend(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> 
         "{port}",
     ]
     argv += ["--router-mode", DYNAMO_POLICIES[spec.router.policy]]
+    # Without it a request is lost whose worker leaves before it has begun to answer.
+    argv += ["--migration-limit", str(spec.router.retries.max_per_request)]
     if spec.router.admission.mode is AdmissionMode.TOKEN_CAPACITY:
         argv += _admission_flags(spec.router.admission)
     return WorkerCommand(

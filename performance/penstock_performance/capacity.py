@@ -190,31 +190,29 @@ def plan_of(
     if decode is None:
         return None
     (chosen,) = (engine for engine in engines if engine.gpus == decode.gpus)
-    first_token_s = _first_token_s(chosen, targets, load, decode.replicas)
-    prefill = _cheapest(prefill_pool(engine, targets, load, first_token_s) for engine in engines)
+    after_s = first_token_s(chosen, targets, load, decode.replicas)
+    prefill = _cheapest(prefill_pool(engine, targets, load, after_s) for engine in engines)
     return None if prefill is None else CapacityPlan(prefill, decode, is_aggregated=False)
 
 
-def prefill_pool(
-    engine: EngineFigures, targets: Targets, load: Load, first_token_s: float
-) -> PoolPlan | None:
+def prefill_pool(engine: EngineFigures, targets: Targets, load: Load, after_s: float) -> PoolPlan | None:
     """Return the fewest replicas whose TTFT percentile holds the target; None: the TTFT alone exceeds it.
 
     Args:
         engine: One size.
         targets: What requests look like and may take.
         load: What arrives.
-        first_token_s: What a first token takes after its prefill.
+        after_s: What a first token takes after its prefill, as `first_token_s` has it.
     """
     service_s = engine.ttft_s
-    if service_s is None or service_s + first_token_s > targets.ttft_s:
+    if service_s is None or service_s + after_s > targets.ttft_s:
         return None
     busy = load.rps * service_s
     replicas = least = _bounded(math.floor(busy) + 1)
-    while (waited_s := _wait_s(replicas, service_s, load)) + service_s + first_token_s > targets.ttft_s:
+    while (waited_s := _wait_s(replicas, service_s, load)) + service_s + after_s > targets.ttft_s:
         replicas = _bounded(replicas + 1)
     binds = "the rate of prompts" if replicas == least else f"waiting, at the {load.quantile:.0%} of TTFT"
-    return PoolPlan(engine.gpus, replicas, waited_s + service_s + first_token_s, busy / replicas, binds)
+    return PoolPlan(engine.gpus, replicas, waited_s + service_s + after_s, busy / replicas, binds)
 
 
 def decode_pool(engine: EngineFigures, targets: Targets, load: Load) -> PoolPlan | None:
@@ -267,7 +265,7 @@ def _mean_within(
     return mean if mean is not None and most_in_flight(mean, load.quantile) <= most else None
 
 
-def _first_token_s(engine: EngineFigures, targets: Targets, load: Load, replicas: int) -> float:
+def first_token_s(engine: EngineFigures, targets: Targets, load: Load, replicas: int) -> float:
     """Return what a first token takes after its prefill: the KV's transfer, the running step's end, and its own step."""
     mean = engine.mean_in_flight(load.rps / replicas, targets.osl) or 1.0
     return load.transfer_s + 2 * engine.itl_s(mean)

@@ -199,7 +199,7 @@ def _candidate(
         speed = 1.0 if not is_simulated else PREFILL_SPEED if phase is Role.PREFILL else decode_speed
         alone = _alone(graph, name, service, size, profile)
         context = RuntimeContext(
-            python=python, graph_file="", discovery="", namespace=graph.name, speed=speed
+            python=python, graph_file="", discovery="profile", namespace=graph.name, speed=speed
         )
         (process,) = process_specs(alone, context)
         setups[phase] = WorkerSetup(process, speed)

@@ -8,7 +8,7 @@ from typing import Any
 from penstock_engine import profiles
 from penstock_profiler import points
 from penstock_profiler.candidates import Candidate
-from penstock_profiler.measure import REPEATS
+from penstock_profiler.measure import repeats
 from penstock_profiler.plan import PlannedEngine, ProfilePlan
 
 _START_S = 4.0
@@ -85,7 +85,8 @@ def _simulated_s(
     candidate: Candidate, name: str, prompts: tuple[int, ...], batches: dict[int, list[int]]
 ) -> float:
     latency = profiles.load(name).latency()
-    prefill_s = sum(REPEATS * latency.prefill.ttft_s(tokens) for tokens in prompts)
+    ttfts_s = [latency.prefill.ttft_s(tokens) for tokens in prompts]
+    prefill_s = sum(repeats(ttft_s) * ttft_s for ttft_s in ttfts_s)
     decode_s = 0.0
     for context, counts in batches.items():
         fixed_s = latency.prefill.ttft_s(0)

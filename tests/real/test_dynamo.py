@@ -80,11 +80,10 @@ class Graph:
         return re.findall(r"replica removed name='?([\w-]+)", log)
 
     def pulls(self):
-        """Return what the planner has read."""
+        """Return what the planner has read, as it recorded it with each decision."""
         ledger = self.state / "log" / "dynamo-test" / "planner" / "ledger.jsonl"
-        return [
-            each for line in ledger.read_text().splitlines() if (each := json.loads(line))["type"] == "pull"
-        ]
+        records = map(json.loads, ledger.read_text().splitlines())
+        return [pull for each in records if each["type"] == "decision" for pull in each["window"]["pulls"]]
 
     def client(self):
         """Return the official client; no retries, so that errors show."""
@@ -246,10 +245,10 @@ def test_the_planner_scales_both_roles_up_and_down_and_loses_no_stream(graph):
         with Traffic(graph, per_s=16, prompt_tokens=PROMPT_TOKENS, output_tokens=150) as load:
             graph.until(prefill=2, decode=2)
         graph.until(prefill=1, decode=1)
-    assert {"dynamo-test_prefill", "dynamo-test_decode"} <= {
-        name.rsplit("_", 1)[0] for name in graph.drained()
-    }
     assert (load.lost, trickle.lost) == ([], [])
+    drained = " ".join(graph.drained())
+    assert "prefill" in drained
+    assert "decode" in drained
     assert load.answered > 50
     assert trickle.answered > 50
 
@@ -257,8 +256,11 @@ def test_the_planner_scales_both_roles_up_and_down_and_loses_no_stream(graph):
 def test_the_planner_has_read_dynamos_own_names(graph):
     """Demand from the frontend, KV usage and waiting requests from the decode worker, as fresh as they come."""
     pulls = graph.pulls()
-    assert {reading["quality"] for pull in pulls for reading in pull["kv"].values()} <= {"fresh", "missing"}
-    assert max(reading["value"] or 0 for pull in pulls for reading in pull["kv"].values()) > 0.5
+    assert max(pull["kv"]["total"] for pull in pulls) > 0.5
+    assert max(pull["queue"]["value"] or 0 for pull in pulls) > 1
+    assert {pull["queue"]["source"].split()[0] for pull in pulls if pull["queue"]["value"] is not None} == {
+        "dynamo"
+    }
     arrivals = sum(pull["demand"]["arrivals"] for pull in pulls if pull["demand"])
     prompts = sum(pull["demand"]["prompt_tokens"] for pull in pulls if pull["demand"])
     assert arrivals > 50

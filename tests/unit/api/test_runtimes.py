@@ -258,7 +258,7 @@ def test_dynamo_frontend_routes_in_place_of_ours(build, context):
     frontend = by_service(graph, context)["frontend"]
     assert frontend.argv == (
         "/py", "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", "{port}",
-        "--router-mode", "kv", "--active-decode-blocks-threshold", "0.85",
+        "--router-mode", "kv", "--migration-limit", "2", "--active-decode-blocks-threshold", "0.85",
     )  # fmt: skip
     assert frontend.health_path == "/live"
     assert frontend.env["DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS"] == "900"

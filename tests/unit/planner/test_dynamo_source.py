@@ -34,7 +34,7 @@ PAGES = Path(__file__).parent / "dynamo"
 
 
 def recorded(name):
-    """Return a page that Dynamo 1.6 gave."""
+    """Return a recorded page."""
     return (PAGES / f"{name}.txt").read_text()
 
 
@@ -197,7 +197,7 @@ async def serving(**pages):
 
 
 async def readings_of(urls, *, frontends):
-    """Return the readings of one pull."""
+    """Read one graph."""
     pool = ConnectionPool()
     pages = MetricsPages(pool, real_now_s=lambda: 0.0)
     source = DynamoSource(pages, lambda: frontends, workers=ScrapeSource(pages), now_s=lambda: 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from penstock_api import Role
@@ -25,7 +25,11 @@ AHEAD_SIGMAS = 0.0
 """Chosen: the shares that demand may fill leave room for chance as it is."""
 
 RESTRAINT = Restraint(sigmas=0.5, peak=0.9, late=1.0, kv=0.75, kv_peak=0.8, hold_down_most_s=240.0)
-"""Chosen."""
+"""Chosen: milder than adaptive's, because what one fewer can do is known and need not be tried."""
+
+BURSTY = 4.0
+BURSTY_RESTRAINT = replace(RESTRAINT, peak=0.8, hold_down_most_s=1800.0)
+"""Chosen: arrivals of more than twice the variance of Poisson's come back in bursts, which no mean tells."""
 
 LEAST_SEEN_S = 6.0
 """Chosen: arrivals of fewer seconds say nothing of their rate."""
@@ -62,7 +66,7 @@ class ProfiledWorkers:
     @property
     def restraint(self) -> Restraint:
         """Return what the queue and the profile do not say themselves."""
-        return RESTRAINT
+        return BURSTY_RESTRAINT if self.learnt.variability > BURSTY else RESTRAINT
 
     def tokens_per_s(self, work: Work) -> float | None:
         """Return the profile's throughput at the mean prompt, corrected; None before the first arrival."""

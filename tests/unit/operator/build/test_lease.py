@@ -36,5 +36,7 @@ def test_a_change_rolls_only_what_reads_it(objects, changes, rolled):
 def test_a_router_reads_the_prefill_services_own_lease(build):
     """What it gets is cut down to that, and is a valid graph."""
     text = router_manifest(build(services={"prefill": {"lease": {"durationSeconds": 600}}}))
-    (graph,) = parse_manifests(text, "router.yaml").graphs
+    manifests, problems = parse_manifests(text)
+    assert problems == []
+    (graph,) = manifests.graphs
     assert graph.spec.lease_seconds == 600
