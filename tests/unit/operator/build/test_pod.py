@@ -50,7 +50,7 @@ def test_worker_command(container):
     transfer = {
         "kv_connector": "NixlConnector",
         "kv_role": "kv_producer",
-        "kv_connector_extra_config": {"kv_lease_duration": 12, "decoder_kv_blocks_ttl": 60},
+        "kv_connector_extra_config": {"kv_lease_duration": 12},
     }
     assert [*found["command"], *found["args"]] == [
         "vllm", "serve", "meta/llama", "--served-model-name", "llama", "--host", "0.0.0.0", "--port", "8000",
