@@ -150,7 +150,7 @@ class DispatchQueue(Generic[T]):
         """Set how many routers, this one included, dispatch to these workers.
 
         Args:
-            count: >= 1; each keeps to its part of `slot_tokens`, so that all together give a worker no more.
+            count: >= 1; each keeps to its part of the slots, so that all together give a worker no more, or one request each.
             is_scattered: They send requests of the same prefixes there, unheard by each other.
         """
         self._estimates.is_scattered = is_scattered
@@ -344,8 +344,8 @@ class DispatchQueue(Generic[T]):
     def pending_tokens(self, name: str, now_s: float) -> int:
         """Return what other routers should count here, tokens >= 0.
 
-        Where requests are assigned on arrival: uncached tokens in time that wait, and those dispatched that should not
-        be computed yet. Else the tokens in flight.
+        Where requests are assigned on arrival: uncached tokens that wait, late ones included, because those let only
+        this router's others go first, and those dispatched that should not be computed yet. Else the tokens in flight.
         """
         worker = self._workers.get(name)
         if worker is None:
@@ -353,7 +353,7 @@ class DispatchQueue(Generic[T]):
         if self.policy.assigns is AssignTime.WHEN_FREE:
             return worker.load.inflight_tokens
         self._estimates.now_s = now_s
-        return self._estimates.pending_tokens(worker) - worker.peer_tokens
+        return self._estimates.pending_tokens(worker) - worker.peer_tokens + worker.line.late_tokens
 
     def inflight_tokens(self) -> dict[str, int]:
         """Return the tokens in flight at each worker, those of other routers included."""
@@ -503,7 +503,8 @@ class DispatchQueue(Generic[T]):
     def _has_room(self, worker: WorkerQueue[T]) -> bool:
         settings = self.settings
         running, tokens = len(worker.running), worker.running_tokens
-        if settings.slot_requests is not None and running >= settings.slot_requests:
+        most = settings.slot_requests
+        if most is not None and running >= min(most, max(1, most // self._deciders)):
             return False
         if self.policy.assigns is AssignTime.WHEN_FREE:
             tokens += worker.peer_tokens
