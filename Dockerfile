@@ -30,6 +30,7 @@ COPY local ./local
 COPY workload ./workload
 COPY report ./report
 COPY simulator ./simulator
+COPY profiler ./profiler
 COPY cli ./cli
 COPY manifests/samples ./manifests/samples
 RUN /opt/penstock/bin/pip wheel --no-cache-dir --disable-pip-version-check --no-deps --wheel-dir /dist . \

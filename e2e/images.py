@@ -38,12 +38,28 @@ def load_image(cluster: Kube, image: str, folder: Path, *, nodes: tuple[str, ...
         "make", "-C", str(ROOT), "image", f"IMAGE={image}", f"CONTAINER_TOOL={tool}", f"IMAGE_BUILD_FLAGS={flags}",
         timeout_s=600.0,
     )  # fmt: skip
-    say(f"loading it into {', '.join(nodes)}")
+    put_image(cluster, image, folder, nodes=nodes)
+
+
+def put_image(
+    cluster: Kube, image: str, folder: Path, *, nodes: tuple[str, ...], timeout_s: float = 300.0
+) -> None:
+    """Put an image that was built here on nodes.
+
+    Args:
+        cluster: Whose environment kind and the container tool run in.
+        image: Its name and tag.
+        folder: For an archive of its size, for a moment.
+        nodes: That may run it.
+        timeout_s: Of each of the two steps.
+    """
+    tool = container_tool()
+    say(f"loading {image} into {', '.join(nodes)}")
     where = ("--name", CLUSTER, "--nodes", ",".join(nodes))
     if tool == "docker":
-        cluster.run("kind", "load", "docker-image", image, *where, timeout_s=300.0)
+        cluster.run("kind", "load", "docker-image", image, *where, timeout_s=timeout_s)
     else:
         archive = folder / "image.tar"
-        cluster.run(tool, "save", "--output", str(archive), image, timeout_s=300.0)
-        cluster.run("kind", "load", "image-archive", str(archive), *where, timeout_s=300.0)
+        cluster.run(tool, "save", "--output", str(archive), image, timeout_s=timeout_s)
+        cluster.run("kind", "load", "image-archive", str(archive), *where, timeout_s=timeout_s)
         archive.unlink()

@@ -1,7 +1,7 @@
 """The API: models, enums, profiles and cross-field rules of all kinds. Pure; import the models from here."""
 
 from penstock_api.base import RULE_ERROR, KeyPath, SpecModel, Violation, dotted
-from penstock_api.engine import DEFAULT_PROFILE, EngineConfig, LeaseConfig, PreemptionConfig
+from penstock_api.engine import DEFAULT_PROFILE, EngineConfig, LeaseConfig, LeaseOverride, PreemptionConfig
 from penstock_api.enums import (
     WORKER_ROLES,
     AdmissionMode,
@@ -39,6 +39,7 @@ from penstock_api.router import (
     AdmissionConfig,
     AuthConfig,
     BreakerConfig,
+    DecodeQueueConfig,
     DualmapConfig,
     HealthConfig,
     LimitsConfig,
@@ -78,6 +79,7 @@ __all__ = [
     "AuthConfig",
     "BreakerConfig",
     "Condition",
+    "DecodeQueueConfig",
     "DualmapConfig",
     "EngineConfig",
     "EnvFrom",
@@ -91,6 +93,7 @@ __all__ = [
     "KeyPath",
     "KvBufferDevice",
     "LeaseConfig",
+    "LeaseOverride",
     "LimitsConfig",
     "MetricsSource",
     "ModelSpec",

@@ -12,7 +12,8 @@ from pydantic import Field
 
 from penstock_api.base import Flag, Integer, Number, ProfileText, SpecModel, Text
 from penstock_api.enums import KvBufferDevice
-from penstock_api.rules import LEASE_RULES, PROFILE_RULE
+from penstock_api.lease_rules import LEASE_RULES
+from penstock_api.rules import PROFILE_RULE
 
 SIMULATED_BATCH_TOKENS = 8192
 """Most tokens of one step of a simulated worker where the graph says nothing, as `penstock engine serve` has it."""
@@ -37,6 +38,19 @@ class LeaseConfig(SpecModel):
     )
     acknowledge_short_lease: Flag = Field(
         default=False, description="Accept a duration below 6 s and its heartbeat in every step."
+    )
+
+
+class LeaseOverride(SpecModel):
+    """What one service has in place of the graph's lease."""
+
+    duration_seconds: Annotated[Integer, Field(ge=1, le=86400)] | None = Field(
+        default=None,
+        description="First lease of a prefill service, or what a decode service's heartbeats follow from; seconds. "
+        "null: the graph's.",
+    )
+    decoder_blocks_ttl_seconds: Annotated[Integer, Field(ge=1, le=604800)] | None = Field(
+        default=None, description="Life of blocks kept for the next turn; seconds. null: the graph's."
     )
 
 

@@ -35,6 +35,7 @@ class RouterPolicy(StrEnum):
 
     PREFIX_COST = "prefix-cost"
     DUALMAP = "dualmap"
+    PAIR_COST = "pair-cost"
     CACHE_AFFINITY = "cache-affinity"
     LEAST_LOADED = "least-loaded"
     MIN_TTFT = "min-ttft"

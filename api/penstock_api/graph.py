@@ -118,6 +118,17 @@ class GraphSpec(SpecModel):
         """Return the services of ``role`` by name."""
         return {name: each for name, each in self.services.items() if each.role is role}
 
+    def lease_of(self, service: ServiceSpec) -> LeaseConfig:
+        """Return the lease of one service: its own where it says so, else the graph's."""
+        given = {} if service.lease is None else service.lease.model_dump(exclude_none=True)
+        return self.lease.model_copy(update=given)
+
+    @property
+    def lease_seconds(self) -> int:
+        """First lease of the prefill workers; seconds."""
+        prefill = self.service(Role.PREFILL)
+        return (self.lease if prefill is None else self.lease_of(prefill[1])).duration_seconds
+
     @property
     def needs_performance_profile(self) -> bool:
         """Whether the graph's planner plans by a `PerformanceProfile`: ``planner.sla.profile``, or the engine's own."""

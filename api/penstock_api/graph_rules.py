@@ -9,7 +9,9 @@ from pydantic.alias_generators import to_snake
 
 from penstock_api.base import DNS_LABEL_PATTERN, KeyPath
 from penstock_api.budget_rules import BUDGET_RULES, exists
+from penstock_api.dynamo_rules import DYNAMO_RULES
 from penstock_api.enums import WORKER_ROLES, Role, RouterPolicy, Runtime
+from penstock_api.lease_rules import SPEC_LEASE_RULES
 from penstock_api.rule import Breach, Rule, quoted, unless
 from penstock_api.rules import immutable
 from penstock_core.simulated_tokens import SIMULATED
@@ -337,6 +339,8 @@ SPEC_RULES: tuple[Rule[GraphSpec], ...] = (
     *_RUNTIME_RULES,
     *_PREEMPTION_RULES,
     *_PLANNER_RULES,
+    *SPEC_LEASE_RULES,
+    *DYNAMO_RULES,
     immutable("runtime", "runtime"),
 )
 """Rules of ``spec``; `GRAPH_RULES` are those of the whole object."""

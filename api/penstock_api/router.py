@@ -19,7 +19,7 @@ Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]+)$", ma
 
 
 class DualmapConfig(SpecModel):
-    """Settings of the dualmap policy."""
+    """Settings of the policies dualmap and pair-cost."""
 
     rebalance: Flag = Field(
         default=True, description="Move queued requests between a prefix's two candidates."
@@ -82,6 +82,16 @@ class PrefillQueueConfig(SpecModel):
         default=QueueOrder.IN_TIME_FIRST,
         description="Who is next where a policy gives each worker a queue: the first to arrive; the one with the "
         "most cached tokens; or the first that can still meet ttftSloSeconds, before those that cannot.",
+    )
+
+
+class DecodeQueueConfig(SpecModel):
+    """Prefilled requests that wait in the router while no decode worker takes any."""
+
+    max_wait_seconds: Seconds | None = Field(
+        default=None,
+        description="Longest wait, within which nobody renews the prompt's lease; then the request is refused with 503; "
+        "seconds. null: prefillQueue.maxWaitSeconds, or 0.8 of the lease if that is less.",
     )
 
 
@@ -187,15 +197,17 @@ class RouterConfig(SpecModel):
     tokenizer: Text | None = Field(
         default=None,
         description="The model's tokenizer.json as the router finds it: prefixes are then compared by tokens, and "
-        "prompts counted exactly. Needs penstock[tokenizer]. simulated: the tokens of simulated workers. null: by bytes.",
+        "prompts counted exactly, chats by the template beside it. Needs penstock[tokenizer]. simulated: the tokens of simulated workers. null: by bytes.",
     )
     kv_events_port: Annotated[Integer, Field(ge=1, le=65535)] | None = Field(
         default=None,
         description="Port on which each worker publishes its KV cache's changes (vLLM's ZMQ events); the router then "
-        "follows them. Needs tokenizer and penstock[kv-events]. Local simulated workers get a free port each. "
+        "follows them. Needs tokenizer and penstock[kv-events]. On one host each worker gets an address of its own. "
         "null: none.",
     )
-    dualmap: DualmapConfig = Field(default=DualmapConfig(), description="Settings of policy dualmap.")
+    dualmap: DualmapConfig = Field(
+        default=DualmapConfig(), description="Settings of policies dualmap and pair-cost."
+    )
     admission: AdmissionConfig = Field(
         default=AdmissionConfig(), description="Refusal while workers are busy."
     )
@@ -208,6 +220,9 @@ class RouterConfig(SpecModel):
     )
     prefill_queue: PrefillQueueConfig = Field(
         default=PrefillQueueConfig(), description="Requests waiting for prefill."
+    )
+    decode_queue: DecodeQueueConfig = Field(
+        default=DecodeQueueConfig(), description="Prefilled requests waiting for decode."
     )
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Bounds of one request.")
     breaker: BreakerConfig = Field(default=BreakerConfig(), description="Circuit breaker of each worker.")

@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock_api.enums import MetricsSource, Tier
+from penstock_api.lease_rules import SERVICE_LEASE_RULES
 from penstock_api.profiles import PROFILE_SUFFIX, PROFILES
 from penstock_api.rule import Breach, Rule, unless
 from penstock_objects.pod_template import unknown_fields
 
 if TYPE_CHECKING:
-    from penstock_api.engine import EngineConfig, LeaseConfig
+    from penstock_api.engine import EngineConfig
     from penstock_api.planner import PlannerConfig, PlannerMetricsConfig
     from penstock_api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
     from penstock_api.tiers import TiersConfig
-
-SHORTEST_SAFE_LEASE_S = 6
-"""Below it vLLM's heartbeat interval, duration // 6, is 0: a heartbeat in every step."""
 
 _ROUNDING = 1e-9
 """Above the error of adding three fractions."""
@@ -106,6 +104,7 @@ SERVICE_RULES: tuple[Rule[ServiceSpec], ...] = (
         text="unknown key of Kubernetes' %s",
         remedy="remove it",
     ),
+    *SERVICE_LEASE_RULES,
     PROFILE_RULE,
     immutable("role", "role of a service that stays"),
 )
@@ -190,20 +189,6 @@ METRICS_RULES: tuple[Rule[PlannerMetricsConfig], ...] = (
         find=unless(lambda m: m.source is not MetricsSource.PROMETHEUS or m.prometheus_url is not None),
         text="null, yet source is prometheus",
         remedy="give its URL or choose router or scrape",
-    ),
-)
-
-LEASE_RULES: tuple[Rule[LeaseConfig], ...] = (
-    Rule(
-        path="durationSeconds",
-        must=f"a lease under {SHORTEST_SAFE_LEASE_S} s needs acknowledgeShortLease: true",
-        cel=f"self.durationSeconds >= {SHORTEST_SAFE_LEASE_S} || self.acknowledgeShortLease",
-        find=unless(
-            lambda lease: lease.duration_seconds >= SHORTEST_SAFE_LEASE_S or lease.acknowledge_short_lease
-        ),
-        text=f"%d s is below {SHORTEST_SAFE_LEASE_S} s, so heartbeats would go out in every step",
-        values=("self.durationSeconds",),
-        remedy="raise it or set acknowledgeShortLease: true",
     ),
 )
 

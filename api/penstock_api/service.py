@@ -16,6 +16,7 @@ from penstock_api.base import (
     SpecModel,
     Text,
 )
+from penstock_api.engine import LeaseOverride
 from penstock_api.enums import Role
 from penstock_api.rules import ENV_FROM_RULES, ENV_VAR_RULES, NODE_POOL_RULES, SERVICE_RULES
 
@@ -100,6 +101,9 @@ class ServiceSpec(SpecModel):
     env_from: tuple[EnvFrom, ...] = Field(
         default=(), description="Secrets and ConfigMaps whose keys become environment variables."
     )
+    lease: LeaseOverride | None = Field(
+        default=None, description="Lease of this service alone; null: the graph's. Prefill and decode."
+    )
     scaling: ScalingConfig | None = Field(
         default=None, description="Bounds for autoscaling; null: the number of replicas is fixed."
     )
@@ -112,7 +116,7 @@ class ServiceSpec(SpecModel):
     liveness_timeout_seconds: Annotated[Number, Field(gt=0, le=86400)] | None = Field(
         default=None,
         description="Real seconds without a healthy answer after which a replica that served is killed and started "
-        "again. null: 60; but a real engine on the local backend is left alone while its port accepts connections.",
+        "again. null: 60; 600 for real engines, which may stall for minutes and live.",
     )
     termination_grace_period_seconds: Annotated[Integer, Field(ge=0, le=86400)] = Field(
         default=900, description="Seconds that a replica may take to finish its requests when it leaves."

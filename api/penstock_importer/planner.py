@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from penstock_api.base import KeyPath
@@ -21,6 +22,13 @@ _NUMBERS = {
     "--prefill-engine-num-gpu": "prefillEngineNumGpu",
 }
 _SLA_MILLISECONDS = {"--ttft": "ttftSeconds", "--itl": "itlSeconds"}
+_SLA_PROFILE = "--profile-results-dir"
+_CONFIG_NUMBERS = {
+    "throughput_adjustment_interval_seconds": "adjustmentIntervalSeconds",
+    "max_gpu_budget": "maxGpuBudget",
+    "min_gpu_budget": "minGpuBudget",
+}
+_CONFIG_MILLISECONDS = {"ttft": "ttftSeconds", "itl": "itlSeconds"}
 _SAID_BY_GRAPH = ("--environment", "--backend", "--namespace")
 _UNLIMITED_BELOW = 0
 
@@ -56,13 +64,55 @@ def _carry_options(source: ManifestSource, container: KeyPath, command: Command)
     targets: dict[str, Any] = {}
     for flag, key in _SLA_MILLISECONDS.items():
         _carry_number(source, container, targets, key, command.pop_value(flag), factor=0.001)
-    if targets or (command.module or "").endswith("planner_sla"):
+    _carry_config(source, container, command, planner, targets)
+    is_sla = bool(targets) or (command.module or "").endswith("planner_sla")
+    profile = command.pop_value(_SLA_PROFILE) if is_sla else None
+    if profile is not None:
         planner["mode"] = "sla"
+        targets["profile"] = profile
+        source.note(
+            (*container, "args"), "holds a profile: check that planner.sla.profile names it here", profile
+        )
+    elif is_sla:
+        source.note(
+            (*container, "args"),
+            f"plans by targets and names no profile ({_SLA_PROFILE}): mode adaptive; run `penstock profile`, then set"
+            " planner.mode: sla and planner.sla.profile",
+        )
     if targets:
         planner["sla"] = targets
     if command.pop_flag("--no-operation"):
         planner["noOperation"] = True
     return planner
+
+
+def _carry_config(
+    source: ManifestSource,
+    container: KeyPath,
+    command: Command,
+    planner: dict[str, Any],
+    targets: dict[str, Any],
+) -> None:
+    """Read ``--config``, the one JSON object that Dynamo's planner takes since 1.1."""
+    text = command.pop_value("--config")
+    if text is None:
+        return
+    args = (*container, "args")
+    try:
+        config = json.loads(text)
+        settings = {str(key): value for key, value in config.items()}
+    except (ValueError, AttributeError):
+        source.note(args, "is no JSON object; set spec.planner by hand", text)
+        return
+    for key, own in _CONFIG_NUMBERS.items():
+        if key in settings:
+            _carry_number(source, container, planner, own, str(settings.pop(key)))
+    for key, own in _CONFIG_MILLISECONDS.items():
+        if key in settings:
+            _carry_number(source, container, targets, own, str(settings.pop(key)), factor=0.001)
+    for key, value in settings.items():
+        if key not in {flag.removeprefix("--") for flag in _SAID_BY_GRAPH}:
+            source.note(args, f"{key} is no option of this planner", json.dumps(value))
 
 
 def _carry_number(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,7 +72,7 @@ def read_component(source: ManifestSource, path: KeyPath) -> Component:
     kind = str(source.take((*path, "componentType")))
     container = (*path, "extraPodSpec", "mainContainer")
     raw = {key: [str(each) for each in source.take_list((*container, key))] for key in ("command", "args")}
-    command = parse_command(raw["command"], raw["args"])
+    command = parse_command(raw["command"], raw["args"], _variables(source, path))
     if command is None:
         source.note(
             (*container, "command"), "runs something else than a Dynamo module; the runtime's own is used"
@@ -94,6 +95,16 @@ def read_component(source: ManifestSource, path: KeyPath) -> Component:
     return component
 
 
+def _variables(source: ManifestSource, path: KeyPath) -> dict[str, str]:
+    """Return the literal variables of a component's container; a later place wins, as in Dynamo's operator."""
+    found: dict[str, str] = {}
+    for place in (("spec", "envs"), (*path, "envs"), (*path, "extraPodSpec", "mainContainer", "env")):
+        for each in source.peek(place) or ():
+            if isinstance(each, dict) and isinstance(each.get("value"), str):
+                found[str(each.get("name"))] = each["value"]
+    return found
+
+
 def read_worker_flags(source: ManifestSource, component: Component, model: dict[str, Any]) -> None:
     """Move a worker's flags to where a graph keeps them; the rest stay arguments."""
     command = component.command
@@ -113,6 +124,7 @@ def read_worker_flags(source: ManifestSource, component: Component, model: dict[
     if speedup is not None:
         source.note(args_path, "is a matter of the run, not of the graph; use --speed", speedup)
     _keep_parallelism(component, command)
+    _drop_own_transfer(command)
     if command.words:
         component.service["args"] = command.words
 
@@ -209,6 +221,19 @@ def _read_scaling(source: ManifestSource, component: Component) -> None:
     enabled = [source.take((*path, key, "enabled")) for key in ("scalingAdapter", "autoscaling")]
     if any(enabled) and component.role is not Role.ROUTER:
         component.service["scaling"] = scaling
+
+
+def _drop_own_transfer(command: Command) -> None:
+    """Leave out the plain NIXL connector, which the runtime adds itself, with the graph's lease."""
+    text = command.pop_value("--kv-transfer-config")
+    if text is None:
+        return
+    try:
+        is_own = json.loads(text) == {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    except ValueError:
+        is_own = False
+    if not is_own:
+        command.words += ["--kv-transfer-config", text]
 
 
 def _keep_parallelism(component: Component, command: Command) -> None:

@@ -2,7 +2,9 @@
 
 from penstock_runtimes.build import process_specs
 from penstock_runtimes.process import (
+    ENGINE_LIVENESS_S,
     KV_EVENTS_PORT,
+    KV_EVENTS_SUFFIX,
     LIVENESS_S,
     PLANNER_ROLE,
     PORT,
@@ -16,7 +18,9 @@ from penstock_runtimes.process import (
 )
 
 __all__ = [
+    "ENGINE_LIVENESS_S",
     "KV_EVENTS_PORT",
+    "KV_EVENTS_SUFFIX",
     "LIVENESS_S",
     "PLANNER_ROLE",
     "PORT",

@@ -14,6 +14,7 @@ from penstock_api.service import ServiceSpec
 from penstock_core.errors import ConfigError
 from penstock_runtimes import dynamo, simulated, vllm
 from penstock_runtimes.process import (
+    ENGINE_LIVENESS_S,
     LIVENESS_S,
     PLANNER_ROLE,
     PORT,
@@ -66,7 +67,7 @@ def _check_speed(spec: GraphSpec, context: RuntimeContext) -> None:
 
 def _router(spec: GraphSpec, name: str, service: ServiceSpec, context: RuntimeContext) -> ProcessSpec:
     if spec.runtime is Runtime.DYNAMO:
-        command = dynamo.frontend(spec, context)
+        command = dynamo.frontend(spec, service, context)
         health_path = dynamo.FRONTEND_HEALTH_PATH
     else:
         argv = [context.python, "-m", "penstock_cli", "router", "serve", "--graph", context.graph_file]
@@ -134,11 +135,11 @@ def _service_process(
     )
 
 
-def _liveness_s(spec: GraphSpec, service: ServiceSpec) -> float | None:
-    """Return the service's setting, or the default of Penstock's own processes; None for a real engine's."""
+def _liveness_s(spec: GraphSpec, service: ServiceSpec) -> float:
+    """Return the service's setting, or the default of Penstock's own processes or of real engines."""
     if service.liveness_timeout_seconds is not None:
         return service.liveness_timeout_seconds
     is_own = spec.runtime is Runtime.SIMULATED or (
         service.role is Role.ROUTER and spec.runtime is not Runtime.DYNAMO
     )
-    return LIVENESS_S if is_own else None
+    return LIVENESS_S if is_own else ENGINE_LIVENESS_S

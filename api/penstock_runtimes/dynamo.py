@@ -6,11 +6,13 @@ by the Kubernetes API in a cluster.
 
 Source: docs.nvidia.com/dynamo/v1.6.0/reference: components/runtime-configuration,
 components/frontend-configuration, backends/v-llm-configuration, components/mocker-cli-reference and
-observability/health-checks. Flags were read there and in ai-dynamo/dynamo, not run by this project.
+observability/health-checks. Frontend and mocker are run as rendered here by tests/real/test_dynamo.py;
+the flags of vLLM workers were read, not run.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import PurePath
 
 from penstock_api.enums import AdmissionMode, Environment, Role
@@ -27,15 +29,33 @@ from penstock_runtimes.engine_flags import (
 from penstock_runtimes.process import PORT, SIDE_CHANNEL_PORT, RuntimeContext, WorkerCommand
 
 FRONTEND_HEALTH_PATH = "/live"
-"""Answers 200 while the process lives; its /health waits for workers, as our /ready does."""
+"""Answers 200 while the process lives; so does its /health, with or without workers."""
 
 _MODES = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
+
+_REGISTERED_IS_HEALTHY = {"DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS": '["generate"]'}
+"""Without it a mocker's /health answers 503 for ever: its endpoint registers no health check payload."""
+
+
+def discovery_folder(context: RuntimeContext) -> PurePath:
+    """Return the folder in which the processes of a local graph find each other, beside its statefile."""
+    return PurePath(context.discovery).parent / f"{context.namespace}.dynamo"
+
+
+def python_of(spec: GraphSpec, context: RuntimeContext) -> str:
+    """Return the interpreter that has Dynamo: of the graph's environment, else Penstock's own."""
+    folder = spec.engine.python_environment
+    return context.python if folder is None else str(PurePath(folder, "bin", "python"))
 
 
 def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
     """Return the command of one Dynamo worker: vLLM's, or the mocker's."""
     argv = _mocker(spec, service, context) if spec.engine.mocker else _vllm(spec, service, context)
     env = {**_planes(context), "DYN_SYSTEM_PORT": "{port}"}
+    if context.environment is Environment.LOCAL:
+        env["DYN_SYSTEM_HOST"] = context.host
+    if spec.engine.mocker:
+        env |= _REGISTERED_IS_HEALTHY
     ports: tuple[str, ...] = (PORT,)
     if service.role in _MODES and not spec.engine.mocker:
         env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = context.peer_host
@@ -46,13 +66,13 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
     if spec.engine.request_limit is not None:
         env["DYN_ENGINE_REQUEST_LIMIT"] = str(spec.engine.request_limit)
         env["DYN_DYNAMO_REQUEST_QUEUE_LIMIT"] = str(spec.engine.request_queue)
-    return WorkerCommand(argv=tuple(argv), ports=ports, env=env)
+    return WorkerCommand(argv=tuple(argv), ports=ports, env={**env, **_patience(service, context)})
 
 
-def frontend(spec: GraphSpec, context: RuntimeContext) -> WorkerCommand:
+def frontend(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
     """Return the command of Dynamo's frontend, which routes in place of ours."""
     argv = [
-        _python(spec, context),
+        python_of(spec, context),
         "-m",
         "dynamo.frontend",
         "--http-host",
@@ -61,47 +81,56 @@ def frontend(spec: GraphSpec, context: RuntimeContext) -> WorkerCommand:
         "{port}",
     ]
     argv += ["--router-mode", DYNAMO_POLICIES[spec.router.policy]]
+    # Without it a request is lost whose worker leaves before it has begun to answer.
+    argv += ["--migration-limit", str(spec.router.retries.max_per_request)]
     if spec.router.admission.mode is AdmissionMode.TOKEN_CAPACITY:
         argv += _admission_flags(spec.router.admission)
-    return WorkerCommand(argv=tuple(argv), ports=(PORT,), env=_planes(context))
+    return WorkerCommand(
+        argv=tuple(argv), ports=(PORT,), env={**_planes(context), **_patience(service, context)}
+    )
 
 
 def _vllm(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:
-    argv = [_python(spec, context), "-m", "dynamo.vllm", "--model", spec.model.name]
+    argv = [python_of(spec, context), "-m", "dynamo.vllm", "--model", spec.model.name]
     argv += ["--served-model-name", spec.served_name]
     if service.role in _MODES:
         argv += ["--disaggregation-mode", _MODES[service.role]]
     argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
     # Dynamo's examples give both workers kv_both; the mode decides who produces.
-    return argv + kv_transfer_flags(spec, service.role, kv_role="kv_both")
+    return argv + kv_transfer_flags(spec, service, kv_role="kv_both")
 
 
 def _mocker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:
-    argv = [_python(spec, context), "-m", "dynamo.mocker", "--model-path", spec.model.name]
+    argv = [python_of(spec, context), "-m", "dynamo.mocker", "--model-path", spec.model.name]
     argv += ["--model-name", spec.served_name, "--speedup-ratio", f"{context.speed:g}"]
     if service.role in _MODES:
         argv += ["--disaggregation-mode", _MODES[service.role]]
     if service.role is Role.PREFILL:
         argv += ["--bootstrap-ports", "{side_channel_port}"]
-    sizes = batch_flags(
-        spec.model_copy(update={"model": spec.model.model_copy(update={"context_tokens": None})})
-    )
+    argv += batch_flags(spec)
     if service.startup_seconds > 0:
-        sizes += ["--startup-time", f"{service.startup_seconds:g}"]
-    return argv + sizes
-
-
-def _python(spec: GraphSpec, context: RuntimeContext) -> str:
-    folder = spec.engine.python_environment
-    return context.python if folder is None else str(PurePath(folder, "bin", "python"))
+        # Unlike its engine's steps, this is in real time.
+        argv += ["--startup-time", f"{service.startup_seconds / context.speed:g}"]
+    return argv
 
 
 def _planes(context: RuntimeContext) -> dict[str, str]:
     env = {"DYN_NAMESPACE": context.namespace, "DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq"}
     if context.environment is Environment.KUBERNETES:
         return {**env, "DYN_DISCOVERY_BACKEND": "kubernetes"}
-    folder = PurePath(context.discovery).parent / f"{context.namespace}.dynamo"
-    return {**env, "DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(folder)}
+    # Dynamo's requests carry no credentials, and its default is the host's address.
+    hosts = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST")
+    env |= dict.fromkeys(hosts, context.host)
+    return {**env, "DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(discovery_folder(context))}
+
+
+def _patience(service: ServiceSpec, context: RuntimeContext) -> dict[str, str]:
+    """Return how long a process finishes its requests after SIGTERM: as long as its grace period, not 5 or 30 s."""
+    seconds = max(1, math.ceil(service.termination_grace_period_seconds / context.speed))
+    if service.role is Role.ROUTER:
+        return {"DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": str(seconds)}
+    names = ("DYN_RUNTIME_GRACEFUL_SHUTDOWN_TIMEOUT_SECS", "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT")
+    return dict.fromkeys(names, str(seconds))
 
 
 def _admission_flags(admission: AdmissionConfig) -> list[str]:
@@ -110,5 +139,4 @@ def _admission_flags(admission: AdmissionConfig) -> list[str]:
         ("--active-prefill-tokens-threshold", admission.active_prefill_tokens_threshold),
         ("--active-prefill-tokens-threshold-frac", admission.active_prefill_tokens_threshold_frac),
     )
-    flags = ["--admission-control", "token-capacity"]
-    return flags + [word for flag, value in thresholds if value is not None for word in (flag, str(value))]
+    return [word for flag, value in thresholds if value is not None for word in (flag, str(value))]

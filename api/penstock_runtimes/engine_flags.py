@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from penstock_api.enums import Role
 from penstock_api.graph import GraphSpec
 from penstock_api.service import ServiceSpec
 
+_KV_EVENTS = "--kv-events-config"
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 
 
@@ -63,26 +65,38 @@ def kv_event_flags(spec: GraphSpec, role: Role, endpoint: str) -> list[str]:
     if spec.router.kv_events_port is None or role is Role.DECODE:
         return []
     config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
-    return ["--kv-events-config", json.dumps(config)]
+    return [_KV_EVENTS, json.dumps(config)]
 
 
-def kv_transfer_flags(spec: GraphSpec, role: Role, *, kv_role: str | None = None) -> list[str]:
+def kv_events_endpoint(argv: Sequence[str]) -> str | None:
+    """Return where a worker of this command publishes KV events; None: nowhere."""
+    try:
+        endpoint = json.loads(argv[argv.index(_KV_EVENTS) + 1])["endpoint"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return endpoint if isinstance(endpoint, str) else None
+
+
+def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | None = None) -> list[str]:
     """Return the NIXL connector's configuration for prefill and decode workers, else nothing.
+
+    The life of blocks kept for the next turn goes to decode alone, so that changing it rolls no prefill worker.
 
     Args:
         spec: For the lease and the buffer's device.
-        role: The worker's.
-        kv_role: Overrides what `role` implies.
+        service: The worker's.
+        kv_role: Overrides what the service's role implies.
     """
+    role, lease = service.role, spec.lease_of(service)
     if role not in _KV_ROLES:
         return []
+    extra = {"kv_lease_duration": lease.duration_seconds}
+    if role is Role.DECODE:
+        extra["decoder_kv_blocks_ttl"] = lease.decoder_blocks_ttl_seconds
     config: dict[str, object] = {
         "kv_connector": "NixlConnector",
         "kv_role": kv_role or _KV_ROLES[role],
-        "kv_connector_extra_config": {
-            "kv_lease_duration": spec.lease.duration_seconds,
-            "decoder_kv_blocks_ttl": spec.lease.decoder_blocks_ttl_seconds,
-        },
+        "kv_connector_extra_config": extra,
     }
     if spec.engine.kv_buffer_device is not None:
         config["kv_buffer_device"] = spec.engine.kv_buffer_device.value

@@ -54,7 +54,7 @@ def needed_extras(graph: GraphDeployment) -> tuple[ExtraNeed, ...]:
     if spec.runtime is Runtime.DYNAMO:
         return tuple(found)  # its router is Dynamo's frontend
     if spec.router.tokenizer not in {None, SIMULATED}:
-        found.append(ExtraNeed("spec.router.tokenizer", "router", "tokenizer", ("tokenizers",)))
+        found.append(ExtraNeed("spec.router.tokenizer", "router", "tokenizer", ("jinja2", "tokenizers")))
     if spec.router.kv_events_port is not None:
         found.append(ExtraNeed("spec.router.kvEventsPort", "router", "kv-events", ("msgspec", "zmq")))
     return tuple(found)

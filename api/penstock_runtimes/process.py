@@ -16,11 +16,17 @@ from penstock_api.service import EnvFrom, EnvVar
 PORT = "port"
 SIDE_CHANNEL_PORT = "side_channel_port"
 KV_EVENTS_PORT = "kv_events_port"
+KV_EVENTS_SUFFIX = ".kv"
+"""Of sockets beside the statefile on which vLLM publishes KV events; before it the graph's name and a number."""
 PLANNER_ROLE = "planner"
 """Role of the planner's process, which is no service of the graph."""
 
 LIVENESS_S = 60.0
 """Chosen: far above any step of Penstock's own processes, which answer health checks beside their work."""
+
+ENGINE_LIVENESS_S = 600.0
+"""Chosen: twice the 300 s after which vLLM 0.32 itself gives up a step. A real engine is silent for minutes where
+processors are short, and to kill it then loses all its requests; one that hangs for good is still replaced."""
 
 MASK = "***"
 
@@ -79,8 +85,7 @@ class ProcessSpec:
         image: Container image.
         startup_s: Longest time to the first healthy answer, seconds (simulated).
         grace_s: Longest time to finish requests on the way out, seconds (simulated).
-        liveness_s: A process that served and gives no healthy answer for this long, real seconds, hangs; None: a
-            real engine without a setting, which may stall for longer in one step.
+        liveness_s: A process that served and gives no healthy answer for this long, real seconds, hangs.
     """
 
     name: str
@@ -99,7 +104,7 @@ class ProcessSpec:
     image: str = ""
     startup_s: float = 600.0
     grace_s: float = 900.0
-    liveness_s: float | None = LIVENESS_S
+    liveness_s: float = LIVENESS_S
 
 
 @dataclass(frozen=True, slots=True)

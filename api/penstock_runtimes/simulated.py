@@ -24,7 +24,7 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
     argv += ["--host", context.host, "--port", "{port}"]
     argv += ["--role", service.role.value, "--profile", service.profile or spec.engine.profile]
     argv += ["--speed", f"{context.speed:g}"]
-    argv += batch_flags(spec) + stream_flags(spec) + kv_transfer_flags(spec, service.role)
+    argv += batch_flags(spec) + stream_flags(spec) + kv_transfer_flags(spec, service)
     if (preemption := preemption_config(spec)) is not None:
         argv += ["--preemption-config", json.dumps(preemption, separators=(",", ":"))]
     events = _kv_events(spec, service, context)

@@ -119,7 +119,7 @@ class Bench:
     def elasticity(self) -> None:
         """4 to 8 to 4 instances."""
         routers = setups.contestants(QueueOrder.IN_TIME_FIRST)
-        chosen = {name: routers[name] for name in ("dualmap-cost", "prefix-cost")}
+        chosen = {name: routers[name] for name in ("pair-cost", "prefix-cost")}
         chosen["dualmap"] = setups.router("dualmap")
         specs = fleets.elasticity(self.skewed, self.seeds, chosen)
         self.run("elasticity", f"elasticity, {self.skewed.title}", specs, attained)
@@ -127,7 +127,7 @@ class Bench:
     def scaling(self) -> None:
         """8 to 64 instances."""
         routers = setups.contestants(QueueOrder.ARRIVAL)
-        chosen = {name: routers[name] for name in ("dualmap", "dualmap-cost", "prefix-cost")}
+        chosen = {name: routers[name] for name in ("dualmap", "pair-cost", "prefix-cost")}
         case = fleets.lighter(self.cases[0])
         specs = fleets.scaling(case, min(self.seeds, 2), (8, 16, 32, 64), chosen)
         self.run("scaling", f"8 to 64 instances, {case.title}", specs)

@@ -155,7 +155,7 @@ def router(policy: str, **settings: bool | float | str) -> RouterSpec:
     return RouterSpec(policy=policy, settings=settings, queue_order=QueueOrder.HIT_FIRST)
 
 
-PAIR_COST = router("dualmap", choice="prefix-cost", start_depth=2)
+PAIR_COST = router("pair-cost")
 """Ours: DualMap's pair from two blocks on, the cheaper of the two by prefix cost."""
 
 
@@ -164,9 +164,8 @@ OUTCLASSED = frozenset({"round-robin", "least-loaded", "least-pending", "kv-cost
 
 
 def contestants(order: QueueOrder) -> dict[str, RouterSpec]:
-    """Return every policy, and DualMap with our choice within the pair, all with one queue order."""
-    found = {policy: replace(router(policy), queue_order=order) for policy in policy_names()}
-    return found | {"dualmap-cost": replace(PAIR_COST, queue_order=order)}
+    """Return every policy, all with one queue order."""
+    return {policy: replace(router(policy), queue_order=order) for policy in policy_names()}
 
 
 def comparison(case: Case, seeds: int, *, order: QueueOrder) -> list[RunSpec]:

@@ -13,8 +13,8 @@ from penstock_planner.decide.config import Mode
 from penstock_simulator.conformance.run import play
 from penstock_simulator.conformance.scenarios import SCENARIOS, ConformanceScenario
 
-CONFORMABLE = tuple(mode.value for mode in Mode if not mode.needs_profile)
-"""Policies that metrics are enough for; a fluid load has neither a latency profile nor a future to know."""
+CONFORMABLE = tuple(mode.value for mode in Mode if mode is Mode.SLA or not mode.needs_profile)
+"""Policies that metrics are enough for, or the fluid's own profile; it has no latency profile and no future to know."""
 
 Verdicts = dict[str, dict[str, bool]]
 """Whether a policy, by name, held a scenario, by name."""

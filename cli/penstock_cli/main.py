@@ -18,6 +18,11 @@ _SUBCOMMANDS = {
     "down": ("penstock_cli.local:down", "Drain and stop a graph started by `up`."),
     "demo": ("penstock_cli.demo:demo", "Run the whole main job on a real trace slice and report."),
     "simulate": ("penstock_cli.simulate:simulate", "Score router policies and the planner in virtual time."),
+    "profile": (
+        "penstock_cli.profile:profile",
+        "Measure engines, and recommend sizes under TTFT and ITL targets.",
+    ),
+    "capacity": ("penstock_cli.capacity:capacity", "Plan replicas, GPUs and cost of a load from a profile."),
     "report": ("penstock_cli.report:report", "Draw a report from a load run and a planner ledger."),
     "samples": ("penstock_cli.samples:samples", "List the sample manifests, or print one."),
     "validate": ("penstock_cli.graph:validate", "Check manifests; print every problem at once."),

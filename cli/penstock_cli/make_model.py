@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from penstock_local.random_model import RandomModel, write_model
+from penstock_local.random_model import MIN_VOCABULARY, RandomModel, write_model
 
 
 @click.command(name="make-model")
@@ -16,10 +16,10 @@ from penstock_local.random_model import RandomModel, write_model
 )
 @click.option(
     "--hidden-size",
-    type=click.IntRange(16, 8192),
-    default=128,
+    type=click.IntRange(80, 8000),
+    default=160,
     show_default=True,
-    help="Width, a multiple of 16 up to 8192; a larger one is slower.",
+    help="Width, a multiple of 80 up to 8000; a larger one is slower.",
 )
 @click.option(
     "--context-tokens",
@@ -29,13 +29,28 @@ from penstock_local.random_model import RandomModel, write_model
     help="Most tokens of prompt plus output.",
 )
 @click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of the random weights.")
-def make_model(folder: Path, layers: int, hidden_size: int, context_tokens: int, seed: int) -> None:
+@click.option(
+    "--vocabulary",
+    type=click.IntRange(MIN_VOCABULARY, 1 << 18),
+    default=MIN_VOCABULARY,
+    show_default=True,
+    help="Entries of the tokenizer; Dynamo's mocker answers with ids up to 2000.",
+)
+def make_model(
+    folder: Path, *, layers: int, hidden_size: int, context_tokens: int, seed: int, vocabulary: int
+) -> None:
     """Write a small Llama with random weights, tokenizer and chat template to FOLDER; nothing is downloaded.
 
     Equal options give equal files. Its answers make no sense, but depend on every token of the prompt.
 
     Example: penstock make-model tiny-model && penstock up manifests/samples/vllm-cpu.yaml
     """
-    model = RandomModel(layers=layers, hidden_size=hidden_size, context_tokens=context_tokens, seed=seed)
+    model = RandomModel(
+        layers=layers,
+        hidden_size=hidden_size,
+        context_tokens=context_tokens,
+        seed=seed,
+        vocabulary=vocabulary,
+    )
     for path in write_model(folder, model):
         click.echo(f"{path}  {path.stat().st_size:,} bytes")

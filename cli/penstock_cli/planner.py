@@ -22,6 +22,7 @@ from penstock_cli.planner_cluster import (
     run_on_cluster,
 )
 from penstock_core.errors import ConfigError, NotFoundError
+from penstock_engine.profiles.performance import planning_profile
 from penstock_manifests import load_graph
 from penstock_planner import decision_input
 from penstock_planner import explain as explaining
@@ -37,7 +38,7 @@ from penstock_wire import loop
 _CHOICES = {
     "environment": ["local", "kubernetes"],
     "metrics_source": ["router", "scrape", "prometheus"],
-    "mode": [PlannerMode.ADAPTIVE.value, PlannerMode.LOAD.value],
+    "mode": [mode.value for mode in PlannerMode],
 }
 
 
@@ -120,11 +121,20 @@ def run(
     options = join(given=named, file=config_file, graph=graph)
     if options.prometheus_url is not None:
         require_client()
+    performance = None
+    if options.mode is PlannerMode.SLA:
+        performance = planning_profile(None if graph is None else graph.spec, options.profile)
     if dry_run:
         click.echo(orjson.dumps(options.model_dump(mode="json", by_alias=True), option=orjson.OPT_INDENT_2))
         return
     service = PlannerService(
-        options, graph, speed=speed, host=host, metrics_port=metrics_port, graph_file=graph_file
+        options,
+        graph,
+        speed=speed,
+        host=host,
+        metrics_port=metrics_port,
+        graph_file=graph_file,
+        performance=performance,
     )
     loop.run(_on_backend(service))
 

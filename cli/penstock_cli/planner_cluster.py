@@ -110,6 +110,7 @@ def run_on_cluster(
         click.echo(orjson.dumps({**said, **watched}, option=orjson.OPT_INDENT_2))
         return
     try:
+        from penstock_engine.profiles.performance import graph_performance  # noqa: PLC0415 - for the cluster alone
         from penstock_kube.client import KubeClient  # noqa: PLC0415 - optional extra
         from penstock_planner.cluster.service import (  # noqa: PLC0415 - optional extra
             ClusterService,
@@ -122,6 +123,7 @@ def run_on_cluster(
     folder = said.get("log-dir")
     service = ClusterService(
         overrides=overrides,
+        engine_profile=graph_performance,
         namespace=namespace,
         all_namespaces=flags.all_namespaces,
         graph=flags.graph_name,

@@ -193,7 +193,7 @@ def _model(flag: str | None, spec: GraphSpec | None) -> str:
 def _lease_s(flag: float | None, spec: GraphSpec | None) -> float:
     if flag is not None:
         return flag
-    return (LeaseConfig() if spec is None else spec.lease).duration_seconds
+    return LeaseConfig().duration_seconds if spec is None else spec.lease_seconds
 
 
 def _with_policy(config: RouterConfig, policy: str | None) -> RouterConfig:

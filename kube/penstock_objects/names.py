@@ -72,6 +72,9 @@ OPERATOR: Final = "penstock-operator"
 PLANNER: Final = "penstock-planner"
 """Field manager and event source of the planner."""
 
+PROFILER: Final = "penstock-profiler"
+"""Field manager of `penstock profile`."""
+
 HTTP_PORT: Final = "http"
 """Name of the port that serves requests, on pods and Services."""
 

@@ -5,16 +5,29 @@ GPUs of the first replicas are allocated here; everything later goes through `re
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from penstock_api import GraphDeployment, Role
+from penstock_api import GraphDeployment, Role, Runtime
 from penstock_core.errors import ConfigError
-from penstock_core.local_state import EntryState
+from penstock_core.local_state import STATE_DIR_VARIABLE, EntryState
 from penstock_local.gpus import GpuRefusal
+from penstock_local.ports import LAST_PORT
+from penstock_local.private import SOCKET_PATH_BYTES
 from penstock_local.replicas import request_replica
 from penstock_local.statefile import ArbiterInfo, ProcessEntry, StateFile, base_name
-from penstock_runtimes import PLANNER_ROLE, PORT, ProcessSpec, RuntimeContext, process_specs
+from penstock_runtimes import (
+    KV_EVENTS_PORT,
+    PLANNER_ROLE,
+    PORT,
+    ProcessSpec,
+    RuntimeContext,
+    fill,
+    process_specs,
+)
+from penstock_runtimes.dynamo import discovery_folder
+from penstock_runtimes.engine_flags import kv_events_endpoint
 
 DEFAULT_GPUS = 8
 """GPUs of the host when neither --gpus nor the graph's budget says: the planner document's default budget."""
@@ -92,6 +105,9 @@ def _arbiter(graph: GraphDeployment, specs: list[ProcessSpec], options: LocalOpt
         gpus=gpus,
         budget=gpus if ceiling is None else min(gpus, ceiling),
         router_url=f"http://127.0.0.1:{options.port}",
+        dynamo_folder=str(discovery_folder(options.context))
+        if graph.spec.runtime is Runtime.DYNAMO
+        else None,
         planner_log_dir=next((_flag(spec, "--log-dir") for spec in specs if spec.role == PLANNER_ROLE), None),
     )
 
@@ -134,6 +150,13 @@ def _check(graph: str, spec: ProcessSpec, environment: Mapping[str, str]) -> Non
     place = f"{graph}: spec.services.{spec.service}"
     if spec.nodes > 1:
         raise ConfigError(f"{place}.nodesPerReplica: {spec.nodes}, but this is one machine; set 1")
+    socket = kv_events_endpoint([fill(each, {KV_EVENTS_PORT: LAST_PORT}) for each in spec.argv]) or ""
+    path = socket.removeprefix("ipc://")
+    if socket != path and len(os.fsencode(path)) > SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"{graph}: spec.router.kvEventsPort: {path}: {len(os.fsencode(path))} bytes, but a Unix socket's path has at "
+            f"most {SOCKET_PATH_BYTES}; set {STATE_DIR_VARIABLE} to a shorter path"
+        )
     for source in spec.env_sources:
         if source.name not in environment:
             raise ConfigError(

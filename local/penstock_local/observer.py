@@ -8,7 +8,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from penstock_api import Role
 from penstock_core.local_state import EntryState
+from penstock_local.door import Door, door_of
 from penstock_local.listeners import holds_port
 from penstock_local.liveness import identify
 from penstock_local.plan import Limits, ObservedProcess
@@ -73,9 +75,8 @@ class ProcessObserver:
                     folder = state.arbiter.planner_log_dir
                     self._probing[name] = self._group.create_task(self._health(name, entry, folder))
             elif known.drain is not None and known.terminated_s is None:
-                self._probing[name] = self._group.create_task(
-                    self._drain(state.arbiter.router_url, name, entry)
-                )
+                door = door_of(state, self._probes)
+                self._probing[name] = self._group.create_task(self._drain(door, name, entry))
 
     async def _health(self, name: str, entry: ProcessEntry, planner_dir: str | None) -> None:
         known = self._observed[name]
@@ -92,36 +93,35 @@ class ProcessObserver:
         self._due_s[name] = now_s + (READY_PROBE_S if healthy else FIRST_PROBE_S)
 
     async def _answers(self, name: str, known: ObservedProcess, entry: ProcessEntry, url: str) -> bool:
-        """Return whether the process itself answers its health check; note what else is observed at its port."""
-        found = await self._probes.health(url)
-        if found is not Health.AWAY:
-            self._note(name, listening_s=time.monotonic())
-        if found is Health.HEALTHY and known.healthy_s is None and not _is_own(known, entry):
+        """Return whether the process itself answers its health check; note another one that does."""
+        is_healthy = await self._probes.health(url) is Health.HEALTHY
+        if is_healthy and known.healthy_s is None and not _is_own(known, entry):
             self._note(name, port_taken=True)
             return False
-        return found is Health.HEALTHY
+        return is_healthy
 
-    async def _drain(self, router_url: str, name: str, entry: ProcessEntry) -> None:
-        """Make sure that the router sends nothing new, then see what is still in flight."""
+    async def _drain(self, door: Door, name: str, entry: ProcessEntry) -> None:
+        """Make sure that the door sends nothing new, then see what is still in flight."""
         before = self._observed[name].drain
         confirmed: bool | NoAnswer = before is not None and before.acknowledged
         if confirmed is not True:
-            confirmed = await self._probes.drain(router_url, name)
-        view = await self._probes.router(router_url)
+            confirmed = await door.drain(name, entry)
+        view = await door.view({name: entry})
         idle = await self._is_idle(name, entry, view)
         known = self._observed.get(name)
         if known is not None and known.drain is not None:
             away = view is NoAnswer.AWAY
+            settled = time.monotonic() - known.drain.since_s >= door.settle_s
             progress = replace(
                 known.drain,
-                acknowledged=confirmed is True or _says_draining(view, name),
+                acknowledged=(confirmed is True and settled) or _says_draining(view, name),
                 router_away=away and confirmed is not True,
                 idle=idle,
             )
             self._note(name, drain=progress)
 
     async def _is_idle(self, name: str, entry: ProcessEntry, view: RouterView | NoAnswer) -> bool | None:
-        """Return whether nothing is in flight: by the router's count, then by the worker's own.
+        """Return whether nothing is in flight or kept for decode: by the router's count, then by the worker's own page.
 
         A router that does not answer may have a request on its way to the worker, so nothing is known.
         """
@@ -129,10 +129,14 @@ class ProcessObserver:
             return None
         if isinstance(view, RouterView) and name in view.workers and view.workers[name].inflight_requests > 0:
             return False
-        own = await self._probes.inflight(entry.url) if entry.url else None
+        own = (
+            await self._probes.is_busy(entry.url, keeps_leases=entry.role == Role.PREFILL)
+            if entry.url
+            else None
+        )
         if own is None:
             return True if isinstance(view, RouterView) else None
-        return own == 0
+        return not own
 
     def _note(self, name: str, **fields: object) -> None:
         known = self._observed.get(name)

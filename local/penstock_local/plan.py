@@ -40,15 +40,12 @@ class Limits:
             take real time at any speed.
         settle_s: How long after marking a worker ``draining`` a router that is away is given to come back
             and read that from the file; a worker that is idle or finishing by itself need not wait longer.
-        hung_s: A serving process without a limit of its own is killed when its port accepts no connection for
-            this long.
         quiet_start_s: A process without a health check counts as ready after running this long.
     """
 
     grace_floor_s: float = 5.0
     startup_floor_s: float = 60.0
     settle_s: float = 1.0
-    hung_s: float = 60.0
     quiet_start_s: float = 0.5
 
     def grace_s(self, entry: ProcessEntry, speed: float) -> float:
@@ -101,7 +98,6 @@ class ObservedProcess:
         failures: Unwanted exits in a row.
         restart_at_s: When the next start is due, or None.
         healthy_s: When its newest process last answered its health check, or None.
-        listening_s: When its newest process' port last accepted a connection, or None.
         port_taken: Another process answered on the port of its newest process, which does not listen there.
         drain: Progress of its drain, or None.
         terminated_s: When SIGTERM was sent to its newest process, or None.
@@ -114,7 +110,6 @@ class ObservedProcess:
     failures: int = 0
     restart_at_s: float | None = None
     healthy_s: float | None = None
-    listening_s: float | None = None
     port_taken: bool = False
     drain: Drain | None = None
     terminated_s: float | None = None
@@ -197,9 +192,8 @@ def _watch(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) 
         return None
     limits = view.figures.limits
     if known.healthy_s is not None:
-        hung = _hung(entry, known, known.healthy_s, view)
-        if hung is not None:
-            return Kill(name, hung)
+        if view.now_s - known.healthy_s > entry.liveness_s:
+            return Kill(name, f"answered no health check for {entry.liveness_s:g} s (real)")
         return MarkReady(name) if entry.state is EntryState.STARTING else None
     if known.port_taken:
         return Kill(name, f"its port {entry.port} is in use: another process answers there; stop that one")
@@ -208,21 +202,6 @@ def _watch(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) 
     if view.now_s - started_s > allowed_s:
         return Kill(name, f"did not answer its health check within {allowed_s:g} s (real) of its start")
     return None
-
-
-def _hung(entry: ProcessEntry, known: ObservedProcess, healthy_s: float, view: _View) -> str | None:
-    """Return why a process that served counts as hung, or None.
-
-    A real engine may stall for minutes in one step and live, so without a limit of its own only a port that
-    accepts nothing ends it.
-    """
-    if entry.liveness_s is not None:
-        is_hung = view.now_s - healthy_s > entry.liveness_s
-        return f"answered no health check for {entry.liveness_s:g} s (real)" if is_hung else None
-    limit_s = view.figures.limits.hung_s
-    seen_s = max(healthy_s, known.listening_s or healthy_s)
-    is_gone = view.now_s - seen_s > limit_s
-    return f"nothing listens on its port for {limit_s:g} s (real)" if is_gone else None
 
 
 def _after_exit(name: str, known: ObservedProcess, exited: ProcessExit, policy: RestartPolicy) -> Action:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -21,7 +22,7 @@ from penstock_core.errors import (
     UpstreamError,
 )
 from penstock_core.exposition import parse_samples
-from penstock_core.metric_names import VLLM_RUNNING, VLLM_WAITING
+from penstock_core.metric_names import DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 from penstock_wire.client import ConnectionPool, Response, Timeouts
 
 _TIMEOUTS = Timeouts(connect_s=1.0, first_byte_s=4.0, idle_s=4.0, total_s=5.0)
@@ -52,16 +53,16 @@ class WorkerView:
     """One worker as the router reports it.
 
     Attributes:
-        state: ready, unhealthy, circuit_open or draining.
+        state: ready, unhealthy, circuit_open, draining or unregistered.
         inflight_requests: Requests that the router has sent there and not finished.
-        inflight_tokens: Their tokens.
+        inflight_tokens: Their tokens; None: only their number is known.
         kv_usage_fraction: 0 to 1, or None when unknown.
         reason: Why it is not ready, or None.
     """
 
     state: str
     inflight_requests: int
-    inflight_tokens: float
+    inflight_tokens: float | None
     kv_usage_fraction: float | None
     reason: str | None
 
@@ -81,12 +82,12 @@ class RouterView:
 
     Attributes:
         workers: By name.
-        queue: Waiting prefills.
+        queue: Waiting prefills; None: not known.
         lag_p99_s: How late the router runs, simulated seconds, or None.
     """
 
     workers: dict[str, WorkerView]
-    queue: RouterQueue
+    queue: RouterQueue | None
     lag_p99_s: float | None
 
 
@@ -119,18 +120,42 @@ class Probes:
             return False, "the router does not answer yet"
         return answer.status == 200, answer.body.decode("utf-8", errors="replace")
 
-    async def inflight(self, worker_url: str) -> int | None:
-        """Return the worker's own count of running and waiting requests, or None when it cannot say."""
-        answer = await self._ask("GET", f"{worker_url}/metrics")
-        if isinstance(answer, NoAnswer) or answer.status != 200:
+    async def get_text(self, url: str) -> str | NoAnswer:
+        """Return the body of a 200, else why there is none."""
+        answer = await self._ask("GET", url)
+        if isinstance(answer, NoAnswer):
+            return answer
+        return answer.body.decode("utf-8", errors="replace") if answer.status == 200 else NoAnswer.SILENT
+
+    async def get_json(self, url: str) -> object:
+        """Return the parsed body of a 200, or a `NoAnswer`."""
+        text = await self.get_text(url)
+        if isinstance(text, NoAnswer):
+            return text
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return NoAnswer.SILENT
+
+    async def is_busy(self, worker_url: str, *, keeps_leases: bool) -> bool | None:
+        """Return whether a worker runs or waits for requests, by its own page, or None when that does not say.
+
+        Args:
+            worker_url: Its base URL.
+            keeps_leases: KV in use counts too: without requests it is another worker's to read.
+        """
+        page = await self.get_text(f"{worker_url}/metrics")
+        if isinstance(page, NoAnswer):
             return None
         try:
-            samples = parse_samples(
-                answer.body.decode("utf-8", errors="replace"), (VLLM_RUNNING, VLLM_WAITING)
-            )
-            return int(sum(sample.value for sample in samples)) if samples else None
-        except (ObservationError, ValueError, OverflowError):
+            samples = parse_samples(page, (VLLM_RUNNING, VLLM_WAITING, DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE))
+        except ObservationError:
             return None
+        requests = [sample.value for sample in samples if sample.name != VLLM_KV_USAGE]
+        kept = [sample.value for sample in samples if keeps_leases and sample.name == VLLM_KV_USAGE]
+        if not requests or not all(map(math.isfinite, (*requests, *kept))):
+            return None
+        return any(value > 0 for value in (*requests, *kept))
 
     async def drain(self, router_url: str, name: str) -> bool | NoAnswer:
         """Ask the router to send nothing new to a worker; True when that is certain.

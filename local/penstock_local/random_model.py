@@ -19,10 +19,10 @@ from penstock_core.errors import ConfigError
 
 END: Final = "<|end|>"
 """Ends an answer; token 0."""
-HEAD_SIZE: Final = 16
-"""Chosen: no multiple of 32, because vLLM 0.32 on a processor with AMX takes a kernel for those that dies of an illegal
-instruction where a process' first prompt is short."""
-VOCABULARY: Final = 512
+HEAD_SIZE: Final = 80
+"""Chosen: vLLM 0.32 on a processor with AMX takes a kernel for multiples of 32 that dies of an illegal
+instruction where a process' first prompt is short; of others it knows 80 and 112 only."""
+MIN_VOCABULARY: Final = 512
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -42,15 +42,18 @@ class RandomModel:
 
     Attributes:
         layers: Decoder layers, >= 1.
-        hidden_size: Width, a multiple of 16, >= 16.
+        hidden_size: Width, a multiple of 80, >= 80.
         context_tokens: Most tokens of prompt plus output, >= 1.
         seed: Of the weights.
+        vocabulary: Entries of the tokenizer, >= `MIN_VOCABULARY`. Those beyond what is trained stand for words of
+            their own, so that an engine that invents tokens, as Dynamo's mocker does, answers with text.
     """
 
     layers: int = 2
-    hidden_size: int = 128
+    hidden_size: int = 160
     context_tokens: int = 2048
     seed: int = 7
+    vocabulary: int = MIN_VOCABULARY
 
     def __post_init__(self) -> None:
         """Refuse a width that makes no whole number of heads.
@@ -82,7 +85,7 @@ def write_model(folder: Path, model: RandomModel) -> tuple[Path, ...]:
         "config.json": _json(_config(model)),
         "generation_config.json": _json({"eos_token_id": 0, "pad_token_id": 0}),
         "model.safetensors": safetensors(_weights(model)),
-        "tokenizer.json": _tokenizer().encode(),
+        "tokenizer.json": _tokenizer(model.vocabulary).encode(),
         "tokenizer_config.json": _json(
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
@@ -131,14 +134,14 @@ def _weights(model: RandomModel) -> dict[str, npt.NDArray[np.float32]]:
         return rng.standard_normal(shape, np.float32) * np.float32(_WEIGHT_DEVIATION)
 
     ones = np.ones(width, np.float32)
-    tensors = {"model.embed_tokens.weight": drawn(VOCABULARY, width)}
+    tensors = {"model.embed_tokens.weight": drawn(model.vocabulary, width)}
     for layer in range(model.layers):
         at = f"model.layers.{layer}"
         tensors |= {f"{at}.self_attn.{each}_proj.weight": drawn(width, width) for each in "qkvo"}
         tensors |= {f"{at}.mlp.{each}_proj.weight": drawn(inner, width) for each in ("gate", "up")}
         tensors[f"{at}.mlp.down_proj.weight"] = drawn(width, inner)
         tensors |= {f"{at}.{each}_layernorm.weight": ones for each in ("input", "post_attention")}
-    return {**tensors, "model.norm.weight": ones, "lm_head.weight": drawn(VOCABULARY, width)}
+    return {**tensors, "model.norm.weight": ones, "lm_head.weight": drawn(model.vocabulary, width)}
 
 
 def _config(model: RandomModel) -> dict[str, Any]:
@@ -147,7 +150,7 @@ def _config(model: RandomModel) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "dtype": "bfloat16",
-        "vocab_size": VOCABULARY,
+        "vocab_size": model.vocabulary,
         "hidden_size": model.hidden_size,
         "intermediate_size": 2 * model.hidden_size,
         "num_hidden_layers": model.layers,
@@ -164,7 +167,7 @@ def _config(model: RandomModel) -> dict[str, Any]:
     }
 
 
-def _tokenizer() -> str:
+def _tokenizer(vocabulary: int) -> str:
     """Return the file of a byte-level tokenizer: every text can be encoded, common words are one token."""
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - an extra
@@ -176,14 +179,22 @@ def _tokenizer() -> str:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=MIN_VOCABULARY,
         special_tokens=[END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_SENTENCES, trainer)
     text: str = tokenizer.to_str()
-    return text
+    return text if vocabulary == MIN_VOCABULARY else _filled(text, vocabulary)
+
+
+def _filled(tokenizer: str, vocabulary: int) -> str:
+    """Return a tokenizer whose every id below ``vocabulary`` has text; the new ones never come of encoding."""
+    content = json.loads(tokenizer)
+    entries = content["model"]["vocab"]
+    entries.update({f"w{number}.": number for number in range(len(entries), vocabulary)})
+    return json.dumps(content)
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

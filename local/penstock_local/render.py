@@ -16,6 +16,7 @@ _STYLES = {
     "requested": "yellow",
     "draining": "cyan",
     "unhealthy": "red",
+    "unregistered": "red",
     "circuit_open": "red",
     "failed": "bold red",
 }

@@ -39,6 +39,7 @@ class ArbiterInfo:
         stopping: True from the moment the graph is being stopped; nothing may be added any more.
         run_id: Which `penstock up` made the file; stays when the arbiter is started again.
         restarts: How often the arbiter was started again after it was killed.
+        dynamo_folder: Where Dynamo's processes find each other; None under another runtime.
     """
 
     pid: int
@@ -57,6 +58,7 @@ class ArbiterInfo:
     stopping: bool = False
     run_id: str = ""
     restarts: int = 0
+    dynamo_folder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,7 @@ class ProcessEntry:
         gpus_per_replica: How many GPU ids a replica of this service needs.
         grace_s: terminationGracePeriodSeconds, simulated seconds.
         startup_s: Time it may take to answer its first health check, simulated seconds.
-        liveness_s: A serving process that gives no healthy answer for this long, real seconds, is killed; None: only
-            when nothing accepts connections at its port.
+        liveness_s: A serving process that gives no healthy answer for this long, real seconds, is killed.
         served: It has been ready once since it was requested.
         restarts: How often it was restarted after a crash.
         reason: Why it is not serving, or None.
@@ -102,7 +103,7 @@ class ProcessEntry:
     gpus_per_replica: int = 0
     grace_s: float = 30.0
     startup_s: float = 600.0
-    liveness_s: float | None = LIVENESS_S
+    liveness_s: float = LIVENESS_S
     served: bool = False
     restarts: int = 0
     reason: str | None = None

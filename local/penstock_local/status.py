@@ -11,6 +11,7 @@ from typing import Any
 from penstock_core.errors import NotFoundError
 from penstock_core.local_state import EntryState
 from penstock_local import liveness
+from penstock_local.door import door_of
 from penstock_local.ledger_tail import DecisionStatus, LedgerTail
 from penstock_local.probes import NoAnswer, Probes, RouterQueue, RouterView, WorkerView
 from penstock_local.statefile import ProcessEntry, StateFile
@@ -168,7 +169,7 @@ class StatusReader:
             name = self._store.path.stem
             raise NotFoundError(f"namespace {name!r}: not running; start it with `penstock up FILE`")
         running = liveness.arbiter_is_alive(state)
-        view = await self._probes.router(state.arbiter.router_url) if running else NoAnswer.AWAY
+        view = await door_of(state, self._probes).view(state.entries) if running else NoAnswer.AWAY
         if self._ledger is None:
             self._ledger = LedgerTail(state.arbiter.planner_log_dir)
         planner_pid = next((e.pid for e in state.entries.values() if e.role == PLANNER_ROLE), None)

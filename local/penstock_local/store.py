@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from penstock_local import private
 from penstock_local.liveness import arbiter_is_alive
 from penstock_local.statefile import StateFile
 from penstock_local.statefile_json import from_json, to_json
+from penstock_runtimes import KV_EVENTS_SUFFIX
 
 LOCK_TIMEOUT_S = 5.0
 """Real seconds. Chosen: an edit takes milliseconds, so a longer hold is a stuck process."""
@@ -146,6 +148,7 @@ class StateStore:
         """
         with self.locked():
             self.refuse_running()
+            shutil.rmtree(self.dynamo_folder, ignore_errors=True)
             self._replace(state)
 
     def read_quietly(self) -> StateFile | None:
@@ -186,8 +189,16 @@ class StateStore:
                 f"stop it with `penstock down --namespace {arbiter.namespace}`, or choose another --namespace"
             )
 
+    @property
+    def dynamo_folder(self) -> Path:
+        """Where the graph's processes find each other under runtime dynamo."""
+        return self.path.with_suffix(".dynamo")
+
     def remove(self) -> None:
-        """Delete the file and its lock; nothing happens when they are gone already."""
+        """Delete the file, its lock, and what Dynamo or vLLM left beside it; nothing happens when they are gone already."""
+        shutil.rmtree(self.dynamo_folder, ignore_errors=True)
+        for socket in self.path.parent.glob(f"{self.path.stem}.[0-9]*{KV_EVENTS_SUFFIX}"):
+            socket.unlink(missing_ok=True)
         with contextlib.suppress(ConfigError), self.locked():
             self.path.unlink(missing_ok=True)
             self.lock_path.unlink(missing_ok=True)

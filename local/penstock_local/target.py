@@ -12,7 +12,8 @@ from penstock_api import WORKER_ROLES, Role
 from penstock_core import logs
 from penstock_core.errors import ClusterError, ConfigError
 from penstock_core.local_state import EntryState
-from penstock_local.probes import NoAnswer, Probes
+from penstock_local.door import door_of
+from penstock_local.probes import NoAnswer, Probes, WorkerView
 from penstock_local.replicas import ScaleOutcome, scale, template
 from penstock_local.statefile import ProcessEntry, StateFile
 from penstock_local.store import StateStore
@@ -149,7 +150,12 @@ class LocalTarget:
 
     async def _loads(self, state: StateFile) -> Mapping[str, float]:
         """Return the router's count of tokens in flight by worker; empty when it does not answer."""
-        view = await self._probes.router(state.arbiter.router_url)
+        view = await door_of(state, self._probes).view(state.entries)
         if isinstance(view, NoAnswer):
             return {}
-        return {name: worker.inflight_tokens for name, worker in view.workers.items()}
+        return {name: _load(worker) for name, worker in view.workers.items()}
+
+
+def _load(worker: WorkerView) -> float:
+    """Return the tokens in flight, or the requests at a door that counts those: one door's are compared with each other."""
+    return worker.inflight_requests if worker.inflight_tokens is None else worker.inflight_tokens

@@ -14,20 +14,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock_api import Environment, GraphDeployment, Role
+from penstock_api import Environment, GraphDeployment, PlannerMode, Role, Runtime
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ClusterError, ConfigError, InvalidSpecError, PortInUseError
 from penstock_core.local_state import EntryState
+from penstock_engine.profiles.performance import planning_profile
 from penstock_local import liveness, private, process_log, recovery
 from penstock_local.build import LocalOptions, initial_state
+from penstock_local.door import door_of
+from penstock_local.dynamo_python import check_dynamo
 from penstock_local.ports import is_free
 from penstock_local.probes import Probes
 from penstock_local.statefile import ProcessEntry, StateFile
 from penstock_local.statefile_json import to_json
 from penstock_local.store import StateStore, log_root
+from penstock_local.vllm_program import check_vllm
 from penstock_manifests import load_graph
 from penstock_planner.options import join
-from penstock_runtimes import PLANNER_ROLE, RuntimeContext
+from penstock_runtimes import PLANNER_ROLE, RuntimeContext, vllm
+from penstock_runtimes.dynamo import python_of
 from penstock_runtimes.extras import needed_extras
 
 _POLL_S = 0.1
@@ -104,7 +109,14 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     store = StateStore.of(namespace)
     store.refuse_running()
     _check_extras(graph, with_planner=options.with_planner)
-    state = initial_state(graph, _local_options(graph, file, store, namespace, options), os.environ)
+    if options.with_planner:
+        _check_profile(graph, options.planner)
+    local = _local_options(graph, file, store, namespace, options)
+    if graph.spec.runtime is Runtime.DYNAMO:
+        check_dynamo(python_of(graph.spec, local.context))
+    if graph.spec.runtime is Runtime.VLLM:
+        check_vllm(vllm.program(graph.spec))
+    state = initial_state(graph, local, os.environ)
     return store, replace(state, arbiter=replace(state.arbiter, run_id=secrets.token_hex(8)))
 
 
@@ -114,6 +126,17 @@ def _check_extras(graph: GraphDeployment, *, with_planner: bool) -> None:
     problems = [need.problem() for need in needs if need.missing]
     if problems:
         raise InvalidSpecError(problems)
+
+
+def _check_profile(graph: GraphDeployment, overrides: Mapping[str, str]) -> None:
+    """Refuse a graph whose planner would end at its start for want of a performance profile.
+
+    Raises:
+        ConfigError: mode sla, and there is none, or it cannot be read.
+    """
+    options = join(given=dict(overrides), graph=graph)
+    if graph.spec.planner.enabled and options.mode is PlannerMode.SLA:
+        planning_profile(graph.spec, options.profile)
 
 
 def _planned_as(graph: GraphDeployment, overrides: Mapping[str, str]) -> GraphDeployment:
@@ -278,13 +301,14 @@ async def _wait_ready(
             if state is None or not is_ours or now_s - alive_s > _ARBITER_START_S:
                 raise ClusterError(f"the arbiter ended while starting; see {requested.arbiter.log_dir}")
             _raise_if_hopeless(state)
-            ready, words = await probes.readiness(state.arbiter.router_url)
+            ready, words = await door_of(state, probes).readiness(state.entries)
             progress(state, words)
             if ready and _router_is_ours(state):
                 return state
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"not ready within {timeout_s:g} s (real): {words}; logs: {state.arbiter.log_dir}"
+                    f"not ready within {timeout_s:g} s (real): {words}{_failures(state)}; "
+                    f"logs: {state.arbiter.log_dir}"
                 )
             await asyncio.sleep(_POLL_S)
     finally:
@@ -295,6 +319,11 @@ def _router_is_ours(state: StateFile) -> bool:
     return any(
         entry.role == Role.ROUTER and entry.state is EntryState.READY for entry in state.entries.values()
     )
+
+
+def _failures(state: StateFile) -> str:
+    """Return why processes that are being started again have ended, each after a semicolon."""
+    return "".join(f"; {name}: {entry.reason}" for name, entry in state.entries.items() if entry.reason)
 
 
 def _raise_if_hopeless(state: StateFile) -> None:

@@ -9,8 +9,10 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final, Protocol
 
+from penstock_api import Role
 from penstock_core.errors import ObservationError, SaturatedError, UpstreamError
 from penstock_core.exposition import parse_samples
 from penstock_core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
@@ -53,25 +55,31 @@ class MetricsReader:
     async def read(self, pods: Iterable[tuple[PodView, str]]) -> dict[str, Load | None]:
         """Return the load of each pod by its name; never raises for a pod that is away."""
         asked = list(pods)
-        loads = await asyncio.gather(*(self._load(pod.uid, address) for pod, address in asked))
+        loads = await asyncio.gather(*(self._load(pod, address) for pod, address in asked))
         now_s = self._now_s()
         self._idle_since = {u: each for u, each in self._idle_since.items() if now_s - each[1] < FORGET_S}
         return {pod.name: load for (pod, _), load in zip(asked, loads, strict=True)}
 
-    async def _load(self, uid: str, address: str) -> Load | None:
+    async def _load(self, pod: PodView, address: str) -> Load | None:
+        uid = pod.uid
         page = await self._page(address) if address else None
         values = None if page is None else _values(page)
         if values is None:
             self._idle_since.pop(uid, None)
             return None
         now_s = self._now_s()
-        load = Load(running=int(values[0]), waiting=int(values[1]), kv_usage_fraction=values[2])
+        load = Load(
+            running=int(values[0]),
+            waiting=int(values[1]),
+            kv_usage_fraction=values[2],
+            keeps_leases=pod.role != Role.DECODE,
+        )
         if not load.is_idle:
             self._idle_since.pop(uid, None)
             return load
         first_s = self._idle_since.get(uid, (now_s, now_s))[0]
         self._idle_since[uid] = (first_s, now_s)
-        return Load(running=0, waiting=0, kv_usage_fraction=0.0, idle_s=now_s - first_s)
+        return replace(load, idle_s=now_s - first_s)
 
     async def _page(self, address: str) -> str | None:
         host = f"[{address}]" if ":" in address else address

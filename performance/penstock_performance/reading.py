@@ -31,7 +31,7 @@ def read_profile(text: str, *, origin: str = "profile") -> PerformanceProfile:
     """
     try:
         plain = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:  # brackets by the thousand exceed the parser's depth
         raise ConfigError(f"{origin}: not JSON: {exc}; {REMEDY}") from exc
     try:
         profile = profile_from(plain)

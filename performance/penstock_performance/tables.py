@@ -1,6 +1,7 @@
 """What a profiler has measured of one engine: TTFT by prompt length, ITL and throughput by KV usage and context.
 
-Lines join the points; Dynamo interpolates its own cubically. All figures are of one engine, not of one GPU. Outside the
+Lines join the points, over contexts in 1 / context: at one KV usage the batch goes with it, and a step's time with the
+batch. Dynamo interpolates its own cubically. All figures are of one engine, not of one GPU. Outside the
 points the nearest edge holds: nothing is extrapolated.
 """
 
@@ -25,7 +26,7 @@ class PrefillTable:
 
     def ttft_of(self, prompt_tokens: float) -> float:
         """Return the TTFT of a length, that of the nearest end outside the table."""
-        return _on_line(self.prompt_tokens, self.ttft_s, prompt_tokens)
+        return interpolated(self.prompt_tokens, self.ttft_s, prompt_tokens)
 
     def tokens_per_s(self, prompt_tokens: float) -> float:
         """Return the prompt tokens per second of an engine that computes such prompts one after the other.
@@ -34,6 +35,16 @@ class PrefillTable:
         """
         length = min(max(prompt_tokens, self.prompt_tokens[0]), self.prompt_tokens[-1])
         return length / self.ttft_of(length)
+
+    def prompt_tokens_within(self, ttft_s: float) -> float | None:
+        """Return the longest length, inside the table, up to which every TTFT is within ``ttft_s``; None: no length is."""
+        if self.ttft_s[0] > ttft_s:
+            return None
+        for place, slow_s in enumerate(self.ttft_s):
+            if slow_s > ttft_s:
+                xs, ys = self.prompt_tokens[place - 1 : place + 1], self.ttft_s[place - 1 : place + 1]
+                return interpolated(ys, xs, ttft_s)
+        return self.prompt_tokens[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +65,20 @@ class DecodeTable:
     tokens_per_s: tuple[tuple[float, ...], ...]
     kv_tokens: float
 
+    def at_context(self, context: float) -> DecodeRow:
+        """Return what the engine does with requests that hold ``context`` tokens each, over KV usage."""
+        return DecodeRow(
+            context,
+            self.kv_tokens,
+            self.kv_usage,
+            tuple(_between_rows(self.contexts, self.itl_s, context)),
+            tuple(_between_rows(self.contexts, self.tokens_per_s, context)),
+        )
+
     def itl_of(self, concurrency: float, context: float) -> float:
         """Return the ITL of so many requests, each holding ``context`` tokens."""
         row = _between_rows(self.contexts, self.itl_s, context)
-        return _on_line(self.kv_usage, row, concurrency * context / self.kv_tokens)
+        return interpolated(self.kv_usage, row, concurrency * context / self.kv_tokens)
 
     def best_tokens_per_s(self, itl_s: float, context: float) -> float:
         """Return the throughput at the highest KV usage whose ITL is no higher than the target.
@@ -70,7 +91,51 @@ class DecodeTable:
         return fitting[-1] if fitting else rates[0]
 
 
-def _on_line(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """Inter-token latency and throughput over KV usage at one context length.
+
+    Attributes:
+        context: Tokens that each request holds, > 0.
+        kv_tokens: KV cache of the engine, tokens.
+        kv_usage: As in the table.
+        itl_s: By usage, > 0.
+        tokens_per_s: By usage, > 0.
+    """
+
+    context: float
+    kv_tokens: float
+    kv_usage: tuple[float, ...]
+    itl_s: tuple[float, ...]
+    tokens_per_s: tuple[float, ...]
+
+    def itl_of(self, concurrency: float) -> float:
+        """Return the ITL of so many requests."""
+        return interpolated(self.kv_usage, self.itl_s, concurrency * self.context / self.kv_tokens)
+
+    def concurrency_at(self, tokens_per_s: float) -> float | None:
+        """Return the requests in flight at which the engine decodes so many tokens/s; None: it never does.
+
+        By Little's law they are the throughput times the ITL.
+        """
+        rates = self.tokens_per_s
+        right = next((place for place, rate in enumerate(rates) if rate >= tokens_per_s), None)
+        if right is None:
+            return None
+        if right == 0:
+            return tokens_per_s * self.itl_s[0]
+        weight = (tokens_per_s - rates[right - 1]) / (rates[right] - rates[right - 1])
+        return tokens_per_s * (self.itl_s[right - 1] + weight * (self.itl_s[right] - self.itl_s[right - 1]))
+
+
+def interpolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """Return y at ``x`` on the line through the points, that of the nearest end outside them.
+
+    Args:
+        xs: Strictly increasing, one at least.
+        ys: As many.
+        x: Anything.
+    """
     right = bisect_left(xs, x)
     if right == 0:
         return ys[0]
@@ -80,5 +145,6 @@ def _on_line(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     return ys[right - 1] + weight * (ys[right] - ys[right - 1])
 
 
-def _between_rows(keys: Sequence[float], rows: Sequence[Sequence[float]], key: float) -> list[float]:
-    return [_on_line(keys, column, key) for column in zip(*rows, strict=True)]
+def _between_rows(contexts: Sequence[float], rows: Sequence[Sequence[float]], context: float) -> list[float]:
+    shares = [-1 / each for each in contexts]
+    return [interpolated(shares, column, -1 / context) for column in zip(*rows, strict=True)]

@@ -21,9 +21,10 @@ from pydantic.fields import FieldInfo
 from penstock_api import Environment, GraphDeployment, MetricsSource, PlannerMode, Role
 from penstock_api.base import RULE_ERROR, Violation
 from penstock_api.planner import PlannerConfig
-from penstock_core.errors import ConfigError, InvalidSpecError, Problem
+from penstock_core.errors import InvalidSpecError, Problem
 from penstock_core.local_state import state_dir
 from penstock_manifests import read_text
+from penstock_performance.profile import PerformanceProfile
 from penstock_planner.decide.config import DecideConfig, Mode
 
 SECTION = "Planner"
@@ -149,11 +150,24 @@ class PlannerOptions(BaseModel):
     mode: PlannerMode = _declared(
         "mode",
         "mode",
-        description="What to scale on: adaptive (demand at the router) or load (thresholds).",
+        description="What to scale on: adaptive (demand at the router), load (thresholds) or sla (TTFT and ITL targets).",
     )
     max_step: int = _declared("max_step", "max_step")
     ttft_slo: Annotated[float, Field(gt=0)] = Field(
-        5, description="TTFT that counts as in time, mode adaptive; simulated seconds."
+        5,
+        description="TTFT that counts as in time, modes adaptive and sla; simulated seconds. A graph in mode sla has it in "
+        "planner.sla, any other in router.ttftSloSeconds.",
+    )
+    itl_slo: float = _declared(
+        "sla.itl_seconds", description="ITL to hold, mode sla; simulated seconds between tokens."
+    )
+    attainment: float = _declared(
+        "sla.attainment", description="Share of the requests to hold the targets for, mode sla; below 1."
+    )
+    profile: str | None = _declared(
+        "sla.profile",
+        description="What mode sla plans by: file or folder that `penstock profile` wrote, or a latency profile by name. "
+        "Without it: the engine's own, runtime simulated.",
     )
     prefill_queue_per_worker: bool = _declared("prefill_queue_per_worker", "queue_per_worker")
     metrics_source: MetricsSource = _declared("metrics.source")
@@ -166,8 +180,16 @@ class PlannerOptions(BaseModel):
         600, description="Longest wait for a new replica before it is rolled back; simulated seconds."
     )
 
-    def decide_config(self, graph: GraphDeployment | None = None) -> DecideConfig:
-        """Return the rules' configuration; replica bounds come from the graph where there is one."""
+    def decide_config(
+        self, graph: GraphDeployment | None = None, performance: PerformanceProfile | None = None
+    ) -> DecideConfig:
+        """Return the rules' configuration; replica bounds come from the graph where there is one.
+
+        Args:
+            graph: Planned for.
+            performance: What mode sla plans by.
+        """
+        is_sla = self.mode is PlannerMode.SLA
         bounds = _replica_bounds(graph)
         rules = graph.spec.planner if graph is not None else PlannerConfig()
         declared = {
@@ -176,6 +198,9 @@ class PlannerOptions(BaseModel):
         return DecideConfig(
             **{**declared, "mode": Mode(self.mode.value)},
             ttft_slo_s=self.ttft_slo,
+            itl_slo_s=self.itl_slo if is_sla else None,
+            attainment=self.attainment,
+            performance=performance if is_sla else None,
             min_replicas={role: low for role, (low, _) in bounds.items()},
             max_replicas={role: high for role, (_, high) in bounds.items()},
             decode_grace_intervals=rules.new_decode_worker_grace_intervals,
@@ -213,11 +238,11 @@ def join(
     Raises:
         InvalidSpecError: with every problem found.
     """
-    layers = {**_from_graph(graph), **(_from_file(file) if file is not None else {}), **given}
+    said = {**(_from_file(file) if file is not None else {}), **given}
+    layers = {**_from_graph(graph), **said}
+    if graph is not None and layers["mode"] == PlannerMode.SLA:
+        layers = {**layers, "ttft-slo": graph.spec.planner.sla.ttft_seconds, **said}
     options = _checked(layers, given, file)
-    if options.mode is PlannerMode.SLA:
-        where = "--mode" if "mode" in given else "spec.planner.mode"
-        raise ConfigError(f"{where}: sla is not available in this version; set it to adaptive or load")
     refuse_contradictions(options, is_aggregated=graph is not None and not graph.spec.is_disaggregated)
     return options
 

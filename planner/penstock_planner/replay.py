@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from penstock_api import Role
 from penstock_core.errors import ConfigError, LedgerError
+from penstock_performance.profile import PerformanceProfile
 from penstock_planner.core.records import DecisionKind, Outcome, Record, recorded_changes, without_asked
 from penstock_planner.decide.codec import config_from, pull_from, state_from, to_plain, window_from
 from penstock_planner.decide.config import DecideConfig
@@ -70,14 +71,15 @@ def replay(ledger: LedgerFile) -> ReplayResult:
     """
     differences: list[ReplayDifference] = []
     decisions = 0
-    chain = _Chain()
+    chain, configs = _Chain(), Configs()
     for line, record in zip(ledger.lines, ledger.records, strict=True):
         try:
             broken = chain.follow(record)
+            configs.follow(record)
             if record["type"] != "decision":
                 continue
             decisions += 1
-            decision, after = remake(record, config_from(record["config"]))
+            decision, after = remake(record, configs.of(record))
         except (KeyError, TypeError, ValueError) as exc:
             raise LedgerError(
                 f"line {line}: incomplete {record['type']} record ({exc!r}); it cannot be replayed"
@@ -109,11 +111,13 @@ def what_if(ledger: LedgerFile, changes: Mapping[str, Any]) -> tuple[int, list[t
     """
     different: list[tuple[Record, Decision]] = []
     total = 0
+    configs = Configs()
     for record in ledger.records:
+        configs.follow(record)
         if record["type"] != "decision" or record["kind"] != DecisionKind.ADJUSTMENT:
             continue
         total += 1
-        decision, _ = remake(record, replace(config_from(record["config"]), **changes))
+        decision, _ = remake(record, replace(configs.of(record), **changes))
         before = [(r["role"], r["action"], r["reason"]) for r in record["decision"]["roles"]]
         after = [(r.role.value, r.action.value, r.reason.value) for r in decision.roles]
         if sorted(before) != sorted(after):
@@ -151,6 +155,30 @@ def remake(record: Record, config: DecideConfig) -> tuple[Decision, PlannerState
         pull = pull_from(record["pull"])
         return roll_back(Role(record["role"]), record["why"], pull=pull, state=before, config=config)
     return decide(window_from(record["window"]), before, config)
+
+
+class Configs:
+    """Configurations of a ledger's decisions: each has its own, the header before it the performance profile."""
+
+    def __init__(self) -> None:
+        self._performance: PerformanceProfile | None = None
+
+    def follow(self, record: Record) -> None:
+        """Take one record in, in file order.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is a header without a configuration.
+        """
+        if record["type"] == "header":
+            self._performance = config_from(record["config"]).performance
+
+    def of(self, record: Record) -> DecideConfig:
+        """Return the configuration of a decision's record.
+
+        Raises:
+            KeyError, TypeError, ValueError: it has none.
+        """
+        return replace(config_from(record["config"]), performance=self._performance)
 
 
 class _Chain:

@@ -12,6 +12,7 @@ from penstock_api import GraphDeployment, MetricsSource
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError
 from penstock_core.logs import get_logger
+from penstock_performance.profile import PerformanceProfile
 from penstock_planner.dashboard import Dashboard, folder_of
 from penstock_planner.ledger import FILE_NAME, Ledger
 from penstock_planner.loop import LoopSettings, ModelTime, PlannerLoop
@@ -21,9 +22,10 @@ from penstock_planner.options import PlannerOptions
 from penstock_planner.snapshot import SnapshotWriter
 from penstock_planner.sources.base import ReadingSource
 from penstock_planner.sources.chain import SourceChain
+from penstock_planner.sources.door import door_source
 from penstock_planner.sources.pages import MetricsPages
 from penstock_planner.sources.prometheus import GraphLabels, PrometheusSource, connect
-from penstock_planner.sources.router import RouterSource, at
+from penstock_planner.sources.router import at
 from penstock_planner.sources.scrape import ScrapeSource
 from penstock_planner.targets.base import Target
 from penstock_wire.client import ConnectionPool
@@ -52,6 +54,7 @@ class PlannerService:
         host: Address of the planner's own metrics.
         metrics_port: Its port; 0: off.
         graph_file: Of ``--graph``, for the ledger, so that its readers find the graph.
+        performance: What mode sla plans by; None in every other mode.
     """
 
     options: PlannerOptions
@@ -60,13 +63,14 @@ class PlannerService:
     host: str
     metrics_port: int
     graph_file: Path | None = None
+    performance: PerformanceProfile | None = None
 
     def settings(self) -> LoopSettings:
         """Return the loop's settings."""
         clock = SimulatedClock(self.speed)
         options = self.options
         return LoopSettings(
-            config=options.decide_config(self.graph),
+            config=options.decide_config(self.graph, self.performance),
             max_age_s=max(options.metrics_max_age, clock.to_model_s(MIN_MAX_AGE_S)),
             adjustment_deadline_s=max(options.adjustment_deadline, clock.to_model_s(MIN_DEADLINE_S)),
             timeline=f"{boot_id()}@{self.speed:g}",
@@ -140,9 +144,12 @@ def _sources(
     options = service.options
     pages = MetricsPages(pool, real_now_s=time.monotonic)
     known: dict[MetricsSource, ReadingSource] = {}
+    scrape = ScrapeSource(pages)
     if router_url is not None:
-        known[MetricsSource.ROUTER] = RouterSource(pages, at(router_url), now_s=clock.now_s)
-    known[MetricsSource.SCRAPE] = ScrapeSource(pages)
+        known[MetricsSource.ROUTER] = door_source(
+            service.graph, pages, at(router_url), workers=scrape, clock=clock
+        )
+    known[MetricsSource.SCRAPE] = scrape
     if options.prometheus_url is not None:
         graph = service.graph.name if service.graph is not None else None
         known[MetricsSource.PROMETHEUS] = PrometheusSource(

@@ -172,6 +172,10 @@ class Admission:
         workers = [each.name for each in core.pool if each.spec.role is core.entry]
         core.set_peer_tokens({name: tokens.get(name, 0) for name in workers}, self._now_s())
 
+    def set_deciders(self, count: int, *, is_scattered: bool) -> None:
+        """Set how many routers dispatch to the same workers; see `DispatchQueue.set_deciders`."""
+        self.core.entry_queue.set_deciders(count, is_scattered=is_scattered)
+
     def refused_at_capacity(self, worker: Worker) -> None:
         """Take note that a worker has no room for another request."""
         self.core.refused_at_capacity(worker, self._now_s())

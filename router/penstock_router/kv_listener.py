@@ -132,10 +132,12 @@ class KvListener:
                 task.add_done_callback(self._running.discard)
 
     def _address(self, spec: WorkerSpec) -> str:
+        if spec.kv_events is not None:
+            return spec.kv_events
         parts = urlsplit(spec.url)
         # Of an IPv6 address `hostname` drops the brackets, which tell it from the port.
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        return f"tcp://{host}:{spec.kv_events_port or self._port}"
+        return f"tcp://{host}:{self._port}"
 
     async def _follow(self, name: str, address: str) -> None:
         if self._context is None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from penstock_api import Role, RouterConfig, RouterPolicy
+from penstock_api import Role, RouterConfig
 from penstock_router.core.busy_workers import BusyWorkers
 from penstock_router.core.dispatch_queue import DispatchQueue
 from penstock_router.core.queue_settings import QueueSettings
 from penstock_router.core.router import RouterCore
 from penstock_router.core.tier_control import TierControl
+from penstock_router.core.transfers import TRUSTED_FRACTION
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.policy.busy import busy_thresholds
 from penstock_router.policy.dualmap import DualMapSettings
-from penstock_router.policy.registry import decode_policy, make_policy
+from penstock_router.policy.registry import PAIRED, decode_policy, make_policy
 from penstock_router.policy.routing_policy import AssignTime, RoutingPolicy
 from penstock_router.policy.sticky import StickySessions
 from penstock_router.tier_config import shedding_settings, tier_settings
@@ -22,7 +23,12 @@ T = TypeVar("T")
 
 
 def make_core(
-    config: RouterConfig, pool: WorkerPool, *, is_disaggregated: bool, batch_tokens: int | None = None
+    config: RouterConfig,
+    pool: WorkerPool,
+    *,
+    is_disaggregated: bool,
+    batch_tokens: int | None = None,
+    lease_s: float | None = None,
 ) -> RouterCore[T]:
     """Return the core that a graph's router section asks for.
 
@@ -31,6 +37,7 @@ def make_core(
         pool: The workers.
         is_disaggregated: Prefill and decode are apart.
         batch_tokens: Most tokens of one step of a worker; None: unknown.
+        lease_s: First lease of a prefilled prompt, simulated seconds; None: it bounds no wait.
     """
     thresholds = busy_thresholds(config.admission)
     roles = (Role.PREFILL, Role.DECODE) if is_disaggregated else (Role.AGGREGATED,)
@@ -41,13 +48,24 @@ def make_core(
     if is_disaggregated:
         # Requests wait for decode only while no circuit lets them pass.
         bounds = QueueSettings(
-            max_requests=settings.max_requests, max_wait_s=settings.max_wait_s, tiers=settings.tiers
+            max_requests=settings.max_requests,
+            max_wait_s=_longest_decode_wait_s(config, lease_s),
+            tiers=settings.tiers,
         )
         queues[Role.DECODE] = DispatchQueue(decode_policy(config.policy.value), bounds)
     core = RouterCore(pool, queues, busy)
     if settings.tiers is not None:
         core.tiers = TierControl(settings.tiers, shedding_settings(config.tiers))
     return core
+
+
+def _longest_decode_wait_s(config: RouterConfig, lease_s: float | None) -> float:
+    """Return how long a prefilled request may wait for decode: nobody renews its prompt's lease meanwhile."""
+    own_s = config.decode_queue.max_wait_seconds
+    if own_s is not None:
+        return own_s
+    longest_s = config.prefill_queue.max_wait_seconds
+    return longest_s if lease_s is None else min(longest_s, TRUSTED_FRACTION * lease_s)
 
 
 def _entry_policy(config: RouterConfig) -> RoutingPolicy:
@@ -83,6 +101,6 @@ def queue_settings(config: RouterConfig, *, is_disaggregated: bool) -> QueueSett
         order=queue.order,
         slo_s=config.ttft_slo_seconds,
         bottleneck_s=config.dualmap.decode_bottleneck_seconds,
-        rebalances=name is RouterPolicy.DUALMAP and config.dualmap.rebalance,
+        rebalances=name.value in PAIRED and config.dualmap.rebalance,
         tiers=tier_settings(config.tiers) if config.tiers.enabled else None,
     )

@@ -44,6 +44,7 @@ class RouterMetrics:
         errors: Failures by reason (see ``proxy.failures``).
         retries: Retries by reason.
         forwarded: Requests that another router decides about, by what became of them: answered there, or fell back here.
+        kv_releases: Prompts given back that no decode worker was asked for, by outcome.
         rejections: Requests turned away to protect others, by (endpoint, reason); they are among the refused.
         prompt_tokens: Prompt tokens of answered requests.
         generation_tokens: Tokens sent to clients.
@@ -66,6 +67,7 @@ class RouterMetrics:
         self.errors: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
         self.forwarded: Counter[str] = Counter()
+        self.kv_releases: Counter[str] = Counter()
         self.rejections: Counter[tuple[str, str]] = Counter()
         self.prompt_tokens = 0
         self.generation_tokens = 0
@@ -319,6 +321,12 @@ class RouterCollector:
             "Requests about which another router decides: answered by it, or fallen back to this one. Counted nowhere else.",
             ["outcome"],
             (((outcome,), count) for outcome, count in metrics.forwarded.items()),
+        )
+        yield _counter(
+            names.ROUTER_KV_RELEASES,
+            "Prompts prefilled for requests that no decode worker was asked to serve, by whether their KV was released.",
+            ["outcome"],
+            (((outcome,), count) for outcome, count in metrics.kv_releases.items()),
         )
         yield rejection_family(metrics.rejections, model=model)
         for name, text, total in (

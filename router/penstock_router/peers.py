@@ -156,6 +156,10 @@ class Peers:
                     states[load.instance] = load.state
                     self._url_of[load.instance] = url
         self._owners.set_owners(owners_among(states.values(), len(self._owners)))
+        apart = len({load.instance for load in self._heard.values() if load.state is None})
+        is_scattered = not self.forwards and bool(self._heard)
+        deciders = 1 + len(self._heard) if is_scattered else max(1, len(self._owners)) + apart
+        self._admission.set_deciders(deciders, is_scattered=is_scattered)
 
     async def _ask_one(self, url: str) -> None:
         try:
@@ -199,8 +203,9 @@ def _read_state(name: str, told: object) -> RouterState | None:
 
 
 def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if isfinite(value) else None
 
 
 def _is_count(value: object) -> bool:

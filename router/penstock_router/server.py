@@ -34,6 +34,7 @@ from penstock_router.proxy.busy_threshold import BusyThresholdApi
 from penstock_router.proxy.cors import Cors
 from penstock_router.proxy.forwarding import Forwarder
 from penstock_router.proxy.handler import CompletionHandler
+from penstock_router.proxy.kv_release import KvReleases
 from penstock_router.proxy.lease_guard import LeaseGuard
 from penstock_router.proxy.prefix import ExactKeys, PromptReader
 from penstock_router.proxy.tier_door import TierDoor
@@ -84,6 +85,7 @@ class RouterServer:
         self.tiers = self._make_tiers()
         self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None
         self._estimator = TokenEstimator()
+        self._releases = KvReleases(self._pool, self.core.pool, self.metrics, self._clock.now_s)
         self._handler = self._make_handler()
         self._config_watch = (
             ConfigWatch(
@@ -173,6 +175,7 @@ class RouterServer:
             await self._kv_events.close()
         if self._reader is not None:
             self._reader.close()
+        await self._releases.close()
         await self._watch.close()
         await self._probe_pool.close()
         await self._pool.close()
@@ -206,6 +209,7 @@ class RouterServer:
             pool,
             is_disaggregated=settings.disaggregated,
             batch_tokens=settings.batch_tokens,
+            lease_s=settings.lease_s,
         )
 
     def _make_tiers(self) -> LiveTiers | None:
@@ -293,6 +297,7 @@ class RouterServer:
             upstream=UpstreamClient(self._pool, settings, clock),
             admission=self.admission,
             leases=leases,
+            releases=self._releases,
             metrics=self.metrics,
             retries=RetryRules(self.core.pool, budget, max_per_request=config.retries.max_per_request),
             estimator=self._estimator,

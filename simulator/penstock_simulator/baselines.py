@@ -38,7 +38,11 @@ def configured(
         )
     if mode is Mode.DYNAMO_THROUGHPUT:
         baseline = replace(baseline, profile=performance_profile(pools))
-    return replace(in_mode(config, mode), baseline=baseline)
+    config = replace(in_mode(config, mode), baseline=baseline)
+    if mode is not Mode.SLA:
+        return config
+    itl_slo_s = config.itl_slo_s if itl_slo_s is None else itl_slo_s
+    return replace(config, itl_slo_s=itl_slo_s, performance=performance_profile(pools))
 
 
 def has_profile(pools: Sequence[PoolSpec]) -> bool:

@@ -8,11 +8,13 @@ from itertools import product
 from statistics import fmean
 
 from penstock_api import GraphDeployment, Role, Runtime
-from penstock_planner.decide.config import DecideConfig
+from penstock_performance.profile import PerformanceProfile
+from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.options import join
 from penstock_report.findings import RunReport
 from penstock_report.ledger_view import PlannerRun
-from penstock_simulator.graph_scenario import graph_pools, graph_router
+from penstock_simulator.baselines import performance_profile
+from penstock_simulator.graph_scenario import graph_pools, graph_router, graph_slo_s
 from penstock_simulator.oracle_needs import Utilisation, needs
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, Scenario
 from penstock_workload.traces import TraceRequest
@@ -100,7 +102,7 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
     config = join(given={}, graph=graph).decide_config(graph) if run is None else run.config
     budget = _budget(report, config, sum(pool.replicas * pool.gpus for pool in pools))
     start_up_s, note = _start_up(run, graph)
-    slo_s = graph.spec.router.ttft_slo_seconds
+    slo_s = graph_slo_s(graph)
     return Setting(
         base=Scenario(pools, graph_router(graph), cold_start_s=start_up_s, max_gpus=budget, slo_s=slo_s),
         planner=replace(
@@ -108,10 +110,15 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
             max_gpu_budget=budget,
             no_operation=False,
             ttft_slo_s=slo_s,
+            performance=config.performance or _performance(config, pools),
         ),
         has_ledger=run is not None,
         notes=(note, *_engine_notes(graph)),
     )
+
+
+def _performance(config: DecideConfig, pools: Sequence[PoolSpec]) -> PerformanceProfile | None:
+    return performance_profile(pools) if config.mode is Mode.SLA else None
 
 
 def _pool(pool: PoolSpec, replicas: Mapping[Role, int]) -> PoolSpec:

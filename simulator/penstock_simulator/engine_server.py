@@ -10,6 +10,7 @@ from penstock_core.tiers import TierPriority
 from penstock_engine import profiles
 from penstock_engine.core.batching import BatchLimits
 from penstock_engine.core.engine import Engine, EngineSettings, EngineStep, StepOutcome
+from penstock_engine.core.fan_out import Read
 from penstock_engine.core.latency import LatencyModel
 from penstock_engine.core.preemption import PreemptionTerms
 from penstock_engine.core.requests import EngineRequest, EngineRole
@@ -142,7 +143,7 @@ class SimulatedEngine:
     def end_leases(self, names: Sequence[str], now_s: float) -> list[str]:
         """Free prompts that were read; return those that hold no lease any more."""
         self._cut(now_s)
-        unknown = self.engine.end_leases(names)
+        unknown = self.engine.end_leases(Read(name) for name in names)
         self._wake(now_s)
         return unknown
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_api import GraphDeployment, RouterConfig, RouterPolicy, TiersConfig
+from penstock_api import GraphDeployment, LeaseConfig, PlannerMode, RouterConfig, TiersConfig
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.profiles.performance import BATCH_TOKENS, BLOCK_TOKENS, RUNNING_REQUESTS
 from penstock_engine.serve.preemption_config import PreemptionConfig
-from penstock_router.core.queue_settings import CACHE_BLOCKS
 from penstock_router.policy.busy import busy_thresholds
-from penstock_router.policy.registry import make_policy
+from penstock_router.policy.registry import PAIRED, make_policy
 from penstock_router.policy.routing_policy import AssignTime
 from penstock_router.tier_config import shedding_settings, tier_settings
 from penstock_runtimes.engine_flags import preemption_config
@@ -33,7 +32,7 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
                 block_size=block_tokens,
                 max_num_batched_tokens=engine.max_batch_tokens or max(BATCH_TOKENS, running),
                 max_num_seqs=running,
-                lease=LeaseTerms(graph.spec.lease.duration_seconds),
+                lease=_lease_terms(graph.spec.lease_of(service)),
                 request_limit=engine.request_limit,
                 request_queue=engine.request_queue,
                 preemption=None if preemption is None else PreemptionConfig.model_validate(preemption),
@@ -44,6 +43,17 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
     )
 
 
+def graph_slo_s(graph: GraphDeployment) -> float:
+    """Return the TTFT that counts as in time: the planner's target in mode sla, else the router's."""
+    spec = graph.spec
+    is_target = spec.planner.mode is PlannerMode.SLA
+    return spec.planner.sla.ttft_seconds if is_target else spec.router.ttft_slo_seconds
+
+
+def _lease_terms(lease: LeaseConfig) -> LeaseTerms:
+    return LeaseTerms(lease.duration_seconds, lease.decoder_blocks_ttl_seconds)
+
+
 def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpec:
     """Return the router of a graph, under another policy if one is named."""
     config = graph.spec.router
@@ -52,7 +62,7 @@ def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpe
     # The live router holds nothing back from aggregated workers under a policy that assigns when a worker is free.
     has_queue = graph.spec.is_disaggregated or not assigns_late
     slot_tokens = config.prefill_queue.worker_tokens if has_queue else None
-    return replace(_configured(config, name), slot_tokens=slot_tokens, cache_blocks=CACHE_BLOCKS)
+    return replace(_configured(config, name), slot_tokens=slot_tokens)
 
 
 def default_router(policy: str) -> RouterSpec:
@@ -70,7 +80,7 @@ def _configured(config: RouterConfig, name: str) -> RouterSpec:
     }
     return RouterSpec(
         policy=name,
-        settings=settings if name == RouterPolicy.DUALMAP.value else {},
+        settings=settings if name in PAIRED else {},
         queue_order=config.prefill_queue.order,
         slot_tokens=config.prefill_queue.worker_tokens,
         peer_interval_s=config.peers.interval_real_seconds,

@@ -13,7 +13,7 @@ from penstock_manifests import load_graph
 from penstock_planner.decide.codec import to_plain
 from penstock_router.policy.busy import BusyThresholds, busy_thresholds
 from penstock_simulator.faults import Faults
-from penstock_simulator.graph_scenario import default_router, graph_pools, graph_router
+from penstock_simulator.graph_scenario import default_router, graph_pools, graph_router, graph_slo_s
 from penstock_simulator.observer import Recording
 from penstock_simulator.output import SCHEMA
 from penstock_simulator.planner_choice import ALL, chosen_planners, planner_config
@@ -248,7 +248,7 @@ def _notes(workload: WorkloadSpec, pools: tuple[PoolSpec, ...]) -> tuple[str, ..
 def _slo_s(options: SimulateOptions, graph: GraphDeployment | None) -> float:
     if options.slo_s is not None:
         return options.slo_s
-    return DEFAULT_SLO_S if graph is None else graph.spec.router.ttft_slo_seconds
+    return DEFAULT_SLO_S if graph is None else graph_slo_s(graph)
 
 
 def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None) -> RouterSpec:

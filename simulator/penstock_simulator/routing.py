@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from penstock_api import BreakerConfig, Role, RouterPolicy
+from penstock_api import BreakerConfig, Role
 from penstock_core.errors import ConfigError
 from penstock_router.core.assignment import Assignment
 from penstock_router.core.busy_workers import BusyWorkers
@@ -23,7 +23,7 @@ from penstock_router.policy.baselines import LeastLoaded
 from penstock_router.policy.dualmap import DualMapSettings, PairChoice
 from penstock_router.policy.keys import Prefix
 from penstock_router.policy.prefix_owner import PrefixOwners
-from penstock_router.policy.registry import POLICIES, make_policy
+from penstock_router.policy.registry import PAIRED, POLICIES, make_policy
 from penstock_router.policy.routing_policy import Arrival, AssignTime, RoutingPolicy
 from penstock_router.policy.slo_monitor import EndedRequest
 from penstock_router.policy.tiers import TierSettings
@@ -32,7 +32,6 @@ from penstock_simulator.fleet import SimulatedWorker
 from penstock_simulator.jobs import Job, JobOutcome
 from penstock_simulator.scenario import RouterSpec
 from penstock_simulator.worker_size import WorkerSize
-from penstock_workload.traces import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,6 @@ class VirtualRouter:
         role: Role,
         *,
         slo_s: float,
-        cache_tokens: int,
         decode_policy: RoutingPolicy,
         faults: Faults,
         sizes: Mapping[Role, WorkerSize],
@@ -79,7 +77,6 @@ class VirtualRouter:
             spec: Its settings.
             role: Of the first stage's workers.
             slo_s: TTFT that the policy aims for.
-            cache_tokens: What one of those workers caches.
             decode_policy: Of the second stage; routers side by side share it, as they compare the same loads.
             faults: Tell when the router's process is away.
             sizes: Of the workers of each role.
@@ -95,9 +92,7 @@ class VirtualRouter:
         self.reads_usage = isinstance(policy, LeastLoaded) or spec.thresholds.is_set
         self._sizes = sizes
         self._faults = faults
-        queues: dict[Role, DispatchQueue[Job]] = {
-            role: DispatchQueue(policy, _settings(spec, slo_s, cache_tokens))
-        }
+        queues: dict[Role, DispatchQueue[Job]] = {role: DispatchQueue(policy, _settings(spec, slo_s))}
         if role is Role.PREFILL:
             bounds = QueueSettings(
                 max_requests=spec.max_waiting, max_wait_s=spec.max_wait_s, tiers=_tier_settings(spec)
@@ -111,6 +106,9 @@ class VirtualRouter:
         budget = RetryBudget(fraction=spec.retry_budget_fraction, min_per_s=spec.min_retries_per_s, now_s=0.0)
         self._retries = RetryRules(pool, budget, max_per_request=spec.max_retries)
         self._owners = PrefixOwners()
+        queues[role].set_deciders(
+            spec.owners or spec.routers, is_scattered=spec.routers > 1 and spec.owners is None
+        )
         self._owners.set_owners([str(number) for number in range(spec.owners or 0)])
 
     # ------------------------------------------------------------------ requests
@@ -239,6 +237,7 @@ class VirtualRouter:
         effects = self._at(now_s).set_workers(specs, now_s)
         for worker in self.core.pool:
             worker.kv_capacity_tokens = self._sizes[worker.spec.role].kv_tokens
+        self._fit_caches()
         return effects
 
     def expire(self, now_s: float) -> Effects[Job]:
@@ -247,6 +246,7 @@ class VirtualRouter:
 
     def tick(self, now_s: float) -> Effects[Job]:
         """Do what time alone asks for; called each second."""
+        self._fit_caches()
         return self._at(now_s).tick(now_s)
 
     def set_peer_tokens(self, tokens: Mapping[str, int], now_s: float) -> None:
@@ -296,6 +296,12 @@ class VirtualRouter:
         self.core.paused = (self.core.entry,) if is_down else ()
         return self.core
 
+    def _fit_caches(self) -> None:
+        """Remember of the entry workers what they hold, as live with each scrape."""
+        for worker in self.core.pool:
+            if worker.spec.role is self.core.entry:
+                self.core.entry_queue.fit_cache(worker.name)
+
     def _set_decode_loads(self, loads: Iterable[DecodeLoad], now_s: float) -> list[Worker]:
         found = []
         for load in loads:
@@ -330,16 +336,15 @@ def _assigned(assignment: Assignment[Job] | None) -> Assignment[Job]:
     return assignment
 
 
-def _settings(spec: RouterSpec, slo_s: float, cache_tokens: int) -> QueueSettings:
+def _settings(spec: RouterSpec, slo_s: float) -> QueueSettings:
     return QueueSettings(
         slot_tokens=spec.slot_tokens,
         slot_requests=spec.slot_requests,
         max_requests=spec.max_waiting,
         max_wait_s=spec.max_wait_s,
         order=spec.queue_order,
-        cache_blocks=spec.cache_blocks or max(2, cache_tokens // BLOCK_TOKENS),
         slo_s=slo_s,
-        rebalances=spec.policy == RouterPolicy.DUALMAP and bool(spec.settings.get("rebalance", True)),
+        rebalances=spec.policy in PAIRED and bool(spec.settings.get("rebalance", True)),
         tiers=_tier_settings(spec),
     )
 

@@ -210,8 +210,6 @@ class RouterSpec:
         queue_order: Of each worker's queue in the router.
         slot_requests: Most requests handed to one worker at a time; None: no such bound.
         slot_tokens: Most prompt tokens handed to one worker at a time, a longer prompt alone; None: no bound.
-        cache_blocks: Prefix keys that the router remembers of one worker; None: as many blocks of 512 tokens as it
-            caches.
         propagation_delay_s: Age of what the router knows of caches and loads beyond what it sent itself, >= 0.
         routers: Routers side by side, requests in turn; each knows of its peers' by propagation only, >= 1.
         owners: Of those, the ones that decide, in [1, ``routers``]: requests are passed on to their prefix's owner.
@@ -232,7 +230,6 @@ class RouterSpec:
     queue_order: QueueOrder = QueueOrder.ARRIVAL
     slot_requests: int | None = None
     slot_tokens: int | None = 8192
-    cache_blocks: int | None = None
     propagation_delay_s: float = 0.0
     routers: int = 1
     owners: int | None = None
@@ -255,7 +252,7 @@ class RouterSpec:
         is_some = owners is None or 1 <= owners <= self.routers
         _require("owners", owners, is_fine=is_some, bound=f"1 to {self.routers}, or none")
         _require("peer_interval_s", self.peer_interval_s, is_fine=self.peer_interval_s > 0, bound="above 0")
-        for name in ("slot_requests", "slot_tokens", "cache_blocks", "max_waiting", "max_wait_s"):
+        for name in ("slot_requests", "slot_tokens", "max_waiting", "max_wait_s"):
             value = getattr(self, name)
             _require(name, value, is_fine=value is None or value > 0, bound="above 0, or none")
 

@@ -80,7 +80,6 @@ class World:
                 scenario.router,
                 scenario.entry_role,
                 slo_s=scenario.slo_s,
-                cache_tokens=self._cache_tokens(scenario.entry_role),
                 decode_policy=decode_policy,
                 faults=scenario.faults,
                 sizes={

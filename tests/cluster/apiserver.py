@@ -38,6 +38,7 @@ CONTROLLERS = tuple(
         "deployment",
         "replicaset",
         "statefulset",
+        "job",
         "garbage-collector",
         "namespace",
         "serviceaccount",

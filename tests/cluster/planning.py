@@ -11,6 +11,7 @@ import itertools
 import os
 
 from penstock_core.errors import ClusterError
+from penstock_engine.profiles.performance import graph_performance
 from penstock_kube.kinds import EVENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
 from penstock_objects.names import PLANNER
 from penstock_planner.cluster.service import ClusterService, run_until_stopped
@@ -210,7 +211,13 @@ class World:
     @contextlib.asynccontextmanager
     async def planning(self, **settings):
         """Run a planner process's main coroutine."""
-        settings = {"overrides": {}, "namespace": self.namespace, "log_dir": self.folder, **settings}
+        settings = {
+            "overrides": {},
+            "engine_profile": graph_performance,
+            "namespace": self.namespace,
+            "log_dir": self.folder,
+            **settings,
+        }
         stop = asyncio.Event()
         task = asyncio.create_task(run_until_stopped(ClusterService(**settings), self.client, stop))
         try:

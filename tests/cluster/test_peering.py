@@ -15,6 +15,7 @@ from accounts import EVERYTHING, account
 from apiserver import free_port
 from operating import graph, page, says, until
 
+from penstock_engine.profiles.performance import graph_performance
 from penstock_kube.kinds import DEPLOYMENT, EVENT, GRAPH_DEPLOYMENT, LEASE
 from penstock_planner.cluster.service import ClusterService, run_until_stopped
 from penstock_planner.ledger import Ledger
@@ -246,8 +247,8 @@ async def test_a_namespaces_own_planner_takes_its_graphs_from_a_cluster_wide_one
     stops = [asyncio.Event(), asyncio.Event()]
     folders = [tmp_path / "wide", tmp_path / "own"]
     services = [
-        ClusterService({}, all_namespaces=True, log_dir=folders[0]),
-        ClusterService({}, namespace=home, log_dir=folders[1]),
+        ClusterService({}, graph_performance, all_namespaces=True, log_dir=folders[0]),
+        ClusterService({}, graph_performance, namespace=home, log_dir=folders[1]),
     ]
     ledgers = [each / home / "g" / "ledger.jsonl" for each in folders]
 

@@ -49,6 +49,17 @@ def test_the_index_page_has_absolute_links_and_project_urls(wheel):
     }
 
 
+def test_the_image_gets_every_package():
+    """What the wheel is built of, the Dockerfile copies and .dockerignore lets through."""
+    copied = set(re.findall(r"^COPY (?!--)(\S+) \./", (_ROOT / "Dockerfile").read_text(), re.MULTILINE))
+    let_through = set(re.findall(r"^!(\S+)", (_ROOT / ".dockerignore").read_text(), re.MULTILINE))
+    build = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    packages = {each.partition("/")[0] for each in build["targets"]["wheel"]["packages"]}
+
+    assert packages - copied == set()
+    assert packages - let_through == set()
+
+
 def test_every_relative_link_of_the_readme_names_a_file():
     """What the index page links to exists in the repository."""
     targets = re.findall(r"\]\((?!https?://|#)([^)]+)\)", (_ROOT / "README.md").read_text(encoding="utf-8"))

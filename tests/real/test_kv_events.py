@@ -1,4 +1,4 @@
-"""KV events of a real vLLM, started as the graph renders it for Kubernetes, and the router that follows them."""
+"""KV events of real vLLMs, started as the graph renders them for Kubernetes, and the router that follows them."""
 
 import pytest
 
@@ -71,6 +71,28 @@ def test_what_was_sent_past_the_router_is_known(cleared):
     usage = compute(router, TEXT)
     assert usage["prompt_tokens_details"]["cached_tokens"] >= whole * KEY_TOKENS
     assert blocks(router) == whole + 1
+
+
+def test_chats_are_known_by_the_models_template(cleared):
+    """A chat sent past the router adds its begun block alone when it comes through; grown, it is found again."""
+    worker, router = cleared
+    chat = {
+        "model": "tiny",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": TEXT}],
+        "max_tokens": 1,
+    }
+
+    tokens = worker.post("/v1/chat/completions", **chat)["usage"]["prompt_tokens"]
+
+    whole = tokens // KEY_TOKENS
+    assert tokens % KEY_TOKENS > 0
+    router.until(lambda: blocks(router) == whole)
+    usage = router.post("/v1/chat/completions", **chat)["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= whole * KEY_TOKENS
+    assert blocks(router) == whole + 1
+    chat["messages"] += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Why?"}]
+    usage = router.post("/v1/chat/completions", **chat)["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= whole * KEY_TOKENS
 
 
 def test_a_cleared_cache_is_forgotten(cleared):

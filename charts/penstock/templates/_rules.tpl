@@ -59,6 +59,9 @@ alphabetical; tests compare them with what the code says it calls.
 
 {{- define "penstock.plannerRules" -}}
 - apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get]
+- apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
 - apiGroups: [coordination.k8s.io]

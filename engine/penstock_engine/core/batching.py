@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from penstock_engine.core.batch import Batch, Span
 from penstock_engine.core.kv_blocks import BlockPool
 from penstock_engine.core.kv_facts import KvJournal
-from penstock_engine.core.preemption import PreemptionKind
 from penstock_engine.core.requests import EngineRequest, RequestState, Status
 
 
@@ -26,69 +26,15 @@ class BatchLimits:
         max_num_seqs: Requests in the batch, >= 1.
         block_size: Tokens per KV block, >= 1.
         by_priority: Order and victims by (priority, arrival) instead of arrival alone.
+        least_load_tokens: A part of a prompt that lies on another worker is computed here, rather than fetched, when it
+            adds fewer tokens than this to what is cached, >= 1 (vLLM's ``kv_recompute_threshold``).
     """
 
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
     block_size: int = 16
     by_priority: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A chunk of one prompt: tokens [start, end) are computed in this step.
-
-    Attributes:
-        begins: Whether it is the first chunk since the request was admitted.
-        epoch: The request's epoch at planning; another one at the end means that it left meanwhile.
-    """
-
-    state: RequestState
-    start: int
-    end: int
-    begins: bool
-    epoch: int
-
-
-@dataclass(slots=True)
-class Batch:
-    """One step's work.
-
-    Attributes:
-        spans: Prompt chunks.
-        joined: Requests whose KV came from another worker and that decode their first token here.
-        loads: Requests whose blocks were allocated for a transfer that starts now.
-        admitted: Requests scheduled for the first time.
-        preempted: Requests thrown out, in order.
-        swapped_out: Those of them whose KV is copied to host memory from now on.
-        dropped: Those of them that end here.
-        swapped_in: Requests whose KV is copied back from now on, and the tokens to copy.
-        decode_batch: Requests that decode one token.
-        decode_kv_tokens: Tokens that those attend to.
-    """
-
-    spans: list[Span] = field(default_factory=list)
-    joined: list[RequestState] = field(default_factory=list)
-    loads: list[RequestState] = field(default_factory=list)
-    admitted: list[RequestState] = field(default_factory=list)
-    preempted: list[RequestState] = field(default_factory=list)
-    swapped_out: list[RequestState] = field(default_factory=list)
-    dropped: list[RequestState] = field(default_factory=list)
-    swapped_in: list[tuple[RequestState, int]] = field(default_factory=list)
-    decode_batch: int = 0
-    decode_kv_tokens: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """Tokens computed, at most the budget."""
-        return self.decode_batch + sum(span.end - span.start for span in self.spans)
-
-    def kind_of(self, victim: RequestState) -> PreemptionKind:
-        """Return what became of one of ``preempted``."""
-        if any(victim is state for state in self.swapped_out):
-            return PreemptionKind.SWAP
-        is_dropped = any(victim is state for state in self.dropped)
-        return PreemptionKind.DROP if is_dropped else PreemptionKind.RECOMPUTE
+    least_load_tokens: int = 1
 
 
 class Batcher:
@@ -155,7 +101,8 @@ class Batcher:
         self.loading -= 1
         state.status = Status.LOADED
         state.remote_pending = False
-        self._register_full(state, state.request.prompt_tokens // self._limits.block_size)
+        state.computed = state.cached_tokens + state.external_tokens
+        self._register_full(state, state.computed // self._limits.block_size)
         heapq.heappush(self._loaded, self._order(state))
 
     def remove(self, state: RequestState) -> bool:
@@ -393,12 +340,22 @@ class Batcher:
             if state.status is not Status.LOADED:
                 self._dead -= 1
                 continue
+            batch.joined.append(state)
+            if state.request.remote_tokens is not None and not state.outputs:
+                budget -= self._resume_prefill(state, batch, budget)
+                continue
             if not state.outputs:
                 state.computed = state.request.prompt_tokens - 1
             self._join_decoding(state)
-            batch.joined.append(state)
             budget -= 1
         return budget
+
+    def _resume_prefill(self, state: RequestState, batch: Batch, budget: int) -> int:
+        """Let ``state``, the beginning of whose KV has arrived, compute the rest; return the tokens taken."""
+        state.status = Status.PREFILLING
+        state.epoch += 1
+        self.prefilling[state] = None
+        return self._continue_prefill(state, batch, budget)
 
     def _admit(self, batch: Batch, budget: int) -> None:
         """Admit from the head of the queue until budget, places or blocks run out; nobody overtakes."""
@@ -424,7 +381,11 @@ class Batcher:
         # The last token is always computed: its output is what the step is for.
         hits = self._pool.count_hits(keys, (target - 1) // size)
         start = hits * size
-        chunk = target - start if state.remote_pending else min(target - start, budget)
+        if state.remote_pending and self._remote_end(state) - start < self._least_load(state):
+            state.remote_pending = False
+            batch.declined.append(state)
+        end = self._remote_end(state) if state.remote_pending else min(target, start + budget)
+        chunk = end - start
         blocks = self._claim(state, keys[:hits], self._blocks_wanted(state, start + chunk))
         if blocks is None:
             return None
@@ -446,6 +407,14 @@ class Batcher:
         self._register_full(state, (start + chunk) // size)
         batch.spans.append(Span(state, start, start + chunk, begins=True, epoch=state.epoch))
         return chunk
+
+    def _remote_end(self, state: RequestState) -> int:
+        """Return up to which token the KV of ``state`` can be fetched."""
+        tokens = state.request.remote_tokens
+        return state.prefill_target if tokens is None else min(tokens, state.prefill_target - 1)
+
+    def _least_load(self, state: RequestState) -> int:
+        return 1 if state.request.remote_tokens is None else self._limits.least_load_tokens
 
     def _head(self) -> RequestState | None:
         while self._waiting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from penstock_engine.core.lease import LeaseTerm
 from penstock_engine.core.preemption import PreemptionKind
 
 
@@ -12,7 +13,8 @@ from penstock_engine.core.preemption import PreemptionKind
 class EngineCounters:
     """Monotonic counts since start, in requests or tokens as vLLM counts them.
 
-    ``preemptions_by`` counts the same preemptions by kind and the victim's priority.
+    ``preemptions_by`` counts the same preemptions by kind and the victim's priority, ``lease_expiries`` leases by the
+    term that ran out, ``lease_renewals`` those whose end a heartbeat has moved, each time.
     """
 
     prompt_tokens: int = 0
@@ -23,7 +25,8 @@ class EngineCounters:
     prefix_hits: int = 0
     external_queries: int = 0
     external_hits: int = 0
-    expired_requests: int = 0
+    lease_renewals: int = 0
     notifications_after_expiry: int = 0
     steps: int = 0
+    lease_expiries: Counter[LeaseTerm] = field(default_factory=Counter)
     preemptions_by: Counter[tuple[PreemptionKind, int]] = field(default_factory=Counter)

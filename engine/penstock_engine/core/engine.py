@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from penstock_engine.core.batching import Batch, Batcher, BatchLimits
+from penstock_engine.core.batch import Batch
+from penstock_engine.core.batching import Batcher, BatchLimits
 from penstock_engine.core.counters import EngineCounters
+from penstock_engine.core.fan_out import Read
 from penstock_engine.core.kv_blocks import BlockPool
 from penstock_engine.core.kv_facts import KvFact, KvJournal
 from penstock_engine.core.latency import LatencyModel
-from penstock_engine.core.lease import LeaseTable, LeaseTerms
+from penstock_engine.core.lease import LeaseTerms
+from penstock_engine.core.pinned_prompts import PinnedPrompts
 from penstock_engine.core.preemption import PreemptionCosts, PreemptionTerms
 from penstock_engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
 from penstock_engine.core.swap_space import SwapSpace
@@ -31,10 +34,11 @@ class EngineSettings:
         num_blocks: KV blocks, >= 1.
         kv_bytes_per_token: Size of a token's KV, for transfers.
         limits: Batch limits, block size included.
-        lease: Terms granted to decode workers.
+        lease: Terms granted to readers of what it keeps.
         link: This worker's incoming KV link.
         keeps_journal: Changes of the cache are noted for `Engine.take_kv_facts`.
         preemption: Bounds of preemption by tier, which needs limits ``by_priority``; None: vLLM's own order.
+        ranks: Tensor parallelism, >= 1; each rank holds its share of every block.
     """
 
     role: EngineRole
@@ -45,6 +49,7 @@ class EngineSettings:
     link: LinkTerms = field(default_factory=LinkTerms)
     keeps_journal: bool = False
     preemption: PreemptionTerms | None = None
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         """Check that tiers have an order.
@@ -95,15 +100,29 @@ class StepOutcome:
 
 @dataclass(slots=True)
 class Events:
-    """What happened between steps, oldest first."""
+    """What happened between steps, oldest first.
+
+    Attributes:
+        transfers: KV that has arrived.
+        declined: Requests whose KV was not fetched because it was not worth it.
+        expired: Prompts for which nobody came in time.
+        dropped: Requests that gave way to a higher tier for good.
+    """
 
     transfers: list[Transfer] = field(default_factory=list)
+    declined: list[RequestState] = field(default_factory=list)
     expired: list[str] = field(default_factory=list)
     dropped: list[RequestState] = field(default_factory=list)
 
 
 class Engine:
-    """One worker's scheduler, cache, leases and link."""
+    """One worker's scheduler, cache, leases and link.
+
+    Attributes:
+        settings: As given.
+        counters: What has happened.
+        pinned: Prompts kept for other workers; to be changed through the engine alone.
+    """
 
     __slots__ = (
         "_batcher",
@@ -111,17 +130,16 @@ class Engine:
         "_journal",
         "_last_end_s",
         "_latency",
-        "_leases",
         "_link",
         "_next_index",
         "_orphans",
-        "_pinned",
         "_pool",
         "_requests",
         "_step",
         "_swap",
         "_tiered",
         "counters",
+        "pinned",
         "settings",
     )
 
@@ -133,9 +151,14 @@ class Engine:
         self._pool = BlockPool(settings.num_blocks, self._journal)
         self._tiered = self._make_tiered(settings)
         self._batcher = self._tiered or Batcher(settings.limits, self._pool, self._journal)
-        self._leases = LeaseTable(settings.lease)
+        self.pinned = PinnedPrompts(
+            settings.lease,
+            settings.role,
+            ranks=settings.ranks,
+            counters=self.counters,
+            release=self._batcher.release,
+        )
         self._link = Link(settings.link)
-        self._pinned: dict[str, RequestState] = {}
         self._orphans = 0
         self._requests: dict[str, RequestState] = {}
         self._events = Events()
@@ -166,7 +189,7 @@ class Engine:
             raise ValueError(f"{request.request_id}: {total} tokens exceed the cache")
         if request.prompt_tokens < 1 or request.output_tokens < 1:
             raise ValueError(f"{request.request_id}: needs at least one prompt and one output token")
-        if request.request_id in self._requests:
+        if request.request_id in self._requests or request.request_id in self.pinned:
             raise ValueError(f"{request.request_id}: id in use")
         if request.block_keys and len(request.block_keys) != request.prompt_tokens // limits.block_size:
             raise ValueError(f"{request.request_id}: one key per full block is needed")
@@ -204,31 +227,15 @@ class Engine:
 
     def extend_leases(self, request_ids: Iterable[str], now_s: float) -> list[str]:
         """Take a heartbeat; return the ids without a lease."""
-        return self._leases.extend(request_ids, now_s)
+        return self.pinned.renew(request_ids, now_s)
 
-    def end_leases(self, request_ids: Iterable[str]) -> list[str]:
+    def end_leases(self, reads: Iterable[Read]) -> list[str]:
         """Release blocks that were read; return the ids without a lease, which are counted."""
-        unknown = []
-        for request_id in request_ids:
-            if self._leases.end(request_id):
-                self._batcher.release(self._pinned.pop(request_id))
-            else:
-                unknown.append(request_id)
-        self.counters.notifications_after_expiry += len(unknown)
-        return unknown
-
-    def lease_expiry_s(self, request_id: str) -> float | None:
-        """Return when a pinned prompt is reclaimed, simulated seconds, or None if it is not pinned."""
-        return self._leases.expiry_s(request_id)
+        return self.pinned.read(reads)
 
     def cached_blocks(self, keys: Sequence[int]) -> int:
         """Return how many leading blocks of a prompt with these keys are cached now."""
         return self._pool.count_hits(keys, len(keys))
-
-    def pinned_blocks(self, request_id: str) -> list[int]:
-        """Return the block numbers kept for another worker; empty if none."""
-        state = self._pinned.get(request_id)
-        return [] if state is None else state.blocks
 
     def clear_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing changed, while any block is in use."""
@@ -252,15 +259,12 @@ class Engine:
             else:
                 self._orphans -= 1
                 self._batcher.release(state)
-        for request_id in self._leases.expire(now_s):
-            self._batcher.release(self._pinned.pop(request_id))
-            self.counters.expired_requests += 1
-            self._events.expired.append(request_id)
+        self._events.expired += self.pinned.expire(now_s)
 
     def next_event_s(self) -> float | None:
         """Return when `advance` will next change something, or None."""
         copied_s = None if self._tiered is None else self._tiered.swap.next_s()
-        times = (self._link.next_s(), self._leases.next_expiry_s(), copied_s)
+        times = (self._link.next_s(), self.pinned.next_expiry_s(), copied_s)
         return min((at for at in times if at is not None), default=None)
 
     def take_events(self) -> Events:
@@ -377,6 +381,7 @@ class Engine:
             counters.external_queries += state.request.prompt_tokens - state.cached_tokens
             counters.external_hits += state.external_tokens
             self._link.start(state, state.external_tokens * self.settings.kv_bytes_per_token, now_s)
+        self._events.declined += batch.declined
         for state in batch.preempted:
             counters.preemptions += 1
             counters.preemptions_by[batch.kind_of(state), state.request.priority] += 1
@@ -424,9 +429,8 @@ class Engine:
         del self._requests[request.request_id]
         state.finish_reason = request.ends_by
         state.finished_s = now_s
-        if request.pin_blocks and request.ends_by is FinishReason.LENGTH:
-            self._pinned[request.request_id] = state
-            self._leases.grant(request.request_id, now_s)
+        if request.pin_blocks:
+            self.pinned.keep(state, now_s)
         else:
             self._batcher.release(state)
 
@@ -451,11 +455,6 @@ class Engine:
     def waiting_deferred(self) -> int:
         """Requests that wait for their KV to arrive."""
         return self._batcher.loading
-
-    @property
-    def pinned_requests(self) -> int:
-        """Prompts kept under a lease."""
-        return len(self._leases)
 
     @property
     def in_flight(self) -> int:
@@ -485,4 +484,4 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is running, waiting, pinned or being transferred."""
-        return not (self._requests or self._pinned or self._orphans)
+        return not (self._requests or len(self.pinned) or self._orphans)

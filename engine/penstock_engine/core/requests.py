@@ -57,7 +57,9 @@ class EngineRequest:
         priority: Lower runs first; read under the priority policy only.
         ends_by: ``stop`` or ``length``.
         load_remote: The prompt's KV lies on another worker and is fetched instead of computed.
-        pin_blocks: Keep the blocks under a lease when it ends by length, for another worker to read.
+        remote_tokens: How many of its tokens lie there, from its beginning, >= 1; None: all. What is missing, and at
+            least the last token, is then computed here.
+        pin_blocks: Keep the blocks when it ends, for another worker to read.
     """
 
     request_id: str
@@ -68,6 +70,7 @@ class EngineRequest:
     priority: int = 0
     ends_by: FinishReason = FinishReason.LENGTH
     load_remote: bool = False
+    remote_tokens: int | None = None
     pin_blocks: bool = False
     prompt: bytes = b""
 

@@ -21,7 +21,8 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 from penstock_core.tiers import TierPriority
-from penstock_engine.core.batching import Batch, Batcher, BatchLimits
+from penstock_engine.core.batch import Batch
+from penstock_engine.core.batching import Batcher, BatchLimits
 from penstock_engine.core.kv_blocks import BlockPool
 from penstock_engine.core.kv_facts import KvJournal
 from penstock_engine.core.preemption import (
@@ -120,6 +121,10 @@ class TieredBatcher(Batcher):
         if not _is_premium(state.request):
             self._reservation.give_back(state.blocks)
         super().release(state)
+
+    def _resume_prefill(self, state: RequestState, batch: Batch, budget: int) -> int:  # noqa: ARG002 - as its base
+        """Let ``state`` compute the rest of its prompt when its tier's turn comes; it takes no tokens yet."""
+        return super()._resume_prefill(state, batch, 0)
 
     # -- copies ---------------------------------------------------------------------------------------
 

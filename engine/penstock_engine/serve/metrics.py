@@ -6,8 +6,10 @@ real second and worker while it costs the same CPU that serves tokens.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from enum import StrEnum
+from typing import Protocol, TypeVar
 
 from penstock_core import metric_names as names
 from penstock_core.histogram import REQUEST_BOUNDS_S, TOKEN_GAP_BOUNDS_S, TTFT_BOUNDS_S
@@ -15,6 +17,7 @@ from penstock_core.lag import LagTracker
 from penstock_core.tiers import TierPriority, tier_of
 from penstock_engine.core.counters import EngineCounters
 from penstock_engine.core.engine import Engine, StepOutcome
+from penstock_engine.core.lease import LeaseTerm
 from penstock_engine.core.preemption import PreemptionKind
 from penstock_engine.core.requests import FinishReason, RequestState
 from penstock_engine.core.timeline import Timeline
@@ -34,6 +37,15 @@ _BY_REQUESTS, _BY_TOKENS = "max_num_queued_reqs", "max_num_queued_tokens"
 """vLLM's reasons of a rejection; a simulated worker rejects by number alone."""
 
 Read = Callable[[], float]
+Counted = TypeVar("Counted", bound=StrEnum)
+
+
+class IgnoredNotification(StrEnum):
+    """Why a notification, or a request id in it, changed nothing."""
+
+    MALFORMED = "malformed"
+    WRONG_ENGINE = "wrong_engine"
+    UNKNOWN_REQUEST = "unknown_request"
 
 
 class RequestCounts(Protocol):
@@ -54,8 +66,16 @@ class EngineMetrics:
     """Collects what the core reports and renders the page."""
 
     def __init__(
-        self, settings: ServeSettings, timeline: Timeline, lag: LagTracker, slots: RequestCounts
+        self,
+        settings: ServeSettings,
+        timeline: Timeline,
+        lag: LagTracker,
+        slots: RequestCounts,
+        *,
+        now_s: Callable[[], float],
     ) -> None:
+        """Tie the page to what it shows; ``now_s`` tells simulated seconds."""
+        self._now_s = now_s
         self._slots = slots
         self._timeline = timeline
         self._lag = lag
@@ -64,6 +84,9 @@ class EngineMetrics:
         self.finished = dict.fromkeys(FinishReason, 0)
         self.failed_transfers = 0
         self.failed_notifications = 0
+        self.heartbeats_sent = 0
+        self.heartbeats_received = 0
+        self._ignored: Counter[IgnoredNotification] = Counter()
         tokens = token_buckets(settings.max_model_len)
         self._ttft = self._histogram(names.VLLM_TTFT, TTFT_BOUNDS_S)
         self._itl = self._histogram(names.VLLM_ITL, TOKEN_GAP_BOUNDS_S)
@@ -103,6 +126,10 @@ class EngineMetrics:
     def count_ended(self, reason: FinishReason) -> None:
         """Count a request that ended before its time."""
         self.finished[reason] += 1
+
+    def count_ignored(self, why: IgnoredNotification, number: int = 1) -> None:
+        """Count notifications, or request ids in them, that changed nothing."""
+        self._ignored[why] += number
 
     def observe_finished(self, state: RequestState) -> None:
         """Count a request that ran to its end."""
@@ -196,6 +223,9 @@ class EngineMetrics:
             names.ENGINE_QUEUED_REQUESTS: [("", lambda: self._slots.queued)],
             names.ENGINE_SWAPPED_BLOCKS: [("", lambda: engine.swapped_blocks)],
             names.ENGINE_RESERVED_BLOCKS: [("", lambda: engine.reserved_free_blocks)],
+            names.ENGINE_LEASES: [("", lambda: len(engine.pinned))],
+            names.ENGINE_LEASED_BLOCKS: [("", lambda: engine.pinned.blocks)],
+            names.ENGINE_OLDEST_LEASE: [("", self._oldest_lease_s)],
             names.VLLM_SLEEP_STATE: [
                 (f',sleep_state="{state}"', _constant(state == "awake"))
                 for state in ("awake", "weights_offloaded", "discard_all")
@@ -214,10 +244,13 @@ class EngineMetrics:
             names.VLLM_PREFIX_HITS: lambda: counters.prefix_hits,
             names.VLLM_EXTERNAL_PREFIX_QUERIES: lambda: counters.external_queries,
             names.VLLM_EXTERNAL_PREFIX_HITS: lambda: counters.external_hits,
-            names.VLLM_NIXL_EXPIRED: lambda: counters.expired_requests,
+            names.VLLM_NIXL_EXPIRED: counters.lease_expiries.total,
             names.VLLM_NIXL_NOTIFICATIONS_AFTER_EXPIRY: lambda: counters.notifications_after_expiry,
             names.VLLM_NIXL_FAILED_TRANSFERS: lambda: self.failed_transfers,
             names.VLLM_NIXL_FAILED_NOTIFICATIONS: lambda: self.failed_notifications,
+            names.ENGINE_LEASE_RENEWALS: lambda: counters.lease_renewals,
+            names.ENGINE_HEARTBEATS_SENT: lambda: self.heartbeats_sent,
+            names.ENGINE_HEARTBEATS_RECEIVED: lambda: self.heartbeats_received,
         }
         listed = {name: [("", read)] for name, read in plain.items()}
         listed[names.ENGINE_PREEMPTIONS] = [
@@ -225,13 +258,28 @@ class EngineMetrics:
             for kind in PreemptionKind
             for tier in TierPriority
         ]
+        listed[names.ENGINE_LEASE_EXPIRIES] = [
+            (f',term="{term}"', _read_count(counters.lease_expiries, term)) for term in LeaseTerm
+        ]
+        listed[names.ENGINE_IGNORED_NOTIFICATIONS] = [
+            (f',reason="{why}"', _read_count(self._ignored, why)) for why in IgnoredNotification
+        ]
         listed[names.VLLM_REQUEST_SUCCESS] = [
             (f',finished_reason="{reason}"', self._read_finished(reason)) for reason in FinishReason
         ]
         return listed
 
+    def _oldest_lease_s(self) -> float:
+        """Return the age of the oldest lease; 0 without one, which the number of leases tells apart."""
+        granted_s = self._timeline.engine.pinned.oldest_s
+        return 0.0 if granted_s is None else max(0.0, self._now_s() - granted_s)
+
     def _read_finished(self, reason: FinishReason) -> Read:
         return lambda: self.finished[reason]
+
+
+def _read_count(counts: Counter[Counted], key: Counted) -> Read:
+    return lambda: counts[key]
 
 
 def _read_preemptions(counters: EngineCounters, kind: PreemptionKind, tier: TierPriority) -> Read:
@@ -274,8 +322,16 @@ _HELP = {
     names.VLLM_EXTERNAL_PREFIX_HITS: "Prompt tokens fetched from another worker.",
     names.VLLM_NIXL_EXPIRED: "Prompts whose lease ran out before they were read.",
     names.VLLM_NIXL_NOTIFICATIONS_AFTER_EXPIRY: "Read notifications for prompts without a lease.",
-    names.VLLM_NIXL_FAILED_TRANSFERS: "KV hand-overs that failed.",
-    names.VLLM_NIXL_FAILED_NOTIFICATIONS: "Notifications that did not reach the prefill worker.",
+    names.VLLM_NIXL_FAILED_TRANSFERS: "KV transfers that failed.",
+    names.VLLM_NIXL_FAILED_NOTIFICATIONS: "Notifications that did not reach the worker that keeps the blocks.",
+    names.ENGINE_LEASES: "Prompts kept for another worker.",
+    names.ENGINE_LEASED_BLOCKS: "KV blocks kept for another worker, each counted once.",
+    names.ENGINE_OLDEST_LEASE: "Age of the oldest lease, seconds; 0 without one.",
+    names.ENGINE_LEASE_RENEWALS: "Leases whose end a heartbeat has moved.",
+    names.ENGINE_LEASE_EXPIRIES: "Leases that ran out, by the term that did.",
+    names.ENGINE_HEARTBEATS_SENT: "Heartbeat messages sent, one for each worker read from and round.",
+    names.ENGINE_HEARTBEATS_RECEIVED: "Heartbeat messages received.",
+    names.ENGINE_IGNORED_NOTIFICATIONS: "Notifications, or request ids in heartbeats, that changed nothing, by reason.",
     names.VLLM_TTFT: "Arrival to first token, seconds.",
     names.VLLM_ITL: "Gap between successive tokens, seconds.",
     names.VLLM_TPOT: "Mean time per output token after the first, by request, seconds.",

@@ -1,6 +1,6 @@
-"""Tells prefill workers that their blocks were read, or are still wanted; a decode worker's worker calls it.
+"""Tells workers that their blocks were read, or are still wanted; the reading worker's `kv_reading` calls it.
 
-One POST to ``/kv/notify`` per prefill worker and wake-up carries all its reads and heartbeats. The answer
+One POST to ``/kv/notify`` per worker read from and wake-up carries all its reads and heartbeats. The answer
 names ids without a lease: their blocks are gone, so what was fetched from them is void.
 """
 
@@ -14,6 +14,8 @@ import orjson
 
 from penstock_core.errors import PenstockError, StreamBroken
 from penstock_core.logs import get_logger
+from penstock_engine.core.fan_out import Read
+from penstock_engine.serve.notifications import encode
 from penstock_wire.client import ConnectionPool, Timeouts
 
 log = get_logger(__name__)
@@ -40,9 +42,10 @@ class NotifyResult:
 
 @dataclass(slots=True)
 class Outbox:
-    """Messages to one prefill worker that have not been sent."""
+    """Messages to one worker that have not been sent."""
 
-    reads: list[str] = field(default_factory=list)
+    url: str
+    reads: list[Read] = field(default_factory=list)
     heartbeats: list[str] = field(default_factory=list)
 
 
@@ -62,9 +65,11 @@ class Notifier:
         """Whether every message was answered."""
         return not self._in_flight and not self._outboxes
 
-    def send(self, url: str, *, reads: Iterable[str] = (), heartbeats: Iterable[str] = ()) -> None:
-        """Queue ids for ``url``; what one turn of the event loop queues travels together."""
-        outbox = self._outboxes.setdefault(url, Outbox())
+    def send(
+        self, url: str, engine_id: str, *, reads: Iterable[Read] = (), heartbeats: Iterable[str] = ()
+    ) -> None:
+        """Queue reads and heartbeats for the process ``engine_id`` at ``url``; what one turn queues travels together."""
+        outbox = self._outboxes.setdefault(engine_id, Outbox(url))
         outbox.reads += reads
         outbox.heartbeats += heartbeats
         if self._flush is None:
@@ -79,30 +84,32 @@ class Notifier:
     def _post_all(self) -> None:
         self._flush = None
         outboxes, self._outboxes = self._outboxes, {}
-        for url, outbox in outboxes.items():
+        for engine_id, outbox in outboxes.items():
             self._in_flight += 1
-            self._group.create_task(self._post(url, outbox))
+            self._group.create_task(self._post(engine_id, outbox))
 
-    async def _post(self, url: str, outbox: Outbox) -> None:
+    async def _post(self, engine_id: str, outbox: Outbox) -> None:
+        reads = list(dict.fromkeys(read.request_id for read in outbox.reads))
         # A read ends the lease that its heartbeat would renew; naming both would make the id look unknown.
-        read = frozenset(outbox.reads)
-        outbox.heartbeats = [request_id for request_id in outbox.heartbeats if request_id not in read]
-        body = orjson.dumps({"read": outbox.reads, "heartbeat": outbox.heartbeats})
+        ended = frozenset(reads)
+        heartbeats = [request_id for request_id in outbox.heartbeats if request_id not in ended]
+        body = encode(engine_id, outbox.reads, heartbeats)
         try:
-            result = await self._exchange(url, body, outbox)
+            unknown = await self._exchange(outbox.url, body)
+            result = NotifyResult(reads, heartbeats, frozenset(unknown))
         except PenstockError as exc:
-            log.warning("prefill worker did not take a notification", url=url, error=str(exc))
-            result = NotifyResult(outbox.reads, outbox.heartbeats, failed=str(exc))
+            log.warning("worker did not take a notification", url=outbox.url, error=str(exc))
+            result = NotifyResult(reads, heartbeats, failed=str(exc))
         finally:
             self._in_flight -= 1
         self._on_result(result)
 
-    async def _exchange(self, url: str, body: bytes, outbox: Outbox) -> NotifyResult:
+    async def _exchange(self, url: str, body: bytes) -> list[str]:
         headers = ((b"content-type", b"application/json"),)
         response = await self._pool.request("POST", url, body=body, headers=headers, timeouts=NOTIFY_TIMEOUTS)
         if response.status != 200:
             raise StreamBroken(f"{url} answered {response.status}")
-        return NotifyResult(outbox.reads, outbox.heartbeats, frozenset(_unknown(response.body, url)))
+        return _unknown(response.body, url)
 
 
 def _unknown(body: bytes, url: str) -> list[str]:
@@ -111,6 +118,6 @@ def _unknown(body: bytes, url: str) -> list[str]:
     except orjson.JSONDecodeError as exc:
         raise StreamBroken(f"{url} answered with something else than JSON") from exc
     unknown = answer.get("unknown") if isinstance(answer, Mapping) else None
-    if not isinstance(unknown, list):
-        raise StreamBroken(f"{url} answered without the list `unknown`")
+    if not isinstance(unknown, list) or not all(isinstance(each, str) for each in unknown):
+        raise StreamBroken(f"{url} answered without the list `unknown` of request ids")
     return unknown

@@ -18,6 +18,7 @@ from penstock_core.simulated_tokens import BYTES_PER_TOKEN
 from penstock_engine.core.prefix_keys import count_tokens
 from penstock_engine.core.requests import EngineRole
 from penstock_engine.serve.fields import RequestError, flag, integer, mapping, too_small
+from penstock_engine.serve.notifications import MAX_RANKS
 from penstock_engine.serve.prompts import MAX_PROMPTS, chat_prompt, completion_prompts
 from penstock_engine.serve.response_fields import read_response_fields
 from penstock_engine.serve.sampling import Sampling, read_sampling, read_tools
@@ -49,6 +50,11 @@ class RemoteKv:
     """Where a prompt's KV lies, from ``kv_transfer_params``.
 
     Attributes:
+        engine_id: The process that keeps it.
+        request_id: The prompt's, there.
+        host, port: Where that process listens.
+        ranks: Its tensor parallelism.
+        tokens: How many of the prompt's tokens lie there; None: all.
         cached_tokens: Prompt tokens that the prefill worker found in its own cache; None: it did not say.
     """
 
@@ -56,12 +62,15 @@ class RemoteKv:
     request_id: str
     host: str
     port: int
+    ranks: int = 1
+    tokens: int | None = None
     cached_tokens: int | None = None
 
     @property
     def notify_url(self) -> str:
         """Where to announce heartbeats and reads."""
-        return f"http://{self.host}:{self.port}/kv/notify"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}/kv/notify"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +120,7 @@ class EngineCall:
         logprobs: Alternatives per token to show; None: no log probabilities.
         echo: The prompt comes before the text.
         fields: The body, for answers that repeat what was asked.
-        pin: Keep the KV for a decode worker.
+        pin: Keep the KV for another worker: a prompt for decode, a conversation for its next turn's prefill.
         remote: KV to fetch, or None.
     """
 
@@ -149,12 +158,12 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
     prompts = [_chat(fields)] if is_chat else completion_prompts(fields)
     params = mapping(fields, "kv_transfer_params")
     role = settings.engine.role
-    pin = role is EngineRole.PREFILL and params.get("do_remote_decode") is True
-    fetch = role is EngineRole.DECODE and params.get("do_remote_prefill") is True
-    _check_answers(len(prompts), sampling.n, is_handed_over=pin or fetch)
+    hands_over = role is EngineRole.PREFILL and params.get("do_remote_decode") is True
+    remote = _remote_of(params, settings)
+    _check_answers(len(prompts), sampling.n, is_handed_over=hands_over or remote is not None)
     counts = [_count(prompt, is_chat=is_chat) for prompt in prompts]
     priority = _priority(fields, settings)
-    terms = _Terms(fields, settings, sampling, is_chat=is_chat, pin=pin, priority=priority)
+    terms = _Terms(fields, settings, sampling, is_chat=is_chat, pin=hands_over, priority=priority)
     choices = [
         _choice(index, prompt, tokens, terms)
         for index, (prompt, tokens) in enumerate(
@@ -174,8 +183,8 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
         logprobs=sampling.logprobs,
         echo=sampling.echo,
         priority=priority,
-        pin=pin,
-        remote=_remote(params) if fetch else None,
+        pin=hands_over or (remote is not None and settings.is_bidirectional),
+        remote=remote,
         fields=asked,
     )
 
@@ -324,7 +333,33 @@ def _usage(fields: Mapping[str, Any]) -> Usage:
     return Usage.EVERY_EVENT if flag(options, "continuous_usage_stats") else Usage.LAST_EVENT
 
 
-def _remote(params: Mapping[str, Any]) -> RemoteKv:
+def rejected_remote(body: bytes, settings: ServeSettings) -> RemoteKv | None:
+    """Return the KV that a refused request was to fetch for decode; None if it names none.
+
+    Nobody else will fetch it, so its blocks can be freed. Source: vLLM 0.32, ``_with_kv_transfer_rejection_cleanup``.
+    """
+    if settings.engine.role is not EngineRole.DECODE or b"do_remote_prefill" not in body:
+        return None
+    try:
+        params = mapping(_read_object(body), "kv_transfer_params")
+        return _remote_of(params, settings)
+    except RequestError:
+        return None
+
+
+def _remote_of(params: Mapping[str, Any], settings: ServeSettings) -> RemoteKv | None:
+    """Return the KV to fetch: a prompt's from prefill, or the conversation's so far from decode."""
+    role = settings.engine.role
+    if role is EngineRole.DECODE and params.get("do_remote_prefill") is True:
+        return _remote(params, settings)
+    is_next_turn = params.get("do_remote_decode") is True and params.get("remote_block_ids")
+    if role is EngineRole.PREFILL and settings.is_bidirectional and is_next_turn:
+        remote = _remote(params, settings)
+        return remote if remote.tokens else None
+    return None
+
+
+def _remote(params: Mapping[str, Any], settings: ServeSettings) -> RemoteKv:
     engine_id, request_id = params.get("remote_engine_id"), params.get("remote_request_id")
     host, port = params.get("remote_host"), params.get("remote_port")
     is_number = type(port) is int or (isinstance(port, str) and port.isdecimal() and len(port) <= 5)
@@ -332,11 +367,31 @@ def _remote(params: Mapping[str, Any]) -> RemoteKv:
     texts = (engine_id, request_id, host)
     if not all(isinstance(text, str) and text for text in texts) or not 0 < number < 65536:
         raise RequestError(
-            "kv_transfer_params: do_remote_prefill needs remote_engine_id, remote_request_id, remote_host and "
-            "remote_port, as the prefill worker's answer gave them.",
+            "kv_transfer_params: a remote prompt needs remote_engine_id, remote_request_id, remote_host and "
+            "remote_port, as the other worker's answer gave them.",
             param="kv_transfer_params",
         )
-    cached = params.get("remote_prefill_cached_tokens")
+    is_from_decode = settings.engine.role is EngineRole.PREFILL
     return RemoteKv(
-        str(engine_id), str(request_id), str(host), number, cached if type(cached) is int else None
+        str(engine_id),
+        str(request_id),
+        str(host),
+        number,
+        _remote_ranks(params, settings.engine.ranks),
+        integer(params, "remote_num_tokens", lowest=0) if is_from_decode else None,
+        None if is_from_decode else _whole(params.get("remote_prefill_cached_tokens")),
     )
+
+
+def _remote_ranks(params: Mapping[str, Any], own: int) -> int:
+    ranks = integer(params, "tp_size", lowest=1) or 1
+    if ranks > MAX_RANKS or max(ranks, own) % min(ranks, own):
+        raise RequestError(
+            f"kv_transfer_params: tp_size {ranks} and this worker's {own} cannot be joined; one must divide the other.",
+            param="kv_transfer_params",
+        )
+    return ranks
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None

@@ -14,7 +14,7 @@ import orjson
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import PenstockError
 from penstock_core.logs import get_logger
-from penstock_engine.serve import answers, metrics, protocol
+from penstock_engine.serve import answers, metrics, notifications, protocol
 from penstock_engine.serve.fields import RequestError
 from penstock_engine.serve.protocol import Api, EngineCall
 from penstock_engine.serve.request_gate import AtCapacity, RequestGate
@@ -132,6 +132,9 @@ class EngineServer:
         try:
             call = protocol.parse(request.body, self.settings, api=api)
         except RequestError as exc:
+            remote = protocol.rejected_remote(request.body, self.settings)
+            if remote is not None:
+                self.worker.rejected(remote)
             responder.send(exc.status, exc.body(), headers=headers)
             return
         try:
@@ -188,22 +191,13 @@ class EngineServer:
 
     async def _notify(self, request: Request, responder: Responder) -> None:
         try:
-            message = orjson.loads(request.body)
-            reads, heartbeats = _ids(message, "read"), _ids(message, "heartbeat")
+            message = notifications.parse(request.body)
         except ValueError as exc:
+            self.worker.metrics.count_ignored(metrics.IgnoredNotification.MALFORMED)
             responder.send(400, answers.problem(str(exc), 400, "BadRequestError"))
             return
-        unknown = self.worker.notified(reads, heartbeats)
+        unknown = self.worker.notified(message)
         responder.send(200, orjson.dumps({"unknown": unknown}))
-
-
-def _ids(message: Any, key: str) -> list[str]:
-    ids = message.get(key, []) if isinstance(message, dict) else None
-    if not isinstance(ids, list) or not all(isinstance(item, str) for item in ids):
-        raise ValueError(
-            f'the body must be {{"read": [ids], "heartbeat": [ids]}}; {key} is not a list of strings'
-        )
-    return ids
 
 
 async def serve(settings: ServeSettings, stop: asyncio.Event) -> None:

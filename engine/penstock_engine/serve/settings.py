@@ -102,6 +102,7 @@ class ServeSettings:
         served_names: At least one.
         load_failure: Policy for KV that could not be fetched.
         kv_events: Whether and where changes of the KV cache are published.
+        is_bidirectional: Decode workers keep conversations for their next turn, prefill workers fetch them.
     """
 
     flags: ServeFlags
@@ -111,6 +112,7 @@ class ServeSettings:
     served_names: tuple[str, ...]
     load_failure: LoadFailurePolicy = field(default=LoadFailurePolicy.FAIL)
     kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
+    is_bidirectional: bool = False
 
     @property
     def by_priority(self) -> bool:
@@ -132,17 +134,41 @@ class ServeSettings:
 class _ExtraConfig(BaseModel):
     model_config = ConfigDict(extra="allow")
 
-    kv_lease_duration: float = Field(default=30, gt=0)
-    decoder_kv_blocks_ttl: float = Field(default=480, gt=0)
+    kv_lease_duration: float = Field(default=30, gt=0, allow_inf_nan=False)
+    decoder_kv_blocks_ttl: float = Field(default=480, gt=0, allow_inf_nan=False)
+    bidirectional_kv_xfer: bool = False
+    kv_recompute_threshold: int = Field(default=64, ge=0)
 
 
 class _KvTransferConfig(BaseModel):
-    model_config = ConfigDict(extra="allow")
+    """vLLM's configuration, which refuses unknown keys; those of its connectors it ignores."""
 
-    kv_connector: str = "NixlConnector"
+    model_config = ConfigDict(extra="forbid")
+
+    kv_connector: Literal["NixlConnector", "NixlPullConnector"] = "NixlConnector"
     kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
     kv_load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
     kv_connector_extra_config: _ExtraConfig = Field(default_factory=_ExtraConfig)
+    engine_id: str | None = None
+    kv_buffer_device: str | None = None
+    kv_port: int | None = None
+    kv_connector_module_path: str | None = None
+    enable_permute_local_kv: bool | None = None
+
+    @property
+    def ignored(self) -> list[str]:
+        """Keys that were given and mean nothing to a simulated worker."""
+        given = [key for key in _WITHOUT_MEANING if getattr(self, key) is not None]
+        return sorted([*given, *(self.kv_connector_extra_config.model_extra or {})])
+
+
+_WITHOUT_MEANING = (
+    "engine_id",
+    "kv_buffer_device",
+    "kv_port",
+    "kv_connector_module_path",
+    "enable_permute_local_kv",
+)
 
 
 _ROLE_OF_KV_ROLE = {"kv_producer": EngineRole.PREFILL, "kv_consumer": EngineRole.DECODE}
@@ -174,24 +200,36 @@ def resolve(flags: ServeFlags) -> ServeSettings:
             f"--max-model-len {longest} exceeds the KV cache of {capacity} tokens "
             f"({blocks} blocks of {flags.block_size}): lower it, or raise --num-gpu-blocks-override"
         )
+    extra = transfer.kv_connector_extra_config
     limits = BatchLimits(
         max_num_batched_tokens=batched,
         max_num_seqs=flags.max_num_seqs,
         block_size=flags.block_size,
         by_priority=flags.scheduling_policy == "priority",
+        least_load_tokens=max(1, extra.kv_recompute_threshold),
     )
     engine = EngineSettings(
         role=flags.role,
         num_blocks=blocks,
         kv_bytes_per_token=profile.kv.bytes_per_token,
         limits=limits,
-        lease=LeaseTerms(transfer.kv_connector_extra_config.kv_lease_duration),
+        lease=LeaseTerms(extra.kv_lease_duration, extra.decoder_kv_blocks_ttl),
         link=LinkTerms(flags.link_latency_ms / 1000, flags.link_gigabytes_per_s * 1e9),
         keeps_journal=kv_events.is_on,
         preemption=preemption,
+        ranks=profile.tensor_parallel,
     )
     names = flags.served_names or (flags.model,)
-    return ServeSettings(flags, profile, engine, longest, names, transfer.kv_load_failure_policy, kv_events)
+    return ServeSettings(
+        flags,
+        profile,
+        engine,
+        longest,
+        names,
+        transfer.kv_load_failure_policy,
+        kv_events,
+        extra.bidirectional_kv_xfer,
+    )
 
 
 def _check_numbers(flags: ServeFlags) -> None:
@@ -250,7 +288,6 @@ def _parse_transfer_config(flags: ServeFlags) -> _KvTransferConfig:
             f"--kv-transfer-config: kv_role {config.kv_role} belongs to --role {expected}, "
             f"but --role is {flags.role}; change one of them"
         )
-    ignored = sorted((config.model_extra or {}) | (config.kv_connector_extra_config.model_extra or {}))
-    if ignored:
-        log.info("kv-transfer-config keys without meaning here are ignored", keys=ignored)
+    if config.ignored:
+        log.info("kv-transfer-config keys without meaning here are ignored", keys=config.ignored)
     return config

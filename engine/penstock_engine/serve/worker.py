@@ -15,14 +15,14 @@ from penstock_core.clock import SimulatedClock
 from penstock_core.lag import LagTracker
 from penstock_core.logs import get_logger
 from penstock_engine.core.engine import Engine, StepOutcome
-from penstock_engine.core.heartbeat import HeartbeatSchedule
 from penstock_engine.core.prefix_keys import prefix_keys
-from penstock_engine.core.requests import EngineRequest, FinishReason, RequestState
+from penstock_engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
 from penstock_engine.core.timeline import Timeline
 from penstock_engine.serve.kv_publisher import KvPublisher
-from penstock_engine.serve.metrics import EngineMetrics, RequestCounts
-from penstock_engine.serve.notifier import Notifier, NotifyResult
-from penstock_engine.serve.protocol import EngineCall
+from penstock_engine.serve.kv_reading import KvReading
+from penstock_engine.serve.metrics import EngineMetrics, IgnoredNotification, RequestCounts
+from penstock_engine.serve.notifications import Notification
+from penstock_engine.serve.protocol import EngineCall, RemoteKv
 from penstock_engine.serve.settings import LoadFailurePolicy, ServeSettings
 from penstock_engine.serve.streams import Reply, Stream
 
@@ -49,13 +49,12 @@ class ServedWorker:
         self.lag = LagTracker()
         self.timeline = Timeline(Engine(settings.engine, settings.profile.latency()), clock.now_s())
         self.engine = self.timeline.engine
-        self.metrics = EngineMetrics(settings, self.timeline, self.lag, slots)
+        self.metrics = EngineMetrics(settings, self.timeline, self.lag, slots, now_s=clock.now_s)
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, Stream] = {}
-        self._by_remote_id: dict[str, Stream] = {}
-        self._notify_urls: dict[str, str] = {}
-        self._heartbeats = HeartbeatSchedule(settings.engine.lease.heartbeat_interval_s)
-        self._notifier = Notifier(group, self._on_notified)
+        self._reading = KvReading(
+            group, settings, self.metrics, on_lost=self._fail_load, on_confirmed=self._let_go_on
+        )
         self._publisher = (
             KvPublisher(settings.kv_events, settings.engine.limits.block_size)
             if settings.kv_events.is_on
@@ -70,7 +69,7 @@ class ServedWorker:
     @property
     def is_idle(self) -> bool:
         """Whether no request, transfer, pinned prompt, answer or notification is left."""
-        return self.timeline.is_idle and not self._streams and self._notifier.is_idle
+        return self.timeline.is_idle and not self._streams and self._reading.is_idle
 
     @property
     def kv_events_endpoint(self) -> str | None:
@@ -88,12 +87,12 @@ class ServedWorker:
             self._publisher.start()
 
     async def close(self) -> None:
-        """Stop the timer and close connections to prefill workers and subscribers."""
+        """Stop the timer and close connections to other workers and subscribers."""
         if self._timer is not None:
             self._timer.cancel()
         if self._publisher is not None:
             self._publisher.close()
-        await self._notifier.close()
+        await self._reading.close()
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -104,9 +103,7 @@ class ServedWorker:
             self._streams[stream.request_id] = stream
             remote = stream.call.remote
             if remote is not None:
-                self._by_remote_id[remote.request_id] = stream
-                self._notify_urls[remote.engine_id] = remote.notify_url
-                self._heartbeats.track(remote.engine_id, remote.request_id)
+                self._reading.track(stream, remote)
             self.timeline.submit(_request(stream, keys[stream.choice.prompt], now_s))
         self._arm()
 
@@ -119,7 +116,7 @@ class ServedWorker:
         if self._streams.pop(stream.request_id, None) is None:
             return
         now_s = self.clock.now_s()
-        self._stop_tracking(stream, is_read_pending=True)
+        self._reading.forget(stream, is_read_pending=True)
         # A held request may have ended in the engine, but to its client it has not.
         if self.timeline.abort(stream.request_id, now_s) or stream.is_held:
             self.metrics.count_ended(reason)
@@ -127,15 +124,25 @@ class ServedWorker:
         self.timeline.retry(now_s)
         self._arm()
 
-    def notified(self, reads: list[str], heartbeats: list[str]) -> list[str]:
-        """Take a decode worker's message; return the ids without a lease."""
+    def notified(self, message: Notification) -> list[str]:
+        """Take another worker's message; return the ids without a lease, which are ignored."""
+        if message.engine_id != self._engine_id:
+            self.metrics.count_ignored(IgnoredNotification.WRONG_ENGINE)
+            return message.ids
         now_s = self.clock.now_s()
         self._catch_up(now_s)
         # Heartbeats first: one message may hold a heartbeat and, queued a moment later, the read of the same id.
-        unknown = self.engine.extend_leases(heartbeats, now_s) + self.engine.end_leases(reads)
+        unknown = self.engine.extend_leases(message.heartbeats, now_s)
+        self.metrics.heartbeats_received += bool(message.heartbeats)
+        self.metrics.count_ignored(IgnoredNotification.UNKNOWN_REQUEST, len(unknown))
+        unknown += self.engine.end_leases(message.reads)
         self.timeline.retry(now_s)
         self._arm()
         return unknown
+
+    def rejected(self, remote: RemoteKv) -> None:
+        """A request was refused whose KV another worker keeps for it: nobody else will fetch it."""
+        self._reading.release(remote)
 
     def clear_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing changed, while any block is in use."""
@@ -160,7 +167,7 @@ class ServedWorker:
     def _arm(self) -> None:
         """Set the timer to whatever is due next, after whatever changed the engine, and tell of its cache."""
         self._publish()
-        due = [at for at in (self.timeline.next_due_s(), self._heartbeats.next_s()) if at is not None]
+        due = [at for at in (self.timeline.next_due_s(), self._reading.next_s()) if at is not None]
         due_s = min(due, default=math.inf)
         if due_s == self._timer_due_s and self._timer is not None:
             return
@@ -184,8 +191,7 @@ class ServedWorker:
         self._timer = None
         self._timer_due_s = math.inf
         self._catch_up(now_s)
-        for engine_id, request_ids in self._heartbeats.due(now_s).items():
-            self._notifier.send(self._notify_urls[engine_id], heartbeats=request_ids)
+        self._reading.send_due(now_s)
         self._arm()
 
     def _catch_up(self, now_s: float) -> None:
@@ -214,11 +220,12 @@ class ServedWorker:
         for transfer in events.transfers:
             self.metrics.observe_transfer(transfer)
             stream = self._streams.get(transfer.state.request.request_id)
-            if stream is not None and stream.call.remote is not None:
-                remote = stream.call.remote
-                self._heartbeats.untrack(remote.engine_id, remote.request_id)
-                self._notifier.send(remote.notify_url, reads=[remote.request_id])
-                stream.is_read_sent = True
+            if stream is not None:
+                self._reading.arrived(stream)
+        for state in events.declined:
+            stream = self._streams.get(state.request.request_id)
+            if stream is not None:
+                self._reading.declined(stream)
         for state in events.dropped:
             self._fail_dropped(state)
         for request_id in events.expired:
@@ -232,7 +239,7 @@ class ServedWorker:
             stream.fail(
                 "Preempted by a request of a higher tier; try again later.", 503, "ServiceUnavailable"
             )
-            self._stop_tracking(stream, is_read_pending=True)
+            self._reading.forget(stream, is_read_pending=True)
 
     def _deliver_finished(self, outcome: StepOutcome) -> None:
         for state in outcome.finished:
@@ -252,28 +259,31 @@ class ServedWorker:
 
     def _forget(self, stream: Stream) -> None:
         self._streams.pop(stream.request_id, None)
-        self._stop_tracking(stream, is_read_pending=False)
+        self._reading.forget(stream, is_read_pending=False)
 
     # -- hand-over ------------------------------------------------------------------------------------
 
     def pinned_params(self, state: RequestState) -> dict[str, Any] | None:
         """Return ``kv_transfer_params`` for a request whose blocks are kept, or None."""
         request_id = state.request.request_id
-        if self.engine.lease_expiry_s(request_id) is None:
+        expiry_s = self.engine.pinned.expiry_s(request_id)
+        if expiry_s is None:
             return None
-        flags = self.settings.flags
+        flags, is_decode = self.settings.flags, self.settings.engine.role is EngineRole.DECODE
+        # The last output is never computed, so decode's blocks lack it.
+        tokens = state.request.prompt_tokens + (state.outputs - 1 if is_decode else 0)
         return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
+            "do_remote_prefill": not is_decode,
+            "do_remote_decode": is_decode,
             # One list for each group of layers; the model has one.
-            "remote_block_ids": [self.engine.pinned_blocks(request_id)],
+            "remote_block_ids": [self.engine.pinned.blocks_of(request_id)],
             "remote_engine_id": self._engine_id,
             "remote_request_id": request_id,
             "remote_host": flags.kv_host or flags.host,
             "remote_port": self._port,
-            "remote_num_tokens": state.request.prompt_tokens,
-            "remote_blocks_expiry_time": None,
-            "tp_size": self.settings.profile.tensor_parallel,
+            "remote_num_tokens": tokens,
+            "remote_blocks_expiry_time": expiry_s if is_decode else None,
+            "tp_size": self.settings.engine.ranks,
             "dcp_size": 1,
             "pp_size": 1,
             "transfer_mode": "pull",
@@ -285,32 +295,21 @@ class ServedWorker:
         self._engine_id = engine_id
         self._port = port
 
-    def _on_notified(self, result: NotifyResult) -> None:
-        if result.failed is not None:
-            self.metrics.failed_notifications += 1
-        for request_id in result.reads:
-            stream = self._by_remote_id.get(request_id)
-            if stream is None:
-                continue
-            if result.failed is not None or request_id in result.unknown:
-                self._fail_load(stream, result.failed or "its lease had expired")
-            else:
-                stream.release(self.engine.outputs_of)
-                self._forget_remote(stream)
-                if stream.state is not None and stream.state.finish_reason is not None:
-                    self.metrics.observe_finished(stream.state)
-        for request_id in result.heartbeats:
-            stream = self._by_remote_id.get(request_id)
-            # A read that overtook this heartbeat ended the lease rightly; its own answer decides.
-            if stream is not None and request_id in result.unknown and not stream.is_read_sent:
-                self._fail_load(stream, "its lease expired while the request waited")
+    def _let_go_on(self, stream: Stream) -> None:
+        """Send what was held back until the KV was known to have been held while it was read."""
+        stream.release(self.engine.outputs_of)
+        if stream.state is not None and stream.state.finish_reason is not None:
+            self.metrics.observe_finished(stream.state)
 
     def _fail_load(self, stream: Stream, why: str) -> None:
-        """Follow kv_load_failure_policy: refuse before the first token, or compute the prompt here."""
+        """Follow kv_load_failure_policy: refuse before the first token, or compute the prompt here.
+
+        A conversation's earlier turns that are gone from decode are always computed again.
+        """
         self.metrics.failed_transfers += 1
-        self._forget_remote(stream)
         log.warning("KV could not be fetched", request_id=stream.request_id, why=why)
-        if self.settings.load_failure is LoadFailurePolicy.FAIL:
+        is_next_turn = self.settings.engine.role is EngineRole.PREFILL
+        if self.settings.load_failure is LoadFailurePolicy.FAIL and not is_next_turn:
             stream.fail(f"The KV cache of the prompt could not be fetched: {why}.", 500, "KVLoadError")
             self.abort(stream, FinishReason.ERROR)
             return
@@ -323,21 +322,6 @@ class ServedWorker:
         keys = self._prefix_keys(stream.call)[stream.choice.prompt]
         self.timeline.submit(_request(stream, keys, now_s, is_local=True))
         self._arm()
-
-    def _stop_tracking(self, stream: Stream, *, is_read_pending: bool) -> None:
-        """Forget a hand-over; one that never happened is announced as read, so that its blocks are freed."""
-        remote = stream.call.remote
-        if remote is None or self._by_remote_id.get(remote.request_id) is not stream:
-            return
-        if is_read_pending and not stream.is_read_sent:
-            self._notifier.send(remote.notify_url, reads=[remote.request_id])
-        self._forget_remote(stream)
-
-    def _forget_remote(self, stream: Stream) -> None:
-        remote = stream.call.remote
-        if remote is not None:
-            self._by_remote_id.pop(remote.request_id, None)
-            self._heartbeats.untrack(remote.engine_id, remote.request_id)
 
 
 def _request(
@@ -353,6 +337,7 @@ def _request(
         call.priority,
         FinishReason.STOP if choice.ends_by_stop else FinishReason.LENGTH,
         load_remote=call.remote is not None and not is_local,
+        remote_tokens=None if call.remote is None or is_local else call.remote.tokens,
         pin_blocks=call.pin,
         prompt=choice.prompt,
     )

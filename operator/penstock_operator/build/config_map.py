@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import yaml
 
-from penstock_api import GraphDeployment
+from penstock_api import GraphDeployment, LeaseConfig
 from penstock_objects.names import GRAPH_FILE
 from penstock_operator.build.context import BuildContext
 from penstock_operator.build.labels import graph_labels
@@ -65,7 +65,7 @@ def _kept(graph: GraphDeployment) -> dict[str, Any]:
         "runtime": spec.runtime.value,
         "services": {name: {"role": each.role.value} for name, each in spec.services.items()},
         "router": spec.router.to_manifest(),
-        "lease": spec.lease.to_manifest(),
+        "lease": _lease(spec.lease_seconds),
         "planner": {"enabled": False},
     }
     if spec.batch_tokens is not None:
@@ -76,3 +76,13 @@ def _kept(graph: GraphDeployment) -> dict[str, Any]:
         "metadata": {"name": graph.name},
         "spec": kept,
     }
+
+
+def _lease(duration_seconds: int) -> dict[str, Any]:
+    """Return a lease section that says no more than a router reads: prefill's own lease."""
+    lease = {
+        "durationSeconds": duration_seconds,
+        "decoderBlocksTtlSeconds": max(LeaseConfig().decoder_blocks_ttl_seconds, duration_seconds),
+        "acknowledgeShortLease": True,
+    }
+    return LeaseConfig.model_validate(lease).to_manifest()

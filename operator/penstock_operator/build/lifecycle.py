@@ -14,17 +14,19 @@ from penstock_objects.names import WORKER_PORT
 SETTLE_S = 5
 """Time for every router to see that the pod is leaving; chosen, several times a watch's delay."""
 
-_BUSY_SERIES = (
+_REQUEST_SERIES = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
-    "vllm:kv_cache_usage_perc",
     "dynamo_component_inflight_requests",
 )
-"""All zero: nothing runs, waits or holds KV blocks for another worker's read."""
+"""All zero: nothing runs or waits."""
+
+_LEASE_SERIES = "vllm:kv_cache_usage_perc"
+"""Above zero without requests on a prefill worker: blocks under a lease, which decode has still to read."""
 
 _WAIT_UNTIL_IDLE = f"""\
 import time, urllib.request
-SERIES = {_BUSY_SERIES!r}
+SERIES = %r
 time.sleep({SETTLE_S})
 idle = 0
 while idle < 2:
@@ -45,14 +47,17 @@ Runs in images that bring Python but not Penstock; the pod's grace period bounds
 """
 
 
-def lifecycle(*, finishes_requests: bool, grace_s: int) -> dict[str, Any]:
+def lifecycle(*, finishes_requests: bool, grace_s: int, keeps_leases: bool = False) -> dict[str, Any]:
     """Return the container's lifecycle hooks.
 
     Args:
         finishes_requests: Whether the process finishes its requests at SIGTERM.
         grace_s: The pod's termination grace period, which the hook's time counts against; seconds.
+        keeps_leases: Whether others may still have to read its blocks. What a decode worker keeps for the next turn is
+            a cache, which is not waited for.
     """
     if not finishes_requests:
-        return {"preStop": {"exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE]}}}
+        series = (*_REQUEST_SERIES, _LEASE_SERIES) if keeps_leases else _REQUEST_SERIES
+        return {"preStop": {"exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE % (series,)]}}}
     settle_s = min(SETTLE_S, grace_s - 1)  # Kubernetes asks for less than the grace period
     return {"preStop": {"sleep": {"seconds": settle_s}}} if settle_s > 0 else {}

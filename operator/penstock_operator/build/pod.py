@@ -147,7 +147,9 @@ def _container(
         container |= probes(service.role, spec.health_path or "/health", spec.startup_s, spec.liveness_s)
         grace_s = service.termination_grace_period_seconds
         container["lifecycle"] = lifecycle(
-            finishes_requests=is_own or not service.role.is_worker, grace_s=grace_s
+            finishes_requests=is_own or not service.role.is_worker,
+            grace_s=grace_s,
+            keeps_leases=service.role is Role.PREFILL,
         )
     return {key: value for key, value in container.items() if value}
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from penstock_api import Role
 from penstock_objects.names import HTTP_PORT
-from penstock_runtimes import LIVENESS_S
 
 _STARTUP_PERIOD_S = 2
 """Chosen: a worker takes requests at most this long after it could."""
@@ -22,14 +21,14 @@ _KILL_GRACE_S = 30
 """A process that liveness gave up has nothing to finish; the pod's own grace may be many minutes."""
 
 
-def probes(role: Role, path: str, startup_s: float, liveness_s: float | None) -> dict[str, Any]:
+def probes(role: Role, path: str, startup_s: float, liveness_s: float) -> dict[str, Any]:
     """Return startup, readiness and liveness probe.
 
     Args:
         role: Whose container it is.
         path: Answers 200 while the process can serve.
         startup_s: Longest time to the first 200, in seconds.
-        liveness_s: How long a container that served may give no 200, in seconds; None: 60.
+        liveness_s: How long a container that served may give no 200, in seconds.
     """
     return {
         "startupProbe": {
@@ -44,12 +43,12 @@ def probes(role: Role, path: str, startup_s: float, liveness_s: float | None) ->
             "timeoutSeconds": 5,
             "failureThreshold": 3,
         },
-        # A worker in a long step answers late: six silences of 10 s in a row are no step any more.
+        # A worker in a long step answers late: one silence of 10 s says nothing.
         "livenessProbe": {
             "httpGet": _get(path),
             "periodSeconds": _LIVENESS_PERIOD_S,
             "timeoutSeconds": _LIVENESS_PERIOD_S,
-            "failureThreshold": math.ceil((liveness_s or LIVENESS_S) / _LIVENESS_PERIOD_S),
+            "failureThreshold": math.ceil(liveness_s / _LIVENESS_PERIOD_S),
             "terminationGracePeriodSeconds": _KILL_GRACE_S,
         },
     }

@@ -99,6 +99,7 @@ def job(work: ProfileWork, metadata: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidSpecError: see `penstock_operator.build.profile.profile_objects`.
     """
+    _refuse_dynamo(work)
     spec = work.request.spec
     never_right = {"containerName": MAIN, "operator": "In", "values": [USAGE_EXIT]}
     return {
@@ -121,6 +122,15 @@ def job(work: ProfileWork, metadata: Mapping[str, Any]) -> dict[str, Any]:
             "template": _pod_template(work),
         },
     }
+
+
+def _refuse_dynamo(work: ProfileWork) -> None:
+    if work.graph.spec.runtime is Runtime.DYNAMO:
+        message = (
+            "workers of runtime dynamo answer through a frontend alone; serve the graph, and run `penstock profile "
+            "--endpoint URL --tp N --config-map NAME` against it"
+        )
+        raise InvalidSpecError([Problem(path="spec.graph", message=message)])
 
 
 def _pod_template(work: ProfileWork) -> dict[str, Any]:
@@ -184,7 +194,9 @@ def _arguments(work: ProfileWork) -> list[str]:
     arguments = ["profile", "--config", PROFILE_GRAPH_FILE, "--output-dir", OUTPUT_FOLDER]
     arguments += ["--isl", str(spec.isl), "--osl", str(spec.osl)]
     arguments += ["--ttft", f"{ttft_s * 1e3:g}", "--itl", f"{itl_s * 1e3:g}"]
-    arguments += ["--tp", ",".join(map(str, spec.sizes))]
+    arguments += ["--gpus", str(work.gpus)]
+    if spec.tensor_parallel:
+        arguments += ["--tp", ",".join(map(str, spec.sizes))]
     return [*arguments, "--config-map", work.request.config_map]
 
 

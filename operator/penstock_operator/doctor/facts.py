@@ -155,6 +155,7 @@ class Facts:
         leases: Of the elections that those Deployments hold.
         rights: What the caller, operator and planner may do.
         graphs: The graphs that were asked for.
+        profiles: The ProfileRequests beside them.
         nodes: Nodes and requests.
         now_s: This machine's clock at the second look, corrected by the skew; seconds since the epoch.
         interval_s: Time between the two looks, real seconds.
@@ -167,6 +168,7 @@ class Facts:
     leases: tuple[LeaseFact, ...]
     rights: tuple[RightsFact, ...]
     graphs: tuple[GraphFacts, ...] | Unseen
+    profiles: tuple[Object, ...] | Unseen
     nodes: NodeFacts
     now_s: float
     interval_s: float

@@ -27,6 +27,7 @@ from penstock_kube.kinds import (
     LEASE,
     NODE,
     POD,
+    PROFILE_REQUEST,
     SUBJECT_REVIEW,
 )
 from penstock_objects.names import (
@@ -107,10 +108,17 @@ class _Gatherer:
             nothing = server.version
             nodes = NodeFacts(nothing, nothing)
             return self._facts(
-                server, crds={}, deployments=nothing, leases=(), rights=(), graphs=nothing, nodes=nodes
+                server,
+                crds={},
+                deployments=nothing,
+                leases=(),
+                rights=(),
+                graphs=nothing,
+                profiles=nothing,
+                nodes=nodes,
             )
-        crds, deployments, graphs, nodes = await asyncio.gather(
-            self._crds(), self._deployments(), self._graphs(), self._nodes()
+        crds, deployments, graphs, profiles, nodes = await asyncio.gather(
+            self._crds(), self._deployments(), self._graphs(), self._profiles(), self._nodes()
         )
         leases, seen, rights = await asyncio.gather(
             self._leases(deployments), self._look(graphs), self._rights(deployments)
@@ -125,6 +133,7 @@ class _Gatherer:
             leases=later_leases,
             rights=rights,
             graphs=later,
+            profiles=profiles,
             nodes=nodes,
         )
 
@@ -191,6 +200,14 @@ class _Gatherer:
         wanted = self._scope.graph
         items = () if found is None else found.items
         return tuple(GraphFacts(each) for each in items if wanted in (None, each["metadata"]["name"]))
+
+    async def _profiles(self) -> tuple[Object, ...] | Unseen:
+        found = await self._seen_or_none(self._client.list(PROFILE_REQUEST, namespace=self._scope.namespace))
+        if isinstance(found, Unseen):
+            return found
+        wanted = self._scope.graph
+        items = () if found is None else found.items
+        return tuple(each for each in items if wanted in (None, each["spec"].get("graph")))
 
     async def _nodes(self) -> NodeFacts:
         nodes = await self._seen(self._client.list(NODE, namespace=None))

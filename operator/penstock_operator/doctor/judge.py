@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Final
 
+from penstock_api import ProfilePhase
 from penstock_crd import definitions
 from penstock_objects.names import SCOPE_LABEL
 from penstock_operator.doctor.facts import Facts, LeaseFact, Object, RightsFact, ServerFacts, Unseen
@@ -47,6 +48,7 @@ def judge(facts: Facts) -> list[Finding]:
     for rights in facts.rights:
         found.append(_rights(rights))
     found += _graphs(facts)
+    found += _profiles(facts)
     return found
 
 
@@ -266,3 +268,21 @@ def _graphs(facts: Facts) -> Iterator[Finding]:
             )
         yield from graph_findings(each, now_s=facts.now_s, interval_s=facts.interval_s)
         yield from pool_findings(each, facts.nodes)
+
+
+def _profiles(facts: Facts) -> Iterator[Finding]:
+    """Say which ProfileRequests came to nothing; what they were for is told by their graphs."""
+    if isinstance(facts.profiles, Unseen):
+        yield unknown("profile requests", facts.profiles.why, "look yourself: kubectl get gpr")
+        return
+    for each in facts.profiles:
+        subject, status = f"profile request {_name(each)}", each.get("status") or {}
+        phase = status.get("phase", "")
+        said = "; ".join(str(found["message"]) for found in status.get("conditions") or ())
+        if phase == ProfilePhase.SUCCEEDED:
+            yield ok(subject, f"its profile is in ConfigMap {status.get('configMap')}")
+        elif phase == ProfilePhase.PROFILING:
+            yield ok(subject, f"under way: {said}")
+        else:
+            message = said or "no operator has looked at it"
+            yield warning(subject, message, f"kubectl describe gpr {each['metadata']['name']}")

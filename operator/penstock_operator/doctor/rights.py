@@ -40,6 +40,7 @@ OPERATOR_RIGHTS: Final = (
 )
 
 PLANNER_RIGHTS: Final = (
+    *_rights("", ("configmaps",), ("get",)),
     *_rights("", ("pods",), _LOOK),
     *_rights("coordination.k8s.io", ("leases",), _LOOK),
     *_rights("events.k8s.io", ("events",), ("create",)),

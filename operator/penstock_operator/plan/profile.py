@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from penstock_api import ProfilePhase
-from penstock_objects.names import PROFILE_KEY, SUMMARY_KEY
+from penstock_objects.names import GRAPH_KEY, PROFILE_KEY, SUMMARY_KEY
 from penstock_operator.plan.conditions import Judgement, conditions
 from penstock_operator.plan.diagnose import diagnose, worst
 from penstock_operator.plan.pods import PodView
@@ -21,6 +22,9 @@ COMPLETE: Final = "Complete"
 
 LAST_WORDS: Final = 800
 """Characters of a failed pod's last lines that a condition keeps. Chosen: the newest error, with its remedy."""
+
+SUMMARY_LINES, LINE_CHARS = 16, 400
+"""Most of a summary that a status keeps. Chosen: four lines, and what each missed target takes."""
 
 _PROFILING: Final = "Profiling"
 _SIZE: Final = re.compile(r"Suggested (?P<role>prefill|decode) TP:(?P<size>\d{1,3}) ")
@@ -91,17 +95,17 @@ def outcome(facts: JobFacts, *, now_s: float) -> Outcome:
     found = recommendation(facts.result)
     said = "; ".join(found.get("summary", ()))
     message = f"ConfigMap {facts.config_map} holds the profile. {said}".rstrip()
-    return Outcome(ProfilePhase.SUCCEEDED, "Profiled", message, found)
+    # Without a graph to apply, a target is missed; the last lines say which, and what it takes.
+    reason = "Profiled" if GRAPH_KEY in facts.result else "TargetsMissed"
+    return Outcome(ProfilePhase.SUCCEEDED, reason, message, found)
 
 
 def recommendation(result: Mapping[str, str]) -> dict[str, Any]:
     """Return ``status.recommendation`` of a result's ConfigMap; what is missing is left out."""
-    summary = [line for line in result.get(SUMMARY_KEY, "").splitlines() if line.strip()]
-    sizes = {
-        f"{found['role']}TensorParallel": int(found["size"])
-        for line in summary
-        if (found := _SIZE.match(line))
-    }
+    lines = (line for line in result.get(SUMMARY_KEY, "").splitlines() if line.strip())
+    summary = [line[:LINE_CHARS] for line in islice(lines, SUMMARY_LINES)]
+    found = [match for line in summary if (match := _SIZE.match(line))]
+    sizes = {f"{match['role']}TensorParallel": int(match["size"]) for match in found}
     return {**sizes, "summary": summary} if summary else {}
 
 

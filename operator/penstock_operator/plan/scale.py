@@ -24,14 +24,17 @@ class Load:
         running: Requests in progress.
         waiting: Requests queued in the worker.
         kv_usage_fraction: Share of its KV blocks in use, 0 to 1.
+        keeps_leases: Whether KV in use without requests is another worker's to read; on a decode worker it is a cache
+            for the next turn.
         idle_s: Seconds between the first and the newest of consecutive looks that all found nothing
-            running, nothing waiting and no KV in use; 0 after a single one.
+            running, nothing waiting and nothing kept for others; 0 after a single one.
     """
 
     running: int
     waiting: int
     kv_usage_fraction: float
     idle_s: float = 0.0
+    keeps_leases: bool = True
 
     @property
     def requests(self) -> int:
@@ -41,7 +44,7 @@ class Load:
     @property
     def is_idle(self) -> bool:
         """Whether this look found nothing to do and nothing held for another worker to read."""
-        return self.requests == 0 and self.kv_usage_fraction <= 0
+        return self.requests == 0 and (self.kv_usage_fraction <= 0 or not self.keeps_leases)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from penstock_api import GraphDeployment
-from penstock_core.errors import ConfigError, PenstockError
+from penstock_core.errors import ClusterError, ConfigError, PenstockError
 from penstock_core.logs import bind_task, get_logger
-from penstock_planner.cluster.plan import GraphPlan, parse, plan_of
+from penstock_performance.profile import PerformanceProfile
+from penstock_planner.cluster.plan import GraphPlan, parse, plan_of, why_disabled
+from penstock_planner.cluster.profiles import POLL_S, ProfileError
 from penstock_planner.cluster.status import PlannerReason, Report
 from penstock_planner.cluster.watch import Key, Object
 
@@ -34,6 +36,22 @@ class Graphs(Protocol):
 
     def graph(self, key: Key) -> Object | None:
         """Return a graph; None if there is none or it is being deleted."""
+        ...
+
+
+class ProfileReader(Protocol):
+    """What graphs of mode sla are planned by."""
+
+    def is_read_again(self, graph: GraphDeployment) -> bool:
+        """Return whether a graph's profile may change though the graph does not."""
+        ...
+
+    def forget(self, key: Key) -> None:
+        """Drop what was read for a graph that is gone."""
+        ...
+
+    async def read(self, key: Key, graph: GraphDeployment) -> PerformanceProfile | None:
+        """Return the profile, None in a mode that needs none; raise ProfileError where there is none to be had."""
         ...
 
 
@@ -66,6 +84,7 @@ class Fleet:
         graphs: Graphs,
         *,
         overrides: dict[str, Any],
+        profiles: ProfileReader,
         work: Work,
         say: Callable[[Key, Report], None],
         forget: Callable[[Key], None],
@@ -75,12 +94,14 @@ class Fleet:
         Args:
             graphs: Looked up whenever a graph is marked.
             overrides: Options that win over every graph's own, by kebab-case name.
+            profiles: What graphs of mode sla are planned by.
             work: Plans one graph.
             say: Called with what a graph's status should say where no loop runs.
             forget: Called when a graph is gone.
         """
         self._graphs = graphs
         self._overrides = overrides
+        self._profiles = profiles
         self._work = work
         self._say = say
         self._forget = forget
@@ -128,6 +149,7 @@ class Fleet:
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         finally:
             self._changed.pop(key, None)
+            self._profiles.forget(key)
             self._forget(key)
             if self._graphs.graph(key) is not None:
                 self.mark(key)
@@ -136,13 +158,17 @@ class Fleet:
         """Run a graph's planner until it has to change; False if it failed."""
         try:
             graph = parse(live)
-            plan = plan_of(graph, self._overrides)
+            plan = await self._plan_of(key, graph)
             if plan.disabled:
                 self._report(key, live, PlannerReason.DISABLED, plan.disabled)
                 await self._until_other(key, live, None)
                 return True
             log.info("planner of graph begins")
             await self._run(PlannerJob(key, graph, plan, live))
+        except ProfileError as exc:
+            self._report(key, live, exc.reason, str(exc))
+            log.info("graph has no profile to plan by", why=str(exc))
+            await self._changed_within(key, POLL_S)
         except ConfigError as exc:
             self._report(key, live, PlannerReason.MISCONFIGURED, str(exc))
             log.warning("graph cannot be planned", why=str(exc))
@@ -171,26 +197,39 @@ class Fleet:
             worker.cancel()
             await asyncio.wait({worker, watcher})
 
+    async def _plan_of(self, key: Key, graph: GraphDeployment) -> GraphPlan:
+        """Return a graph's plan with what it is planned by.
+
+        Raises:
+            ConfigError: the graph's planner cannot run so.
+            ClusterError: its profile cannot be read now.
+        """
+        is_planned = not why_disabled(graph)
+        performance = await self._profiles.read(key, graph) if is_planned else None
+        return plan_of(graph, self._overrides, performance)
+
     async def _until_other(self, key: Key, live: Object, plan: GraphPlan | None) -> None:
         """Return when the graph is gone or would be planned otherwise; without a plan, when it changes at all."""
-        generation = live["metadata"].get("generation")
-        uid = live["metadata"].get("uid")
+        generation, uid = live["metadata"].get("generation"), live["metadata"].get("uid")
+        polled = plan is not None and self._profiles.is_read_again(parse(live))
         while True:
-            await self._changed[key].wait()
+            await self._changed_within(key, POLL_S if polled else None)
             self._changed[key].clear()
             now = self._graphs.graph(key)
             if now is None or now["metadata"].get("uid") != uid:
                 return
-            if now["metadata"].get("generation") == generation:
+            if not polled and now["metadata"].get("generation") == generation:
                 continue
             generation = now["metadata"].get("generation")
             try:
-                if plan is None or plan_of(parse(now), self._overrides) != plan:
+                if plan is None or await self._plan_of(key, parse(now)) != plan:
                     return
             except ConfigError:
                 return
+            except ClusterError as exc:  # what was read last holds
+                log.warning("profile not read again", why=str(exc))
 
-    async def _changed_within(self, key: Key, seconds: float) -> None:
+    async def _changed_within(self, key: Key, seconds: float | None) -> None:
         try:
             async with asyncio.timeout(seconds):
                 await self._changed[key].wait()

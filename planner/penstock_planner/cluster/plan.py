@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from penstock_api import Environment, GraphDeployment, Role
 from penstock_core.errors import InvalidSpecError, Problem
+from penstock_performance.profile import PerformanceProfile
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.options import PlannerOptions, join
 from penstock_planner.targets.kubernetes import ScaledService, services_of
@@ -49,23 +50,31 @@ def parse(obj: Mapping[str, Any]) -> GraphDeployment:
         raise InvalidSpecError(problems) from exc
 
 
-def plan_of(graph: GraphDeployment, overrides: Mapping[str, Any]) -> GraphPlan:
+def plan_of(
+    graph: GraphDeployment, overrides: Mapping[str, Any], performance: PerformanceProfile | None = None
+) -> GraphPlan:
     """Return a graph's plan.
 
     Args:
         graph: As watched.
         overrides: Options given to the process, by kebab-case name; they win over every graph's own.
+        performance: What mode sla plans by; None in every other mode.
 
     Raises:
         ConfigError: the graph's planner cannot run so.
     """
-    planner = graph.spec.planner
-    disabled = ""
-    if not planner.enabled:
-        disabled = "spec.planner.enabled is false"
-    elif planner.environment is Environment.LOCAL:
-        disabled = "spec.planner.environment is local"
-    elif not any(service.scaling for service in graph.spec.workers.values()):
-        disabled = "no worker service has spec.services.*.scaling"
+    disabled = why_disabled(graph)
     options = join(given={} if disabled else overrides, graph=None if disabled else graph)
-    return GraphPlan(options, options.decide_config(graph), services_of(graph), disabled)
+    return GraphPlan(options, options.decide_config(graph, performance), services_of(graph), disabled)
+
+
+def why_disabled(graph: GraphDeployment) -> str:
+    """Return why a graph has no planner; empty if it has one."""
+    planner = graph.spec.planner
+    if not planner.enabled:
+        return "spec.planner.enabled is false"
+    if planner.environment is Environment.LOCAL:
+        return "spec.planner.environment is local"
+    if not any(service.scaling for service in graph.spec.workers.values()):
+        return "no worker service has spec.services.*.scaling"
+    return ""

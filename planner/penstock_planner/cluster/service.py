@@ -27,6 +27,7 @@ from penstock_objects.names import DECISION_ANNOTATION
 from penstock_planner.cluster.events import DecisionEventWriter, EventListener
 from penstock_planner.cluster.fleet import Fleet, PlannerJob, last_report
 from penstock_planner.cluster.peers import OwnGraphs, election_scope
+from penstock_planner.cluster.profiles import ConfigMapProfiles, EngineProfile
 from penstock_planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter
 from penstock_planner.cluster.watch import GraphWatch, Key, Watch
 from penstock_planner.dashboard import Dashboard, folder_of
@@ -39,9 +40,9 @@ from penstock_planner.service import boot_id, made_folder
 from penstock_planner.snapshot import SnapshotWriter
 from penstock_planner.sources.base import ReadingSource
 from penstock_planner.sources.chain import SourceChain
+from penstock_planner.sources.door import door_source
 from penstock_planner.sources.pages import MetricsPages
 from penstock_planner.sources.prometheus import GraphLabels, PrometheusSource, connect
-from penstock_planner.sources.router import RouterSource
 from penstock_planner.sources.scrape import ScrapeSource
 from penstock_planner.targets.kubernetes import UNSCHEDULABLE_S, KubernetesTarget
 from penstock_wire.client import ConnectionPool
@@ -72,6 +73,7 @@ class ClusterService:
 
     Attributes:
         overrides: Options that win over every graph's own, by kebab-case name.
+        engine_profile: Reads the profile of graphs of runtime simulated that name none.
         namespace: To watch; None: the client's own.
         all_namespaces: Watch all.
         graph: The only graph's name; None: all.
@@ -83,6 +85,7 @@ class ClusterService:
     """
 
     overrides: Mapping[str, Any]
+    engine_profile: EngineProfile
     namespace: str | None = None
     all_namespaces: bool = False
     graph: str | None = None
@@ -181,6 +184,9 @@ class LeaderSession:
         self.fleet = Fleet(
             self._own,
             overrides=dict(service.overrides),
+            profiles=ConfigMapProfiles(
+                fenced, overrides=service.overrides, engine_profile=service.engine_profile
+            ),
             work=self._plan,
             say=self.status.say,
             forget=self._forget,
@@ -290,7 +296,9 @@ class LeaderSession:
         """Return the preferred source first; the others back it up, Prometheus only if its URL is known."""
         options: PlannerOptions = job.plan.options
         known: dict[MetricsSource, ReadingSource] = {
-            MetricsSource.ROUTER: RouterSource(self._pages, view.routers, now_s=self._clock.now_s),
+            MetricsSource.ROUTER: door_source(
+                job.graph, self._pages, view.routers, workers=self._scrape, clock=self._clock
+            ),
             MetricsSource.SCRAPE: self._scrape,
         }
         if options.prometheus_url is not None:

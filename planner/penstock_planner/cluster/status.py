@@ -20,7 +20,7 @@ from penstock_core.stamps import stamp
 from penstock_objects.names import PLANNER
 from penstock_planner.cluster.watch import PLANNER_CONDITION, Key
 from penstock_planner.core.state import PlannerPhase
-from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
 from penstock_planner.observers import View
 
@@ -50,6 +50,8 @@ class PlannerReason(StrEnum):
     TARGET_UNAVAILABLE = "TargetUnavailable"
     DISABLED = "Disabled"
     MISCONFIGURED = "Misconfigured"
+    PROFILE_MISSING = "ProfileMissing"
+    PROFILE_INVALID = "ProfileInvalid"
     FAILED = "Failed"
 
 
@@ -124,7 +126,7 @@ class StatusListener:
         self._report = first
         self._say = say
         self._known_s: float | None = None
-        self._needs_demand = config.mode is Mode.ADAPTIVE
+        self._needs_demand = config.mode.follows_demand
         if config.no_operation:
             self._calm = (
                 PlannerReason.NO_OPERATION,

@@ -271,8 +271,9 @@ def header_record(header: Header, *, wall_s: float, config: DecideConfig, about:
 
 
 def decision_record(deciding: Deciding, place: Place, *, wall_s: float) -> Record:
-    """Return the record of one decision."""
+    """Return the record of one decision; the header before it holds the performance profile, which is long."""
     parts = _fields(deciding)
+    parts["config"] = replace(deciding.config, performance=None)
     parts["state"] = parts.pop("after")
     return {
         "type": "decision",

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 from penstock_api import Role
+from penstock_performance.profile import profile_from
 from penstock_planner.decide.baselines.settings import settings_from
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
@@ -41,6 +42,8 @@ def config_from(plain: Mapping[str, Any]) -> DecideConfig:
     for name in ("min_replicas", "max_replicas"):
         if name in fields:
             fields[name] = {Role(role): int(count) for role, count in fields[name].items()}
+    if fields.get("performance") is not None:
+        fields["performance"] = profile_from(fields["performance"])
     fields["baseline"] = settings_from(fields.get("baseline", {}))
     # A ledger from before there were modes was decided by the document's rule on the queue per worker.
     fields.setdefault("queue_per_worker", "mode" not in fields)

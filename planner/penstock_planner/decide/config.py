@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from penstock_api import Role
+from penstock_performance.profile import PerformanceProfile
 from penstock_planner.decide.baselines.settings import BaselineSettings
 
 ADAPTIVE_INTERVAL_S = 2.0
@@ -25,12 +26,13 @@ MAX_BACKOFF_INTERVALS = 16
 class Mode(StrEnum):
     """Which policy decides; `registry` has the functions.
 
-    ``adaptive`` and ``load`` are the planner's own. The others are autoscalers that it is measured against, each
+    ``adaptive``, ``sla`` and ``load`` are the planner's own. The others are autoscalers that it is measured against, each
     from its published definition, and what nobody can be better than by much: oracles.
     """
 
     LOAD = "load"
     ADAPTIVE = "adaptive"
+    SLA = "sla"
     HPA = "hpa"
     KEDA = "keda"
     KPA = "kpa"
@@ -52,13 +54,18 @@ class Mode(StrEnum):
 
     @property
     def needs_profile(self) -> bool:
-        """Whether the policy needs the engines' latency profile."""
-        return self is Mode.DYNAMO_THROUGHPUT or self.is_oracle
+        """Whether the policy needs to be told beforehand what the engines do."""
+        return self in {Mode.SLA, Mode.DYNAMO_THROUGHPUT} or self.is_oracle
+
+    @property
+    def follows_demand(self) -> bool:
+        """Whether the policy counts replicas that start as supply, so that it may decide as often as it pulls."""
+        return self in {Mode.ADAPTIVE, Mode.SLA}
 
     @property
     def has_ledger(self) -> bool:
         """Whether the policy is the planner's own: recorded, so that a restart forgets nothing."""
-        return self in {Mode.LOAD, Mode.ADAPTIVE}
+        return self in {Mode.LOAD, Mode.ADAPTIVE, Mode.SLA}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,11 @@ class DecideConfig:
         max_step: Most replicas that one decision adds to or removes from a role, >= 1; None: no such bound.
         queue_per_worker: Divide the queue by the ready prefill workers before it is compared; the document
             compares its whole length.
-        ttft_slo_s: TTFT that counts as in time, > 0; the graph's ``router.ttftSloSeconds``.
+        ttft_slo_s: TTFT that counts as in time, > 0; the graph's ``router.ttftSloSeconds``, in mode sla
+            ``planner.sla.ttftSeconds``.
+        itl_slo_s: ITL that mode sla holds, > 0; None: any.
+        attainment: Share of the requests for which mode sla holds the targets, in [0.5, 1).
+        performance: What mode sla plans by; None in every other mode.
         baseline: What the other autoscalers are set to; the planner's own modes do not read it.
     """
 
@@ -110,23 +121,26 @@ class DecideConfig:
     max_step: int | None = 1
     queue_per_worker: bool = False
     ttft_slo_s: float = 5.0
+    itl_slo_s: float | None = None
+    attainment: float = 0.99
+    performance: PerformanceProfile | None = None
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
 
     @property
     def interval_s(self) -> float:
         """Return the simulated seconds between two decisions.
 
-        Mode adaptive counts replicas that start as supply, so that deciding often over-compensates nothing, and one
-        step a decision needs many decisions where start-ups are short.
+        A mode that counts replicas which start as supply over-compensates nothing by deciding often, and one step a
+        decision needs many decisions where start-ups are short.
         """
-        if self.mode is not Mode.ADAPTIVE:
+        if not self.mode.follows_demand:
             return self.adjustment_interval_s
         return min(self.adjustment_interval_s, max(ADAPTIVE_INTERVAL_S, self.metric_pulling_interval_s))
 
     @property
     def again_s(self) -> float:
         """Return the simulated seconds between a decision that grows a role and the next one."""
-        if self.mode is not Mode.ADAPTIVE:
+        if not self.mode.follows_demand:
             return self.interval_s
         return min(self.interval_s, max(AGAIN_S, self.metric_pulling_interval_s))
 

@@ -37,6 +37,7 @@ class Reason(StrEnum):
     GPU_BUDGET_YIELDED = "gpu_budget_yielded"
     DEMAND_ABOVE_CAPACITY = "demand_above_capacity"
     KV_ABOVE_CAPACITY = "kv_above_capacity"
+    ITL_ABOVE_TARGET = "itl_above_target"
     BACKLOG_ABOVE_SLO = "backlog_above_slo"
     REQUESTS_REJECTED = "requests_rejected"
     SPARE_CAPACITY = "spare_capacity"

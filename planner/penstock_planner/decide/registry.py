@@ -16,6 +16,7 @@ from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.load import load
 from penstock_planner.decide.observation import Window
 from penstock_planner.decide.proposal import Proposal
+from penstock_planner.decide.sla.policy import sla
 from penstock_planner.decide.state import PlannerState
 
 Policy = Callable[[Window, PlannerState, DecideConfig], Proposal]
@@ -25,6 +26,7 @@ for passes through the same bounds, budget and rebalancing whatever the policy."
 POLICIES: Mapping[Mode, Policy] = {
     Mode.LOAD: load,
     Mode.ADAPTIVE: adaptive,
+    Mode.SLA: sla,
     Mode.HPA: hpa,
     Mode.KEDA: keda,
     Mode.KPA: kpa,

@@ -6,18 +6,17 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from penstock_core import metric_names as names
 from penstock_core.errors import ObservationError
 from penstock_core.exposition import Sample, parse_samples
 from penstock_planner.decide.reading import Quality, Reading, judge, missing
-from penstock_planner.histogram import gained
 from penstock_planner.sources.base import Buckets, Query, Readings, Urls, in_short, total_of
 from penstock_planner.sources.demand import DOOR_NAMES, DemandMeter, Door, read_door
+from penstock_planner.sources.latency import ITL, TTFT, LatencyTotals, buckets_of
 from penstock_planner.sources.pages import MetricsPages
 
-_LATENCIES = {"ttft": names.ROUTER_TTFT, "itl": names.ROUTER_ITL}
+_LATENCIES = {TTFT: names.ROUTER_TTFT, ITL: names.ROUTER_ITL}
 _WANTED = frozenset(
     {
         *DOOR_NAMES,
@@ -68,7 +67,7 @@ class RouterSource:
         self._pages = pages
         self._urls = urls
         self._now_s = now_s
-        self._latency = _Latency()
+        self._latency = LatencyTotals()
         self._demand = DemandMeter()
 
     async def read(self, query: Query) -> Readings:
@@ -123,7 +122,7 @@ class RouterSource:
             waiting=_by_worker(by_name, names.ROUTER_WORKER_WAITING),
             ages=_by_worker(by_name, names.ROUTER_WORKER_METRICS_AGE),
             queue=sum(sample.value for sample in queues) if queues else None,
-            latency={key: _buckets(by_name.get(f"{name}_bucket", ())) for key, name in _LATENCIES.items()},
+            latency={key: buckets_of(by_name.get(f"{name}_bucket", ())) for key, name in _LATENCIES.items()},
             door=read_door([s for name, found in by_name.items() if name in DOOR_NAMES for s in found]),
         )
 
@@ -164,41 +163,5 @@ def at(url: str) -> Urls:
     return lambda: fixed
 
 
-class _Latency:
-    """The routers' histograms as one that never falls, though routers restart and leave."""
-
-    def __init__(self) -> None:
-        self._before: dict[str, Mapping[str, Buckets]] = {}
-        self._total: dict[str, dict[float, float]] = {key: {} for key in _LATENCIES}
-
-    def add(self, pages: Mapping[str, Mapping[str, Buckets]], urls: Sequence[str]) -> Mapping[str, Buckets]:
-        """Return the sums after what each router counted since the last look."""
-        for url, latency in pages.items():
-            before = self._before.get(url, {})
-            for key, buckets in latency.items():
-                if buckets == before.get(key):
-                    continue
-                total = self._total[key]
-                for bound, count in gained(before.get(key, ()), buckets):
-                    total[bound] = total.get(bound, 0.0) + count
-        self._before = {url: pages.get(url) or self._before.get(url, {}) for url in urls}
-        return {key: tuple(sorted(total.items())) for key, total in self._total.items()}
-
-
 def _by_worker(by_name: Mapping[str, Sequence[Sample]], name: str) -> dict[str, float]:
     return {sample.labels.get("worker", ""): sample.value for sample in by_name.get(name, ())}
-
-
-def _buckets(samples: Sequence[Sample]) -> Buckets:
-    totals: dict[float, float] = {}
-    for sample in samples:
-        try:
-            bound = _bound(sample.labels.get("le", ""))
-        except ValueError:
-            continue
-        totals[bound] = totals.get(bound, 0.0) + sample.value
-    return tuple(sorted(totals.items()))
-
-
-_bound = lru_cache(1024)(float)
-"""The same few bounds come with every page."""

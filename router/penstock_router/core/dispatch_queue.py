@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from penstock_api import QueueOrder, Tier
 from penstock_router.core.queue_room import QueueRoom
 from penstock_router.core.queue_settings import QueueSettings
+from penstock_router.policy.key_density import KeyDensity
 from penstock_router.policy.lane import Lane, WaitingLine
 from penstock_router.policy.load import WorkerLoad
 from penstock_router.policy.prefix_index import PrefixIndex
@@ -27,6 +28,9 @@ from penstock_router.policy.tiers import TierSettings
 from penstock_router.policy.worker_queue import WorkerQueue
 
 T = TypeVar("T")
+
+_CACHE_SLACK = 0.02
+"""Chosen: a cache's size in keys follows the prompts' mean length, which moves a little with each."""
 
 
 class DispatchQueue(Generic[T]):
@@ -60,6 +64,10 @@ class DispatchQueue(Generic[T]):
         self._decoding: dict[T, tuple[WorkerQueue[T], int]] = {}
         # Names whose queue or room has changed since `dispatch` last saw them.
         self._dirty: dict[str, None] = {}
+        # Workers at which other routers have something in flight, as last heard.
+        self._shared: set[str] = set()
+        self._density = KeyDensity()
+        self._deciders = 1
         self.moved = 0
         self.waiting = 0
         self.tokens = 0
@@ -123,6 +131,30 @@ class DispatchQueue(Generic[T]):
         """Set the uncached tokens that other routers have in flight at a worker."""
         if name in self._workers:
             self._workers[name].peer_tokens = tokens
+            if tokens:
+                self._shared.add(name)
+            else:
+                self._shared.discard(name)
+
+    def fit_cache(self, name: str) -> None:
+        """Remember of a worker what its KV cache holds, by its metrics; as configured while they do not say."""
+        worker = self._workers.get(name)
+        capacity = None if worker is None else worker.load.kv_capacity_tokens
+        if worker is None or not capacity:
+            return
+        keys = self._density.keys(capacity)
+        if abs(keys - worker.index.capacity) > worker.index.capacity * _CACHE_SLACK:
+            worker.index.resize(keys)
+
+    def set_deciders(self, count: int, *, is_scattered: bool) -> None:
+        """Set how many routers, this one included, dispatch to these workers.
+
+        Args:
+            count: >= 1; each keeps to its part of `slot_tokens`, so that all together give a worker no more.
+            is_scattered: They send requests of the same prefixes there, unheard by each other.
+        """
+        self._estimates.is_scattered = is_scattered
+        self._deciders = count
 
     # ------------------------------------------------------------------ a request's way
 
@@ -140,6 +172,7 @@ class DispatchQueue(Generic[T]):
         self.waiting += 1
         self.room.enter(arrival)
         self.tokens += arrival.tokens
+        self._density.learn(len(arrival.chain), arrival.tokens)
         queued = QueuedRequest(item, arrival, now_s, uncached=arrival.tokens)
         self._assign(queued, now_s, is_first=again)
         queued.weight = max(1, queued.uncached)
@@ -191,7 +224,8 @@ class DispatchQueue(Generic[T]):
         uncached = queued.uncached if cached_tokens is None else max(1, queued.tokens - cached_tokens)
         worker.throughput.learn(uncached, took_s)
         self._estimates.throughput.learn(uncached, took_s)
-        worker.relative_slowdown = self._estimates.relative_slowdown(worker)
+        # Beside other routers' prompts a worker looks slow to this one, and which does is chance.
+        worker.relative_slowdown = 1.0 if self._shared else self._estimates.relative_slowdown(worker)
 
     def assume_prefilled(self, now_s: float) -> None:
         """Assume that a non-streaming request's prefill has finished once its estimated time has passed."""
@@ -438,6 +472,8 @@ class DispatchQueue(Generic[T]):
         """Give nothing more to a worker; return what waited for it."""
         worker = self._workers.pop(name)
         self._inactive[name] = worker
+        self._shared.discard(name)
+        worker.peer_tokens = 0
         self.policy.worker_left(name)
         return self._unassign(worker)
 
@@ -471,7 +507,7 @@ class DispatchQueue(Generic[T]):
             return False
         if self.policy.assigns is AssignTime.WHEN_FREE:
             tokens += worker.peer_tokens
-        return running == 0 or settings.slot_tokens is None or tokens < settings.slot_tokens
+        return running == 0 or settings.slot_tokens is None or tokens * self._deciders < settings.slot_tokens
 
     def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:
         """Take a request from where it runs; None when it runs nowhere."""

@@ -217,6 +217,7 @@ class RouterCore(Generic[T]):
         if role not in self.queues:
             return []
         self.busy[role].load_read(worker)
+        self.queues[role].fit_cache(worker.name)
         self._load_changed(role, now_s, worker.name)
         return self._dispatch_waiting(role, now_s)
 

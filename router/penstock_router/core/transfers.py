@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from penstock_api.lease_rules import HAND_OVER_FRACTION
 from penstock_router.core.worker import Worker
 
 
@@ -61,8 +62,8 @@ def end_at_fault(lost: KvTransfer, arrived: KvTransfer) -> Worker | None:
     return lost.prefill if prefill_differs else None
 
 
-TRUSTED_FRACTION: Final = 0.8
-"""Chosen: the lease begins before the prefill's answer has come here; a fifth of it covers that way."""
+TRUSTED_FRACTION: Final = HAND_OVER_FRACTION
+"""The lease begins before the prefill's answer has come here; what is left of it covers that way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class WorkerSpec:
         supervised: It is restarted when it dies, so requests may wait for it.
         incarnation: Changes with every start of the process; what was learnt about the last one is void.
         reason: Why it is not ready, or empty.
-        kv_events_port: Where it publishes KV events; None: on the graph's port, if at all.
+        kv_events: Where it publishes KV events; None: at its host on the graph's port, if at all.
     """
 
     name: str
@@ -31,4 +31,4 @@ class WorkerSpec:
     supervised: bool = False
     incarnation: str = ""
     reason: str = ""
-    kv_events_port: int | None = None
+    kv_events: str | None = None

@@ -15,7 +15,8 @@ from penstock_api import WORKER_ROLES, Role
 from penstock_core.local_state import ARBITER_KEY, EMPTY_STATES, EntryState
 from penstock_core.logs import get_logger
 from penstock_router.core.worker_spec import WorkerSpec
-from penstock_runtimes import KV_EVENTS_PORT
+from penstock_runtimes import fill
+from penstock_runtimes.engine_flags import kv_events_endpoint
 
 log = get_logger(__name__)
 
@@ -133,11 +134,14 @@ def _spec(name: str, entry: Any) -> WorkerSpec | None:
         supervised=state != EntryState.DRAINING,
         incarnation=f"{entry.get('pid')}/{entry.get('started')}/{entry.get('restarts')}",
         reason="" if state in {EntryState.READY, EntryState.DRAINING} else str(state),
-        kv_events_port=_kv_events_port(entry),
+        kv_events=_kv_events(entry),
     )
 
 
-def _kv_events_port(entry: dict[str, Any]) -> int | None:
-    ports = entry.get("ports")
-    port = ports.get(KV_EVENTS_PORT) if isinstance(ports, dict) else None
-    return port if isinstance(port, int) else None
+def _kv_events(entry: dict[str, Any]) -> str | None:
+    """Return where the worker's own command makes it publish."""
+    command, ports = entry.get("cmd"), entry.get("ports")
+    if not isinstance(command, list) or not isinstance(ports, dict):
+        return None
+    endpoint = kv_events_endpoint(command)
+    return None if endpoint is None else fill(endpoint, ports)

@@ -5,12 +5,12 @@ Source: the DualMap paper, sections 3.2 to 3.4 and A.7. Departures are listed in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from penstock_router.policy.hotness import WINDOW, HotnessTree
-from penstock_router.policy.prefix_cost import HIT_WEIGHT
+from penstock_router.policy.prefix_cost import prefix_cost
 from penstock_router.policy.rings import DualRing
 from penstock_router.policy.routing_policy import (
     Arrival,
@@ -61,6 +61,16 @@ class DualMapSettings:
     cold_share: float | None = None
     start_depth: int = 1
     bottleneck_s: float = 3.0
+
+
+PAIR_COST_DEPTH = 2
+"""Chosen: of all Conversation prompts the first block is the same, and a key of it alone has one pair for all."""
+
+
+def pair_cost(settings: DualMapSettings) -> DualMap:
+    """Return the policy that takes the cheaper of a prefix's two candidates by prefix cost."""
+    depth = max(PAIR_COST_DEPTH, settings.start_depth)
+    return DualMap(replace(settings, choice=PairChoice.PREFIX_COST, start_depth=depth))
 
 
 class DualMap:
@@ -126,7 +136,8 @@ class DualMap:
                 takes_first = work_first + own_first <= work_second + own_second
                 reason = "sooner of its pair"
             case PairChoice.PREFIX_COST:
-                takes_first = work_first + HIT_WEIGHT * own_first <= work_second + HIT_WEIGHT * own_second
+                cost_first = prefix_cost(first, arrival, own_first, estimates)
+                takes_first = cost_first <= prefix_cost(second, arrival, own_second, estimates)
                 reason = "lowest prefix cost of its pair"
             case _ if own_first == own_second:
                 takes_first, reason = work_first <= work_second, "equal hits: less loaded of its pair"

@@ -7,14 +7,19 @@ makes the load that it flees from. bench/dualmap measures it. Pure.
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock_router.policy.routing_policy import (
     Arrival,
     AssignTime,
     Estimates,
     RoutingDecision,
+    RoutingPolicy,
     WorkerQueues,
     eligible,
 )
+from penstock_router.policy.shortlist import ALL_UP_TO, Shortlist
+from penstock_router.policy.worker_queue import WorkerQueue
 
 HIT_WEIGHT = 4
 """Waiting tokens that one recomputed token is worth. Chosen: of 1, 1.5, 2, 3, 4, 6, 10 and 20 the smallest
@@ -30,31 +35,58 @@ _NOISE = 0.02
 """Chosen: a last block that another prompt's does not share, and no more."""
 
 
+def prefix_cost(worker: WorkerQueue[Any], arrival: Arrival, uncached: int, estimates: Estimates) -> float:
+    """Return what a request costs at a worker, in waiting tokens: 4 x its own uncached tokens and what is before it.
+
+    Args:
+        worker: Where it would go.
+        arrival: The request.
+        uncached: Its tokens to compute there.
+        estimates: Estimates.
+    """
+    prefill = estimates.pending_tokens(worker, arrival) + HIT_WEIGHT * uncached
+    return prefill * worker.relative_slowdown + DECODE_WEIGHT * worker.decoding_tokens
+
+
 class PrefixCost:
-    """The worker with the smallest pending + 4 x uncached tokens, more on a slower one.
+    """The worker with the smallest pending + 4 x uncached tokens, more on a slower one; of a large fleet's shortlist.
 
     Where it decodes too, what it decodes counts as well. Among nearly equals the one that remembers least is taken,
-    so that idle caches fill evenly.
+    so that idle caches fill evenly. Where requests of a prefix are scattered over routers, whatever this one believes
+    of a cache is true of the prefix's two candidates at best, so it chooses between those.
     """
 
-    __slots__ = ()
+    __slots__ = ("_pair", "_shortlist")
     assigns = AssignTime.ON_ARRIVAL
 
+    def __init__(self, pair: RoutingPolicy | None = None) -> None:
+        """Take what chooses where requests of a prefix are scattered; None: the same cost, over all."""
+        self._pair = pair
+        self._shortlist = Shortlist()
+
     def worker_joined(self, name: str) -> None:
-        """Take no note."""
+        """Take a worker in."""
+        self._shortlist.worker_joined(name)
+        if self._pair is not None:
+            self._pair.worker_joined(name)
 
     def worker_left(self, name: str) -> None:
-        """Take no note."""
+        """Leave a worker out."""
+        self._shortlist.worker_left(name)
+        if self._pair is not None:
+            self._pair.worker_left(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the cheapest worker."""
-        pool = eligible(workers, arrival.avoid)
+        if estimates.is_scattered and self._pair is not None:
+            return self._pair.route(arrival, workers, estimates)
+        is_large = len(workers) > ALL_UP_TO
+        pool = self._shortlist.candidates(arrival, workers, estimates) if is_large else []
+        pool = pool or eligible(workers, arrival.avoid)
         uncached = [each.uncached(arrival) for each in pool]
-        costs = [
-            (estimates.pending_tokens(each, arrival) + HIT_WEIGHT * own) * each.relative_slowdown
-            + DECODE_WEIGHT * each.decoding_tokens
-            for each, own in zip(pool, uncached, strict=True)
-        ]
+        costs = [prefix_cost(each, arrival, own, estimates) for each, own in zip(pool, uncached, strict=True)]
         as_good = min(costs) * (1 + _NOISE)
         _, at = min((pool[at].index.count, at) for at, cost in enumerate(costs) if cost <= as_good)
+        if is_large:
+            self._shortlist.chosen(arrival, pool[at].name)
         return RoutingDecision(pool[at].name, "lowest prefix cost", uncached=uncached[at])

@@ -57,6 +57,17 @@ class PrefixIndex:
         self._capacity = capacity
         self.clear()
 
+    @property
+    def capacity(self) -> int:
+        """Blocks that the worker's cache holds."""
+        return self._capacity
+
+    def resize(self, capacity: int) -> None:
+        """Learn how many blocks the worker's cache holds, in [1, 2**31]; what is too much is forgotten."""
+        self._capacity = capacity
+        if self.count > capacity:
+            self._forget(self.count - capacity)
+
     def clear(self) -> None:
         """Forget everything: the worker has worker_restarted."""
         # A head's lowest bits -> the first run of those whose heads have them, chained by `_next`.

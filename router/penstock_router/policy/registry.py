@@ -16,7 +16,7 @@ from penstock_router.policy.baselines import (
     Preble,
     RoundRobin,
 )
-from penstock_router.policy.dualmap import DualMap, DualMapSettings
+from penstock_router.policy.dualmap import DualMap, DualMapSettings, pair_cost
 from penstock_router.policy.preble import PrebleE2
 from penstock_router.policy.prefix_cost import PrefixCost
 from penstock_router.policy.routing_policy import AssignTime, RoutingPolicy
@@ -27,8 +27,9 @@ PREBLE_E2: Final = "preble-e2"
 """Preble with its own window and cost; for comparisons likewise."""
 
 POLICIES: Final[Mapping[str, Callable[[DualMapSettings], RoutingPolicy]]] = {
-    RouterPolicy.PREFIX_COST.value: lambda _: PrefixCost(),
+    RouterPolicy.PREFIX_COST.value: lambda settings: PrefixCost(pair_cost(settings)),
     RouterPolicy.DUALMAP.value: DualMap,
+    RouterPolicy.PAIR_COST.value: pair_cost,
     RouterPolicy.CACHE_AFFINITY.value: lambda _: CacheAffinity(),
     RouterPolicy.MIN_TTFT.value: lambda _: MinTtft(),
     RouterPolicy.PREBLE.value: lambda _: Preble(),
@@ -39,13 +40,16 @@ POLICIES: Final[Mapping[str, Callable[[DualMapSettings], RoutingPolicy]]] = {
     RouterPolicy.ROUND_ROBIN.value: lambda _: RoundRobin(),
 }
 
+PAIRED: Final = frozenset({RouterPolicy.DUALMAP.value, RouterPolicy.PAIR_COST.value})
+"""Policies of two candidates, which read `DualMapSettings` and may move what waits."""
+
 
 def make_policy(name: str, settings: DualMapSettings | None = None) -> RoutingPolicy:
     """Return a new policy.
 
     Args:
         name: One of `POLICIES`.
-        settings: Read by dualmap only; None: its defaults.
+        settings: Read by `PAIRED` policies only; None: its defaults.
 
     Raises:
         ConfigError: there is no such policy; the message lists them.

@@ -37,6 +37,9 @@ REJECTIONS: Final = frozenset({ALL_WORKERS_BUSY})
 AT_CAPACITY: Final = "worker_at_capacity"
 """Reason of a try that a worker refused for want of room."""
 
+NOT_TAKEN: Final = frozenset({AT_CAPACITY, "upstream_connect"})
+"""Reasons of tries that never reached a worker's engine: it holds nothing of the request and gives nothing back."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:

@@ -23,7 +23,8 @@ from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.call import CompletionCall
 from penstock_router.proxy.capacity import asking_others
-from penstock_router.proxy.failures import ErrorResponse, StageFailed, error_response_of
+from penstock_router.proxy.failures import NOT_TAKEN, ErrorResponse, StageFailed, error_response_of
+from penstock_router.proxy.kv_release import HandOver, KvReleases
 from penstock_router.proxy.kv_transfer import (
     Prefilled,
     decode_body,
@@ -59,10 +60,12 @@ class RemotePrefill:
     Attributes:
         correction: How to rewrite its usage.
         lease: What must have held for its text to be trusted.
+        hand_over: Knows whether a decode worker was asked for it.
     """
 
     correction: Correction
     lease: KvLease
+    hand_over: HandOver
 
 
 class CompletionHandler:
@@ -78,6 +81,7 @@ class CompletionHandler:
         upstream: UpstreamClient,
         admission: Admission,
         leases: LeaseGuard,
+        releases: KvReleases,
         metrics: RouterMetrics,
         retries: RetryRules,
         estimator: TokenEstimator,
@@ -90,6 +94,7 @@ class CompletionHandler:
             upstream: Calls workers.
             admission: Gives requests their workers.
             leases: Confirms KV transfers.
+            releases: Gives back KV that nobody fetches.
             metrics: Counts.
             retries: Allows retries.
             estimator: Learns from prompts that workers have counted.
@@ -101,6 +106,7 @@ class CompletionHandler:
         self._entry = admission.core.entry
         self._is_disaggregated = self._entry is Role.PREFILL
         self._leases = leases
+        self._releases = releases
         self._metrics = metrics
         self._retries = retries
         self._estimator = estimator
@@ -170,19 +176,25 @@ class CompletionHandler:
         if not self._is_disaggregated:
             await self._asking_others(call, self._entry, lambda: self._aggregated(call, again=again))
             return
-        body, remote = call.request.raw, None
         if call.request.is_single:
             prefilled, lease = await self._asking_others(
                 call, self._entry, lambda: self._prefill(call, again=again)
             )
+            await self._hand_over(call, prefilled, lease)
+            return
+        # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
+        if not again:
+            self._admission.check_tier(call.tier)
+        self._admission.check_capacity(Role.DECODE)
+        await self._asking_others(call, Role.DECODE, lambda: self._decode(call, call.request.raw, None))
+
+    async def _hand_over(self, call: CompletionCall, prefilled: Prefilled, lease: KvLease) -> None:
+        with self._releases.unless_taken(prefilled.params, call.upstream_headers) as hand_over:
             body = decode_body(call.request, prefilled.params, expired_leases=lease.expired_before)
-            remote = RemotePrefill(Correction(prefilled.cached_tokens), lease) if prefilled.params else None
-        else:
-            # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
-            if not again:
-                self._admission.check_tier(call.tier)
-            self._admission.check_capacity(Role.DECODE)
-        await self._asking_others(call, Role.DECODE, lambda: self._decode(call, body, remote))
+            remote = None
+            if prefilled.params:
+                remote = RemotePrefill(Correction(prefilled.cached_tokens), lease, hand_over)
+            await self._asking_others(call, Role.DECODE, lambda: self._decode(call, body, remote))
 
     async def _asking_others(
         self, call: CompletionCall, role: Role, attempt: Callable[[], Awaitable[R]]
@@ -256,11 +268,19 @@ class CompletionHandler:
         self, call: CompletionCall, assignment: LiveAssignment, body: bytes, *, remote: RemotePrefill | None
     ) -> None:
         lease = None if remote is None else remote.lease
-        async with self._upstream.open(call, assignment, body, lease=lease) as response:
-            if call.request.stream:
-                await self._stream(call, assignment, response, remote)
-            else:
-                await self._send_complete(call, assignment, response, remote)
+        if remote is not None:
+            self._leases.check_wait(assignment.queued_s)
+            remote.hand_over.is_taken = True
+        try:
+            async with self._upstream.open(call, assignment, body, lease=lease) as response:
+                if call.request.stream:
+                    await self._stream(call, assignment, response, remote)
+                else:
+                    await self._send_complete(call, assignment, response, remote)
+        except StageFailed as stage:
+            if remote is not None and stage.failure.reason in NOT_TAKEN:
+                remote.hand_over.is_taken = False
+            raise
 
     async def _trusted(
         self, call: CompletionCall, assignment: LiveAssignment, remote: RemotePrefill | None

@@ -1,4 +1,4 @@
-"""Confirms KV transfers before their text goes to the client; `core.leases` says when that is needed.
+"""Confirms KV transfers before their text goes to the client; `core.transfers` says when that is needed.
 
 What decode has cached of transfers that cannot be trusted is kept from later requests by `kv_transfer.decode_body`.
 """
@@ -9,7 +9,7 @@ from penstock_core.clock import SimulatedClock
 from penstock_core.errors import PenstockError
 from penstock_core.logs import get_logger
 from penstock_router.core.retries import FailedTry, RetryScope
-from penstock_router.core.transfers import KvLease
+from penstock_router.core.transfers import TRUSTED_FRACTION, KvLease
 from penstock_router.core.worker import Worker
 from penstock_router.discovery.page import read_page
 from penstock_router.proxy.failures import StageFailed
@@ -36,6 +36,20 @@ class LeaseGuard:
         self._clock = clock
         self._lease_s = lease_s
         self._timeouts = Timeouts.each(timeout_real_s)
+
+    def check_wait(self, queued_s: float) -> None:
+        """Return if a request may still be handed over that has waited for a decode worker here.
+
+        Nobody renews its lease before a decode worker has it.
+
+        Args:
+            queued_s: How long it waited, simulated seconds.
+
+        Raises:
+            StageFailed: the lease may be over; the prompt has to be prefilled again.
+        """
+        if queued_s >= TRUSTED_FRACTION * self._lease_s:
+            raise StageFailed(FailedTry("lease_expired", RetryScope.ANYWHERE))
 
     async def confirm(self, lease: KvLease) -> None:
         """Return if the blocks were held when they were read; called once decode has shown a token.

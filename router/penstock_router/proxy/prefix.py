@@ -3,13 +3,14 @@
 `read_prompt` is pure; `PromptReader` calls it for the router.
 
 By default nothing here needs the model's tokenizer or template: prompts that share their beginning share their keys,
-and that is all that keys must tell. With a tokenizer, keys are made of tokens and prompts are counted exactly.
+and that is all that keys must tell. With a tokenizer, keys are made of tokens and prompts are counted exactly, chats by
+the model's template.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,6 +27,7 @@ from penstock_router.policy.keys import (
     token_keys,
 )
 from penstock_router.proxy.completion import ApiEndpoint, CompletionRequest
+from penstock_router.tokenizer import PromptTokenizer
 
 _THREADS: Final = 2
 """Chosen: one long prompt does not hold up the next; more would take the processor from the relay."""
@@ -41,11 +43,11 @@ class ExactKeys:
     """How keys are made of tokens.
 
     Attributes:
-        tokenize: Returns the ids of a text; None where only prompts sent as ids are told apart by tokens.
+        tokenizer: Returns a prompt's ids; None where only prompts sent as ids are told apart by tokens.
         engine_block_tokens: Tokens of a worker's KV block, so that KV events make the same keys; None without events.
     """
 
-    tokenize: Callable[[str], Sequence[int]] | None = None
+    tokenizer: PromptTokenizer | None = None
     engine_block_tokens: int | None = None
 
 
@@ -84,14 +86,18 @@ def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> K
     salt = body.get("cache_salt")
     seed = space_seed(salt if isinstance(salt, str) else "")
     engine_block_tokens = None if exact is None else exact.engine_block_tokens
+    ids = None if exact is None else _chat_ids(request, exact.tokenizer)
+    if ids is not None:
+        chain = token_keys(ids, engine_block_tokens=engine_block_tokens, seed=seed)
+        return Keyed(chain, len(ids) if request.prompt_bytes <= MAX_BYTES else None)
     text = _text_of(request)
     if text is not None:
-        if exact is None or exact.tokenize is None:
+        if exact is None or exact.tokenizer is None:
             return Keyed(prompt_keys(text, seed=seed), is_text=True)
-        # Without the model's template a chat is only like what the worker sees: its keys agree among themselves.
+        # A chat without its template is only like what the worker sees: its keys agree among themselves.
         decoded = text.decode("utf-8", "ignore")
         tokens, chain = exact_keys(
-            decoded, exact.tokenize, engine_block_tokens=engine_block_tokens, seed=seed
+            decoded, exact.tokenizer.text, engine_block_tokens=engine_block_tokens, seed=seed
         )
         is_whole = request.endpoint is ApiEndpoint.COMPLETIONS and request.prompt_bytes <= len(text)
         return Keyed(chain, tokens if is_whole else None)
@@ -104,6 +110,18 @@ def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> K
     except (OverflowError, TypeError):
         # No token of any model; the worker will say so.
         return Keyed(())
+
+
+def _chat_ids(request: CompletionRequest, tokenizer: PromptTokenizer | None) -> Sequence[int] | None:
+    """Return the tokens of what the worker makes of a chat; None: that is not known, or it is no chat."""
+    if tokenizer is None or tokenizer.chat is None or request.endpoint is ApiEndpoint.COMPLETIONS:
+        return None
+    body = request.body
+    if request.endpoint is ApiEndpoint.RESPONSES:
+        if body.get("tools"):
+            return None
+        body = {"messages": _messages(body)}
+    return tokenizer.chat(body, MAX_BYTES)
 
 
 def _text_of(request: CompletionRequest) -> bytes | None:
@@ -147,7 +165,7 @@ class PromptReader:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _is_short(self, request: CompletionRequest) -> bool:
-        if self._exact is not None and self._exact.tokenize is not None:
+        if self._exact is not None and self._exact.tokenizer is not None:
             return request.prompt_bytes <= _AT_ONCE_BYTES
         items = request.body.get("messages" if request.endpoint is ApiEndpoint.CHAT else "input")
         return not isinstance(items, list) or len(items) <= _AT_ONCE_ITEMS

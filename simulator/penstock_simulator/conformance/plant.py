@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock_api import Role
+from penstock_performance.profile import PerformanceProfile
+from penstock_performance.tables import DecodeTable, PrefillTable
 from penstock_planner.decide.observation import Demand, PoolCounts
 from penstock_simulator.control import UNPLACED, UNPLACED_AFTER_S
 from penstock_simulator.faults import Fault, Faults
@@ -77,6 +79,21 @@ class Situation:
     edits: Sequence[Edit] = ()
     crashes: Sequence[tuple[float, Role]] = ()
     metrics: Callable[[float, SimulatedObservation], SimulatedObservation] | None = None
+
+
+def performance_of(situation: Situation) -> PerformanceProfile:
+    """Return the true profile of a situation's workers: none is slower for having company."""
+    context = PROMPT_TOKENS + OUTPUT_TOKENS / 2
+    itl_s = situation.hold_s / OUTPUT_TOKENS
+    usage = tuple(percent / 100 for percent in range(2, 101, 2))
+    rates = tuple(share * DECODE_SLOTS / itl_s for share in usage)
+    prompts = (PROMPT_TOKENS / 10, PROMPT_TOKENS * 10)
+    return PerformanceProfile(
+        PrefillTable(prompts, tuple(tokens / PROMPT_TOKENS / PREFILL_RPS for tokens in prompts)),
+        DecodeTable((context,), usage, ((itl_s,) * len(usage),), (rates,), DECODE_SLOTS * context),
+        prefill_gpus=situation.gpus,
+        decode_gpus=situation.gpus,
+    )
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from penstock_api import Role
 from penstock_planner.core.records import Change
 from penstock_planner.decide.baselines.rhythm import in_mode
 from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_simulator.conformance.plant import Plant, Situation
+from penstock_simulator.conformance.plant import Plant, Situation, performance_of
 from penstock_simulator.faults import Fault
 from penstock_simulator.planning import VirtualPlanner
 
@@ -92,7 +92,10 @@ def play(mode: Mode, situation: Situation) -> SituationHistory:
         situation: From second 0 to its end.
     """
     base = DecideConfig(
-        max_gpu_budget=situation.budget, prefill_gpus=situation.gpus, decode_gpus=situation.gpus
+        max_gpu_budget=situation.budget,
+        prefill_gpus=situation.gpus,
+        decode_gpus=situation.gpus,
+        performance=performance_of(situation) if mode is Mode.SLA else None,
     )
     planner = VirtualPlanner(in_mode(replace(base, **situation.config), mode))
     plant = Plant(situation)

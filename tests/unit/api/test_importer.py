@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import textwrap
 
 import pytest
@@ -317,7 +318,6 @@ def test_planner_options_are_carried():
         "--decode-kv-scale-up-threshold=0.8", "--no-operation", "--ttft=200", "--itl", "10",
     )  # fmt: skip
     assert spec["planner"] == {
-        "mode": "sla",
         "noOperation": True,
         "adjustmentIntervalSeconds": 60,
         "maxGpuBudget": 6,
@@ -326,7 +326,90 @@ def test_planner_options_are_carried():
         "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01},
     }
     assert spec["services"]["vllm-decode-worker"]["scaling"] == {}
-    assert notes == []
+    assert [path for path, _ in notes] == ["spec.services.Planner.extraPodSpec.mainContainer.args"]
+
+
+def test_a_planner_with_targets_and_a_profile_plans_by_them():
+    """Mode sla, and the place of the profile, which is to be checked."""
+    spec, notes = planner("--ttft=200", "--itl=10", "--profile-results-dir=/profiles")
+    assert spec["planner"] == {
+        "mode": "sla",
+        "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01, "profile": "/profiles"},
+    }
+    assert [path.endswith("args") for path, _ in notes] == [True]
+
+
+def test_a_planners_json_is_read():
+    """Dynamo 1.1 and later take one object; what a graph's planner has no key for is listed by its name."""
+    config = {
+        "environment": "kubernetes",
+        "throughput_adjustment_interval_seconds": 60,
+        "ttft": 300,
+        "enable_load_scaling": True,
+    }
+    spec, notes = planner("--config", json.dumps(config))
+    assert spec["planner"]["adjustmentIntervalSeconds"] == 60
+    assert spec["planner"]["sla"]["ttftSeconds"] == 0.3
+    assert len(notes) == 2  # the switch, and mode sla, which needs a profile
+
+
+@pytest.mark.parametrize("config", ["{", "[1]", "3"])
+def test_a_planners_json_that_is_no_object_is_listed(config):
+    """Nothing of it is carried."""
+    spec, notes = planner("--config", config)
+    assert "adjustmentIntervalSeconds" not in spec.get("planner", {})
+    assert len(notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("exec python3 -m dynamo.vllm \\\n  --model a \\\n  --seed 1\n", ["--model", "a", "--seed", "1"]),
+        ("python3 -m dynamo.vllm --model $MODEL --x ${MODEL}", ["--model", "m/x y", "--x", "m/x y"]),
+        ('python3 -m dynamo.vllm --eplb-config \'{"a":"$MODEL|;"}\'', ["--eplb-config", '{"a":"$MODEL|;"}']),
+    ],
+)
+def test_a_shell_line_that_is_one_command_is_read(line, words):
+    """Joined lines, variables that the container states, and quoted parts as they stand."""
+    command = parse_command(["/bin/bash", "-c"], [line], {"MODEL": "m/x y"})
+    assert (command.module, command.words) == ("dynamo.vllm", words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python3 -m dynamo.vllm --model $UNKNOWN",
+        "set -e\npython3 -m dynamo.vllm",
+        'python3 -m dynamo.vllm "$@"',
+        "a && b",
+        "python3 -m x $(cat f)",
+    ],
+)
+def test_a_shell_line_that_is_a_script_is_not_read(line):
+    """Variables of unknown value, several commands, substitutions."""
+    assert parse_command(["sh", "-c"], [line], {"MODEL": "m"}) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        ('{"kv_connector":"NixlConnector","kv_role":"kv_both"}', False),
+        ('{"kv_connector":"PdConnector","kv_role":"kv_both"}', True),
+        ("{", True),
+    ],
+)
+def test_the_plain_nixl_connector_is_the_runtimes_own(config, kept):
+    """Left in place it would come after the runtime's and undo the lease; any other stays."""
+    manifest = yaml.safe_load(DISAGGREGATED)
+    container = next(
+        service["extraPodSpec"]["mainContainer"]
+        for service in manifest["spec"]["services"].values()
+        if service.get("subComponentType") == "prefill"
+    )
+    container["args"] = [*container["args"], "--kv-transfer-config", config]
+    spec, _ = converted(yaml.safe_dump(manifest))
+    prefill = next(each for each in spec["services"].values() if each["role"] == "prefill")
+    assert ("--kv-transfer-config" in prefill.get("args", [])) is kept
 
 
 def test_planner_options_that_are_not_ours_are_listed():

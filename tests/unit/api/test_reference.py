@@ -11,7 +11,11 @@ from penstock_manifests.reference import markdown
 from penstock_runtimes import RuntimeContext, process_specs
 
 ROOT = Path(__file__).parents[3]
-SAMPLES = sorted((ROOT / "manifests" / "samples").glob("*.yaml"))
+SAMPLES = [
+    path
+    for path in sorted((ROOT / "manifests" / "samples").glob("*.yaml"))
+    if "kind: GraphDeployment" in path.read_text(encoding="utf-8")
+]
 
 
 def test_the_reference_is_current():
@@ -50,7 +54,9 @@ def test_the_samples_are_there():
         "disaggregated",
         "dynamo",
         "overload",
+        "sla",
         "two-node-pools",
+        "vllm-cpu",
         "vllm-disaggregated",
     ]
 

@@ -16,6 +16,7 @@ from penstock_runtimes import (
     masked_env,
     process_specs,
 )
+from penstock_runtimes.engine_flags import kv_events_endpoint
 
 LEASE = {"kv_lease_duration": 30, "decoder_kv_blocks_ttl": 480}
 
@@ -123,6 +124,25 @@ def test_tiers_reach_simulated_workers(build, context):
     assert "--preemption-config" not in by_service(build(), context)["decode"].argv
 
 
+def _connector(spec):
+    """Return kv_connector_extra_config of a process."""
+    return json.loads(spec.argv[spec.argv.index("--kv-transfer-config") + 1])["kv_connector_extra_config"]
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "simulated", "dynamo"])
+def test_each_service_gets_its_own_lease(build, context, runtime):
+    """The graph's, or the service's own; the life of decoder blocks goes to decode alone."""
+    graph = build(
+        runtime=runtime,
+        lease={"durationSeconds": 40, "decoderBlocksTtlSeconds": 300},
+        services={"prefill": {"lease": {"durationSeconds": 60}}},
+    )
+    specs = by_service(graph, context)
+    assert _connector(specs["prefill"]) == {"kv_lease_duration": 60}
+    assert _connector(specs["decode"]) == {"kv_lease_duration": 40, "decoder_kv_blocks_ttl": 300}
+    assert graph.spec.lease_seconds == 60
+
+
 def test_vllm_worker(build, context):
     """A vLLM worker runs as it is: NIXL roles, lease and side channel, tensor parallelism from the GPUs."""
     graph = build(
@@ -145,6 +165,7 @@ def test_vllm_worker(build, context):
         "--stream-interval", "4", "--scheduling-policy", "priority", "--kv-transfer-config", json.dumps(config, separators=(",", ":")),
     )  # fmt: skip
     assert specs["decode"].env == {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
     }
@@ -175,7 +196,7 @@ def test_vllm_aggregated_has_no_connector(build, context):
     )
     worker = by_service(graph, context)["worker"]
     assert "--kv-transfer-config" not in worker.argv
-    assert (worker.env, worker.ports) == ({}, ("port",))
+    assert (worker.ports, "VLLM_NIXL_SIDE_CHANNEL_PORT" in worker.env) == (("port",), False)
 
 
 def test_several_nodes_become_pipeline_stages(build, context):
@@ -202,11 +223,17 @@ def test_dynamo_vllm_worker(build, context):
         "DYN_EVENT_PLANE": "zmq",
         "DYN_DISCOVERY_BACKEND": "file",
         "DYN_FILE_KV": "/state/llama.dynamo",
+        "DYN_TCP_RPC_HOST": "127.0.0.1",
+        "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
+        "DYN_EVENT_PLANE_HOST": "127.0.0.1",
+        "DYN_SYSTEM_HOST": "127.0.0.1",
         "DYN_SYSTEM_PORT": "{port}",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
         "DYN_ENGINE_REQUEST_LIMIT": "8",
         "DYN_DYNAMO_REQUEST_QUEUE_LIMIT": "4",
+        "DYN_RUNTIME_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": "900",
+        "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT": "900",
     }
 
 
@@ -216,6 +243,7 @@ def test_dynamo_in_a_cluster_discovers_by_the_api_server(build, context):
     env = by_service(build(runtime="dynamo"), cluster)["decode"].env
     assert env["DYN_DISCOVERY_BACKEND"] == "kubernetes"
     assert "DYN_FILE_KV" not in env
+    assert "DYN_SYSTEM_HOST" not in env  # a pod is reached at its address
 
 
 def test_dynamo_frontend_routes_in_place_of_ours(build, context):
@@ -230,14 +258,14 @@ def test_dynamo_frontend_routes_in_place_of_ours(build, context):
     frontend = by_service(graph, context)["frontend"]
     assert frontend.argv == (
         "/py", "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", "{port}",
-        "--router-mode", "kv", "--admission-control", "token-capacity",
-        "--active-decode-blocks-threshold", "0.85",
+        "--router-mode", "kv", "--migration-limit", "2", "--active-decode-blocks-threshold", "0.85",
     )  # fmt: skip
     assert frontend.health_path == "/live"
+    assert frontend.env["DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS"] == "900"
 
 
 def test_dynamo_mocker_follows_the_speed(build, context):
-    """The mocker models time, so it takes a speed and a cold start; it knows no context length."""
+    """The mocker models time, so it takes a speed; its cold start and patience are real, so they shrink with it."""
     graph = build(
         runtime="dynamo",
         model={"contextTokens": 4096},
@@ -248,8 +276,10 @@ def test_dynamo_mocker_follows_the_speed(build, context):
     assert specs["prefill"].argv == (
         "/py", "-m", "dynamo.mocker", "--model-path", "meta/llama", "--model-name", "llama",
         "--speedup-ratio", "5", "--disaggregation-mode", "prefill", "--bootstrap-ports", "{side_channel_port}",
-        "--num-gpu-blocks-override", "500", "--startup-time", "12",
+        "--max-model-len", "4096", "--num-gpu-blocks-override", "500", "--startup-time", "2.4",
     )  # fmt: skip
+    assert specs["prefill"].env["DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT"] == "180"
+    assert specs["prefill"].env["DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS"] == '["generate"]'
     assert specs["prefill"].ports == ("port", "side_channel_port")
     assert specs["decode"].ports == ("port",)
 
@@ -287,6 +317,7 @@ def test_user_arguments_and_environment_come_last(build, context):
     decode = specs["decode"]
     assert decode.argv[-2:] == ("--seed", "1")
     assert decode.env == {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
         "A": "graph",
@@ -321,20 +352,18 @@ def test_sizes_and_limits_reach_the_process(build, context):
 @pytest.mark.parametrize(
     ("runtime", "setting", "expected"),
     [
-        ("vllm", {}, None),
-        ("dynamo", {}, None),
+        ("vllm", {}, 600.0),
+        ("dynamo", {}, 600.0),
         ("simulated", {}, 60.0),
         ("vllm", {"livenessTimeoutSeconds": 300}, 300.0),
         ("simulated", {"livenessTimeoutSeconds": 5}, 5.0),
     ],
 )
-def test_a_real_engine_has_no_liveness_limit_unless_the_service_sets_one(
-    build, context, runtime, setting, expected
-):
+def test_a_real_engine_may_be_silent_ten_times_as_long(build, context, runtime, setting, expected):
     """A real engine may stall in one step and live; Penstock's own processes get a minute."""
     specs = by_service(build(runtime=runtime, services={"decode": setting}), context)
     assert specs["decode"].liveness_s == expected
-    assert specs["frontend"].liveness_s == (None if runtime == "dynamo" else 60.0)
+    assert specs["frontend"].liveness_s == (600.0 if runtime == "dynamo" else 60.0)
 
 
 def test_filling_leaves_json_alone():
@@ -363,7 +392,7 @@ def test_secrets_are_masked_by_name():
 
 
 def test_vllm_publishes_kv_events_in_a_cluster_where_the_router_follows_them(build, context):
-    """Prefill workers only, on the port that the graph names; never on one host, whose network would read along."""
+    """Prefill workers only: on the port that the graph names; on one host on a socket that its network cannot read."""
     cluster = dataclasses.replace(context, environment=Environment.KUBERNETES, discovery="kubernetes")
     graph = build(runtime="vllm", router={"kvEventsPort": 5557})
     specs = by_service(graph, cluster)
@@ -374,7 +403,9 @@ def test_vllm_publishes_kv_events_in_a_cluster_where_the_router_follows_them(bui
         "endpoint": "tcp://*:5557",
     }
     assert "--kv-events-config" not in specs["decode"].argv
-    assert "--kv-events-config" not in by_service(graph, context)["prefill"].argv
+    local = by_service(graph, context)["prefill"]
+    assert kv_events_endpoint(filled_argv(local, {"kv_events_port": 7})) == "ipc:///state/llama.7.kv"
+    assert local.ports == ("port", "kv_events_port", "side_channel_port")
 
 
 def test_simulated_workers_publish_kv_events_where_the_router_follows_them(build, context):

@@ -148,15 +148,15 @@ def test_import_writes_a_valid_file(run, tmp_path):
     assert "its folder does not exist" in err
 
 
-def test_settings_without_effect_are_noticed(run, tmp_path):
-    """A valid setting that this version does not act on is told, and the file is valid all the same."""
+def test_mode_sla_without_a_profile_is_refused_with_what_to_run(run, tmp_path):
+    """A real engine has no profile of its own: `validate` names the key and the command."""
     file = tmp_path / "g.yaml"
-    file.write_text((SAMPLES / "aggregated.yaml").read_text() + "    mode: sla\n")
-    status, out, err = run("validate", file)
-    assert (status, out.count("valid (")) == (0, 1)
-    assert [line.split(": ")[2] for line in err.splitlines()] == ["spec.planner.mode"]
-    warnings = json.loads(run("validate", "--json", file)[1])["warnings"]
-    assert [each["path"] for each in warnings] == ["spec.planner.mode"]
+    text = (SAMPLES / "vllm-disaggregated.yaml").read_text()
+    file.write_text(text.replace("  planner:\n", "  planner:\n    mode: sla\n"))
+    status, _, err = run("validate", file)
+    assert status != 0
+    assert "spec.planner.sla.profile" in err
+    assert "penstock profile" in err
 
 
 EVERYTHING = """\

@@ -2,6 +2,8 @@
 
 import pytest
 
+from penstock_engine.core.fan_out import Read
+from penstock_engine.core.lease import LeaseTerm
 from penstock_engine.core.requests import FinishReason, Status
 
 
@@ -17,13 +19,13 @@ def test_prefill_worker_pins_blocks_until_they_are_read(make_engine, request_of)
     """Pinned blocks count as used; the read frees them, a second one is counted as too late."""
     engine = make_engine(role="prefill")
     _, end_s = prefill(engine, request_of("a", prompt=10, outputs=1, pin_blocks=True))
-    assert (engine.kv_used_blocks, engine.pinned_requests, engine.in_flight) == (3, 1, 0)
-    assert engine.pinned_blocks("a") == [0, 1, 2]
-    assert engine.lease_expiry_s("a") == end_s + 30
+    assert (engine.kv_used_blocks, len(engine.pinned), engine.in_flight) == (3, 1, 0)
+    assert engine.pinned.blocks_of("a") == [0, 1, 2]
+    assert engine.pinned.expiry_s("a") == end_s + 30
     assert not engine.is_idle
-    assert engine.end_leases(["a"]) == []
+    assert engine.end_leases([Read("a")]) == []
     assert (engine.kv_used_blocks, engine.is_idle) == (0, True)
-    assert engine.end_leases(["a"]) == ["a"]
+    assert engine.end_leases([Read("a")]) == ["a"]
     assert engine.counters.notifications_after_expiry == 1
 
 
@@ -38,7 +40,8 @@ def test_unread_blocks_are_reclaimed_when_the_lease_ends(make_engine, request_of
     assert engine.take_events().expired == ["b"]
     engine.advance(end_s + 40)
     assert engine.take_events().expired == ["a"]
-    assert (engine.counters.expired_requests, engine.kv_used_blocks) == (2, 0)
+    assert engine.counters.lease_expiries == {LeaseTerm.INITIAL: 1, LeaseTerm.EXTENSION: 1}
+    assert (engine.counters.lease_renewals, engine.kv_used_blocks) == (1, 0)
 
 
 def test_pinned_blocks_keep_others_waiting(make_engine, request_of):
@@ -48,15 +51,27 @@ def test_pinned_blocks_keep_others_waiting(make_engine, request_of):
     engine.add(request_of("b", prompt=8, outputs=1))
     assert engine.begin_step(end_s) is None
     assert engine.waiting_for_capacity == 1
-    engine.end_leases(["a"])
+    engine.end_leases([Read("a")])
     assert engine.begin_step(end_s) is not None
 
 
-def test_request_that_stops_by_itself_is_not_pinned(make_engine, request_of):
-    """As in vLLM, blocks are kept only of requests that ran into their limit."""
+@pytest.mark.parametrize("ends_by", [FinishReason.LENGTH, FinishReason.STOP])
+def test_blocks_are_kept_however_the_prefill_ends(make_engine, request_of, ends_by):
+    """As in vLLM 0.32: a prompt that ran into its limit and one that stopped by itself; an aborted one is not kept."""
     engine = make_engine(role="prefill")
-    prefill(engine, request_of("a", outputs=1, pin_blocks=True, ends_by=FinishReason.STOP))
-    assert engine.is_idle
+    prefill(engine, request_of("a", outputs=1, pin_blocks=True, ends_by=ends_by))
+    assert "a" in engine.pinned
+    engine.add(request_of("b", outputs=1, pin_blocks=True))
+    assert engine.abort("b", 2.0)
+    assert "b" not in engine.pinned
+
+
+def test_an_id_under_a_lease_cannot_be_used_again(make_engine, request_of):
+    """A second prompt of the same id would take the first one's blocks along."""
+    engine = make_engine(role="prefill")
+    prefill(engine, request_of("a", outputs=1, pin_blocks=True))
+    with pytest.raises(ValueError, match="id in use"):
+        engine.add(request_of("a", outputs=1, pin_blocks=True))
 
 
 def test_decode_worker_fetches_then_decodes(make_engine, request_of):

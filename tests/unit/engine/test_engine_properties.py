@@ -79,7 +79,7 @@ def check(timeline, chosen):
     engine = timeline.engine
     pool = engine._pool
     held = [block for state in engine._requests.values() for block in state.blocks]
-    held += [block for state in engine._pinned.values() for block in state.blocks]
+    held += [block for state in engine.pinned._states.values() for block in state.blocks]
     references = {block: held.count(block) for block in held}
     assert pool.used + pool.free == chosen["blocks"]
     assert 0 <= engine.kv_usage_fraction <= 1

@@ -1,11 +1,24 @@
 """Prefill and decode workers, each on its own socket: KV hand-over, heartbeats, expiry, failures."""
 
 import asyncio
+import json
 
 import pytest
 
 PROMPT = "p" * 400
 KV = "vllm:kv_cache_usage_perc"
+LEASES = "penstock_engine_leases"
+LEASED = "penstock_engine_leased_blocks"
+EXPIRIES = "penstock_engine_lease_expiries_total"
+IGNORED = "penstock_engine_ignored_notifications_total"
+TP2, TP4 = "h100-llama-3.3-70b-tp2", "h100-llama-3.3-70b-tp4"
+
+
+def lease_of(duration_s, **more):
+    """Return --kv-transfer-config with a lease and further keys of the connector."""
+    return json.dumps({"kv_connector_extra_config": {"kv_lease_duration": duration_s, **more}})
+
+
 RECOMPUTE = '{"kv_load_failure_policy": "recompute"}'
 
 
@@ -60,8 +73,9 @@ async def test_a_message_may_renew_and_read_the_same_blocks(serving, hand_over):
     """The heartbeat counts first, so the read of a lease that stands is never answered as unknown."""
     async with serving(role="prefill") as prefill:
         params = await hand_over(prefill, PROMPT)
-        mine = [params["remote_request_id"]]
-        status, body, _ = await prefill.post("/kv/notify", {"heartbeat": mine, "read": mine})
+        mine, engine_id = params["remote_request_id"], params["remote_engine_id"]
+        message = {"engine_id": engine_id, "heartbeat": [mine], "read": [[mine, 0, 0, 1]]}
+        status, body, _ = await prefill.post("/kv/notify", message)
         assert (status, body) == (200, {"unknown": []})
         assert await prefill.metric(KV) == 0
 
@@ -98,6 +112,21 @@ async def test_unread_blocks_expire(serving, hand_over):
         await asyncio.wait_for(prefill.server.drain(), 5)
         assert await prefill.metric(KV) == 0
         assert await prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 1
+
+
+async def test_a_prefill_worker_that_is_told_to_end_waits_for_its_readers(serving, hand_over):
+    """It takes no new requests, and ends when decode has read what it keeps: no lease is lost to a rolling update."""
+    async with serving(role="prefill") as prefill, serving(role="decode") as decode:
+        params = await hand_over(prefill, PROMPT)
+        drained = asyncio.create_task(prefill.server.drain())
+        await asyncio.sleep(0.1)
+        assert not drained.done()
+        status, _, _ = await prefill.post("/v1/completions", {"prompt": PROMPT})
+        assert status == 503
+        body = await decode.complete(PROMPT, max_tokens=4, kv_transfer_params=params)
+        assert body["usage"]["completion_tokens"] == 4
+        await asyncio.wait_for(drained, 5)
+        assert await prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
 
 
 @pytest.mark.slow
@@ -140,8 +169,199 @@ async def test_abort_before_the_read_frees_the_prefill_worker(serving, hand_over
         busy.abort()
 
 
-async def test_heartbeats_of_strangers_change_nothing(serving):
-    """Unknown ids are named in the answer."""
+async def test_heartbeats_of_strangers_change_nothing(serving, hand_over):
+    """Unknown ids are named in the answer and counted; the lease that stands is not touched."""
     async with serving(role="prefill") as prefill:
-        status, body, _ = await prefill.post("/kv/notify", {"heartbeat": ["a"], "read": ["b"]})
+        params = await hand_over(prefill, PROMPT)
+        before_s = prefill.server.worker.engine.pinned.expiry_s(params["remote_request_id"])
+        message = {"engine_id": params["remote_engine_id"], "heartbeat": ["a"], "read": [["b", 0, 0, 1]]}
+        status, body, _ = await prefill.post("/kv/notify", message)
         assert (status, body) == (200, {"unknown": ["a", "b"]})
+        assert prefill.server.worker.engine.pinned.expiry_s(params["remote_request_id"]) == before_s
+        assert await prefill.metric(IGNORED, reason="unknown_request") == 1
+        assert await prefill.metric("vllm:nixl_num_notifications_after_expiry_total") == 1
+
+
+async def test_a_message_for_another_process_is_ignored(serving, hand_over):
+    """A worker that was restarted at its address keeps to its own prompts."""
+    async with serving(role="prefill") as prefill:
+        params = await hand_over(prefill, PROMPT)
+        mine = params["remote_request_id"]
+        message = {"engine_id": "the one before", "heartbeat": [mine], "read": [[mine, 0, 0, 1]]}
+        status, body, _ = await prefill.post("/kv/notify", message)
+        assert (status, body) == (200, {"unknown": [mine]})
+        assert await prefill.metric(LEASES) == 1
+        assert await prefill.metric(IGNORED, reason="wrong_engine") == 1
+
+
+MALFORMED = [
+    b"",
+    b"HB:a,b",
+    b"[]",
+    b'{"engine_id": 1}',
+    b'{"heartbeat": ["a"]}',
+    b'{"engine_id": "e", "heartbeat": "a"}',
+    b'{"engine_id": "e", "heartbeat": [1]}',
+    b'{"engine_id": "e", "read": ["a"]}',
+    b'{"engine_id": "e", "read": [["a", 0, 0, 0]]}',
+    b'{"engine_id": "e", "read": [["a", -1, 0, 1]]}',
+    b'{"engine_id": "e", "read": [["a", 0, 0, 99999]]}',
+    b'{"engine_id": "e", "read": [["a", true, 0, 1]]}',
+]
+
+
+async def test_malformed_notifications_are_refused_and_counted(serving, hand_over):
+    """Each gets 400 with what is wrong; the worker and its leases go on."""
+    async with serving(role="prefill") as prefill:
+        await hand_over(prefill, PROMPT)
+        for body in MALFORMED:
+            status, answer, _ = await prefill.post("/kv/notify", body)
+            assert status == 400, body
+            assert "a notification is engine_id" in answer["error"]["message"]
+        assert await prefill.metric(IGNORED, reason="malformed") == len(MALFORMED)
+        assert await prefill.metric(LEASES) == 1
+
+
+async def test_every_rank_is_read_before_the_blocks_are_free(serving, hand_over):
+    """Two prefill ranks and four decode ranks: three of four reads leave the prompt where it is."""
+    async with serving(role="prefill", profile=TP2) as prefill:
+        params = await hand_over(prefill, PROMPT)
+        assert params["tp_size"] == 2
+        mine, engine_id = params["remote_request_id"], params["remote_engine_id"]
+        for rank, reader in ((0, 0), (0, 0), (1, 3), (0, 1)):
+            rows = [[mine, rank, reader, 2]]
+            await prefill.post("/kv/notify", {"engine_id": engine_id, "read": rows})
+            assert await prefill.metric(LEASED) == 7
+        assert prefill.server.worker.engine.pinned.held_ranks(mine) == {1}
+        await prefill.post("/kv/notify", {"engine_id": engine_id, "read": [[mine, 1, 2, 2]]})
+        assert await prefill.metric(LEASED) == 0
+
+
+@pytest.mark.parametrize(("source", "reader"), [(TP2, TP4), (TP4, TP2)])
+async def test_workers_of_unlike_parallelism_hand_over(serving, hand_over, source, reader):
+    """More ranks on either side: the decode answers, and nothing stays behind at the prefill worker."""
+    async with (
+        serving(role="prefill", profile=source) as prefill,
+        serving(role="decode", profile=reader) as decode,
+    ):
+        params = await hand_over(prefill, PROMPT)
+        body = await decode.complete(PROMPT, max_tokens=4, kv_transfer_params=params)
+        assert body["usage"]["completion_tokens"] == 4
+        assert await prefill.metric(LEASED) == 0
+        assert await prefill.metric("vllm:nixl_num_notifications_after_expiry_total") == 0
+
+
+async def test_a_parallelism_that_cannot_be_joined_is_refused(serving, hand_over):
+    """Three ranks cannot be shared out to two; the prompt is released, since nobody else will read it."""
+    async with serving(role="prefill") as prefill, serving(role="decode", profile=TP2) as decode:
+        params = await hand_over(prefill, PROMPT)
+        fields = {"prompt": PROMPT, "max_tokens": 2, "kv_transfer_params": {**params, "tp_size": 3}}
+        status, body, _ = await decode.post("/v1/completions", fields)
+        assert status == 400
+        assert "tp_size 3" in body["error"]["message"]
+
+
+@pytest.mark.parametrize("wrong", [{"model": "nobody"}, {"max_tokens": -1}, {"prompt": ""}])
+async def test_a_refused_decode_gives_the_blocks_back(serving, hand_over, wrong):
+    """As in vLLM, a request refused before it reaches the engine frees what the prefill worker keeps for it."""
+    async with serving(role="prefill") as prefill, serving(role="decode") as decode:
+        params = await hand_over(prefill, PROMPT)
+        fields = {"prompt": PROMPT, "max_tokens": 2, "kv_transfer_params": params, **wrong}
+        status, _, _ = await decode.post("/v1/completions", fields)
+        assert status in {400, 404}
+        await prefill.until(LEASED, 0)
+        assert await prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
+
+
+async def test_leases_show_on_the_page(serving, hand_over):
+    """Prompts and blocks kept, shared ones once, the oldest one's age, and every term that a lease can run out of."""
+    async with serving(role="prefill") as prefill:
+        params = await hand_over(prefill, PROMPT)
+        await hand_over(prefill, PROMPT + "another")
+        assert await prefill.metric(LEASES) == 2
+        assert await prefill.metric(LEASED) == 8
+        assert await prefill.metric("penstock_engine_oldest_lease_seconds") > 0
+        mine = {"engine_id": params["remote_engine_id"], "heartbeat": [params["remote_request_id"]]}
+        await prefill.post("/kv/notify", mine)
+        assert await prefill.metric("penstock_engine_heartbeats_received_total") == 1
+        assert await prefill.metric("penstock_engine_lease_renewals_total") == 0
+        for term in ("initial", "extension", "decoder_ttl"):
+            assert await prefill.metric(EXPIRIES, term=term) == 0
+
+
+# -- the next turn ------------------------------------------------------------------------------------
+
+BOTH_WAYS = {"bidirectional_kv_xfer": True}
+TURN = "t" * 2000
+
+
+async def _first_turn(prefill, decode, hand_over):
+    """Serve one turn; return what its answer says about the KV that decode keeps."""
+    params = await hand_over(prefill, TURN)
+    body = await decode.complete(TURN, max_tokens=16, kv_transfer_params=params)
+    return body["kv_transfer_params"]
+
+
+async def test_the_next_turn_is_read_from_decode(serving, hand_over):
+    """Decode keeps the conversation; prefill fetches it, computes the rest alone, and decode's copy is freed."""
+    config = lease_of(600, **BOTH_WAYS)
+    async with (
+        serving(role="prefill", kv_transfer_config=config) as first,
+        serving(role="prefill", kv_transfer_config=config) as second,
+        serving(role="decode", kv_transfer_config=config) as decode,
+    ):
+        kept = await _first_turn(first, decode, hand_over)
+        assert (kept["do_remote_decode"], kept["do_remote_prefill"]) == (True, False)
+        assert kept["remote_num_tokens"] == 500 + 15
+        assert kept["remote_blocks_expiry_time"] > 0
+        assert await decode.metric(LEASES) == 1
+        asks = {"prompt": TURN + "u" * 400, "max_tokens": 1, "kv_transfer_params": kept}
+        body = await second.complete(**asks)
+        assert body["kv_transfer_params"]["do_remote_prefill"] is True
+        assert await decode.metric(LEASES) == 0
+        assert await second.metric("vllm:external_prefix_cache_hits_total") == 515
+        assert await second.metric("vllm:iteration_tokens_total_sum") == 600 - 515
+        answer = await decode.complete(
+            asks["prompt"], max_tokens=4, kv_transfer_params=body["kv_transfer_params"]
+        )
+        alone = await first.complete(asks["prompt"], max_tokens=4)
+        assert answer["choices"] == alone["choices"]
+
+
+async def test_a_turn_that_comes_too_late_is_computed(serving, hand_over):
+    """The decoder's time to live is over: it counts, and prefill answers as if there had been none."""
+    config = lease_of(600, decoder_kv_blocks_ttl=6, **BOTH_WAYS)
+    async with (
+        serving(role="prefill", kv_transfer_config=config) as prefill,
+        serving(role="prefill", kv_transfer_config=config) as other,
+        serving(role="decode", kv_transfer_config=config) as decode,
+    ):
+        kept = await _first_turn(prefill, decode, hand_over)
+        await decode.until(LEASES, 0)
+        assert await decode.metric(EXPIRIES, term="decoder_ttl") == 1
+        body = await other.complete(TURN + "u" * 400, max_tokens=1, kv_transfer_params=kept)
+        assert body["usage"]["completion_tokens"] == 1
+        assert body["kv_transfer_params"]["do_remote_prefill"] is True
+        assert await other.metric("vllm:nixl_num_failed_transfers_total") == 1
+        assert await decode.metric("vllm:nixl_num_notifications_after_expiry_total") == 1
+
+
+async def test_a_short_rest_is_not_worth_a_transfer(serving, hand_over):
+    """What prefill has cached itself it does not fetch; decode's copy is freed all the same."""
+    config = lease_of(600, **BOTH_WAYS)
+    async with (
+        serving(role="prefill", kv_transfer_config=config) as prefill,
+        serving(role="decode", kv_transfer_config=config) as decode,
+    ):
+        kept = await _first_turn(prefill, decode, hand_over)
+        body = await prefill.complete(TURN + "u" * 400, max_tokens=1, kv_transfer_params=kept)
+        assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 496
+        assert await prefill.metric("vllm:nixl_xfer_time_seconds_count") == 0
+        await decode.until(LEASES, 0)
+
+
+async def test_one_way_alone_nothing_is_kept_for_the_next_turn(serving, hand_over):
+    """Without bidirectional_kv_xfer decode frees its blocks with the answer."""
+    async with serving(role="prefill") as prefill, serving(role="decode") as decode:
+        assert await _first_turn(prefill, decode, hand_over) is None
+        assert await decode.metric(KV) == 0

@@ -20,60 +20,110 @@ def test_terms_follow_from_the_duration(duration_s, interval_s, extension_s):
 
 def test_worked_example_of_default_terms():
     """Granted at 0: heartbeats at 5 and 10 leave the end at 30, then 15, 20, 25 move it to 35, 40, 45."""
-    table = LeaseTable(LeaseTerms(30))
-    table.grant("a", 0)
+    table = LeaseTable()
+    table.grant("a", 30)
     ends = []
     for at in (5, 10, 15, 20, 25):
-        table.extend(["a"], at)
+        table.extend(["a"], at + 20)
         ends.append(table.expiry_s("a"))
     assert ends == [30, 30, 35, 40, 45]
 
 
 def test_expiry_is_reached_at_its_second():
     """A lease is over at its end, not before."""
-    table = LeaseTable(LeaseTerms(30))
-    table.grant("a", 0)
+    table = LeaseTable()
+    table.grant("a", 30)
     assert table.expire(29.999) == []
-    assert table.expire(30) == ["a"]
+    assert table.expire(30) == [("a", 30)]
     assert len(table) == 0
 
 
 def test_a_long_lease_in_front_does_not_hide_expired_ones():
-    """The reaper looks past an unexpired entry that was granted first."""
-    table = LeaseTable(LeaseTerms(30))
-    table.grant("renewed", 0)
-    table.grant("dead", 1)
-    table.extend(["renewed"], 25)
-    assert table.expire(35) == ["dead"]
+    """The reaper looks past an unexpired entry that was granted first, or that heartbeats keep alive."""
+    table = LeaseTable()
+    table.grant("turn", 480)
+    table.grant("renewed", 30)
+    table.grant("dead", 31)
+    assert table.extend(["renewed"], 45) == (1, [])
+    assert table.expire(35) == [("dead", 31)]
     assert table.next_expiry_s() == 45
+    assert table.expire(480) == [("renewed", 45), ("turn", 480)]
 
 
 def test_unknown_ids_are_ignored_and_reported():
     """A heartbeat for a lease that is gone creates none."""
-    table = LeaseTable(LeaseTerms(30))
-    table.grant("a", 0)
-    assert table.extend(["a", "gone"], 15) == ["gone"]
+    table = LeaseTable()
+    table.grant("a", 30)
+    assert table.extend(["a", "gone"], 35) == (1, ["gone"])
     assert "gone" not in table
 
 
 def test_a_read_ends_the_lease_at_once():
     """After the read nothing expires, and a second read is unknown."""
-    table = LeaseTable(LeaseTerms(30))
-    table.grant("a", 0)
+    table = LeaseTable()
+    table.grant("a", 30)
     assert table.end("a")
     assert not table.end("a")
     assert table.next_expiry_s() is None
     assert table.expire(1000) == []
 
 
+def test_an_id_holds_one_lease():
+    """A second grant would leave the first one's end in doubt."""
+    table = LeaseTable()
+    table.grant("a", 30)
+    with pytest.raises(ValueError, match="holds a lease"):
+        table.grant("a", 40)
+
+
+def test_ended_leases_do_not_pile_up():
+    """Prompts that are read at once leave no entries behind, however long their lease would have been."""
+    table = LeaseTable()
+    table.grant("kept", 30)
+    for number in range(10_000):
+        table.grant(f"r{number}", 1e9)
+        table.end(f"r{number}")
+    assert len(table._heap) < 200
+    assert table.expire(30) == [("kept", 30)]
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 50)), max_size=30))
 def test_heartbeats_never_shorten_a_lease(beats):
     """Whatever the order of heartbeats, each lease's end only moves forward."""
-    table = LeaseTable(LeaseTerms(30))
+    table = LeaseTable()
     for name in "abc":
-        table.grant(name, 0)
+        table.grant(name, 30)
     for name, at in beats:
         before = table.expiry_s(name)
-        table.extend([name], at)
+        table.extend([name], at + 20)
         assert table.expiry_s(name) == max(before, at + 20)
     assert table.next_expiry_s() == min(table.expiry_s(name) for name in "abc")
+
+
+operations = st.lists(
+    st.tuples(st.sampled_from(["grant", "extend", "end", "expire"]), st.integers(0, 7), st.floats(0, 100)),
+    max_size=80,
+)
+
+
+@given(operations)
+def test_the_table_is_a_map_of_expiries(steps):
+    """Any sequence of operations gives what a plain dictionary, searched through each time, gives."""
+    table, model = LeaseTable(), {}
+    for kind, number, at in steps:
+        name = f"r{number}"
+        if kind == "grant" and name not in model:
+            table.grant(name, at)
+            model[name] = at
+        elif kind == "extend":
+            table.extend([name], at)
+            if name in model:
+                model[name] = max(model[name], at)
+        elif kind == "end":
+            assert table.end(name) == (model.pop(name, None) is not None)
+        elif kind == "expire":
+            due = {each: end for each, end in model.items() if end <= at}
+            assert sorted(table.expire(at)) == sorted(due.items())
+            model = {each: end for each, end in model.items() if each not in due}
+        assert table.next_expiry_s() == min(model.values(), default=None)
+        assert len(table) == len(model)

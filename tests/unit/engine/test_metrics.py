@@ -23,6 +23,7 @@ def worker(make_timeline):
             timeline,
             lag,
             RequestSlots(None, 2),
+            now_s=lambda: 0.0,
         )
 
         def run(self, until_s=float("inf")):

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
+from penstock_engine.core.fan_out import Read
 from penstock_engine.serve.notifier import Notifier
 from penstock_wire.server import HttpServer
 
@@ -38,12 +39,12 @@ def notifying():
 async def test_one_turn_of_the_loop_is_one_message(notifying):
     """Reads and heartbeats queued together travel together; the unknown ids come back."""
     async with notifying(answer=b'{"unknown": ["b"]}') as (notifier, url, received, results):
-        notifier.send(url, reads=["a"])
-        notifier.send(url, reads=["b"], heartbeats=["c"])
+        notifier.send(url, "e", reads=[Read("a")])
+        notifier.send(url, "e", reads=[Read("b", 1, 2, 3)], heartbeats=["c"])
         assert not notifier.is_idle
         result = await asyncio.wait_for(results.get(), 5)
         assert notifier.is_idle
-    assert received == [{"read": ["a", "b"], "heartbeat": ["c"]}]
+    assert received == [{"engine_id": "e", "read": [["a", 0, 0, 1], ["b", 1, 2, 3]], "heartbeat": ["c"]}]
     assert (result.reads, result.heartbeats, result.unknown, result.failed) == (
         ["a", "b"],
         ["c"],
@@ -55,10 +56,10 @@ async def test_one_turn_of_the_loop_is_one_message(notifying):
 async def test_a_read_takes_the_place_of_its_heartbeat(notifying):
     """An id whose heartbeat waits to be sent when its read comes is named once, so it is not answered as unknown."""
     async with notifying(answer=b'{"unknown": []}') as (notifier, url, received, results):
-        notifier.send(url, heartbeats=["a", "b"])
-        notifier.send(url, reads=["a"])
+        notifier.send(url, "e", heartbeats=["a", "b"])
+        notifier.send(url, "e", reads=[Read("a")])
         await results.get()
-    assert received == [{"read": ["a"], "heartbeat": ["b"]}]
+    assert received == [{"engine_id": "e", "read": [["a", 0, 0, 1]], "heartbeat": ["b"]}]
 
 
 @pytest.mark.parametrize(
@@ -68,12 +69,13 @@ async def test_a_read_takes_the_place_of_its_heartbeat(notifying):
         (200, b"<html>", "something else than JSON"),
         (200, b"{}", "without the list"),
         (200, b"[]", "without the list"),
+        (200, b'{"unknown": [["a"]]}', "without the list"),
     ],
 )
 async def test_a_bad_answer_is_a_failure_with_a_reason(notifying, status, answer, why):
     """What cannot be understood confirms nothing."""
     async with notifying(status, answer) as (notifier, url, _, results):
-        notifier.send(url, reads=["a"])
+        notifier.send(url, "e", reads=[Read("a")])
         result = await asyncio.wait_for(results.get(), 5)
     assert why in result.failed
     assert result.reads == ["a"]
@@ -82,6 +84,6 @@ async def test_a_bad_answer_is_a_failure_with_a_reason(notifying, status, answer
 async def test_messages_not_sent_yet_are_dropped_at_the_end(notifying):
     """Closing right after queueing sends nothing."""
     async with notifying() as (notifier, url, received, _):
-        notifier.send(url, reads=["a"])
+        notifier.send(url, "e", reads=[Read("a")])
         await notifier.close()
     assert received == []

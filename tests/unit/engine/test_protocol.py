@@ -130,7 +130,7 @@ def test_incomplete_hand_over_is_refused(of_role, missing):
         "remote_port": 1,
     }
     for value in (None, "", {}):
-        with pytest.raises(RequestError, match="do_remote_prefill needs"):
+        with pytest.raises(RequestError, match="a remote prompt needs"):
             completion(of_role("decode"), kv_transfer_params={**params, missing: value})
 
 

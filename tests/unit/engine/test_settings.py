@@ -66,6 +66,19 @@ def test_transfer_config_sets_lease_and_policy():
         ({"scheduling_policy": "lifo"}, "--scheduling-policy: 'lifo' must be fcfs or priority"),
         ({"kv_transfer_config": "{"}, "--kv-transfer-config: JSON"),
         ({"kv_transfer_config": '{"kv_role": "both"}'}, "--kv-transfer-config: kv_role"),
+        ({"kv_transfer_config": '{"kv_rolle": "kv_both"}'}, "--kv-transfer-config: kv_rolle: Extra inputs"),
+        (
+            {"kv_transfer_config": '{"kv_connector": "MooncakeConnector"}'},
+            "--kv-transfer-config: kv_connector",
+        ),
+        (
+            {"kv_transfer_config": '{"kv_connector_extra_config": {"kv_lease_duration": "long"}}'},
+            "--kv-transfer-config: kv_connector_extra_config.kv_lease_duration",
+        ),
+        (
+            {"kv_transfer_config": '{"kv_connector_extra_config": {"decoder_kv_blocks_ttl": 0}}'},
+            "--kv-transfer-config: kv_connector_extra_config.decoder_kv_blocks_ttl",
+        ),
         (
             {"kv_transfer_config": '{"kv_connector_extra_config": {"kv_lease_duration": 0}}'},
             "kv_lease_duration: Input should be greater than 0",

@@ -2,6 +2,8 @@
 
 import pytest
 
+from penstock_engine.core.fan_out import Read
+
 
 def test_steps_start_where_the_last_one_ended(make_timeline, request_of, run_all):
     """TTFT 1.008 s, then gaps of exactly 0.1 s."""
@@ -54,7 +56,7 @@ def test_lease_expiry_wakes_an_idle_engine(make_timeline, request_of, run_all):
     timeline.submit(request_of("b", prompt=12, outputs=1, arrival_s=2.0))
     outcomes = run_all(timeline)
     assert [outcome.end_s for outcome in outcomes] == pytest.approx([1.012, 31.012 + 1.012])
-    assert timeline.engine.counters.expired_requests == 1
+    assert timeline.engine.counters.lease_expiries.total() == 1
 
 
 def test_release_from_outside_is_used_at_once(make_timeline, request_of, run_all):
@@ -63,7 +65,7 @@ def test_release_from_outside_is_used_at_once(make_timeline, request_of, run_all
     timeline.submit(request_of("a", prompt=12, outputs=1, pin_blocks=True))
     timeline.submit(request_of("b", prompt=12, outputs=1, arrival_s=2.0))
     run_all(timeline, until_s=3.0)
-    timeline.engine.end_leases(["a"])
+    timeline.engine.end_leases([Read("a")])
     timeline.retry(7.0)
     assert timeline.next_due_s() == pytest.approx(8.012)
     timeline.retry(7.5)

@@ -13,7 +13,6 @@ from penstock_local.listeners import holds_port
 from penstock_local.liveness import ProcessId, identify
 from penstock_local.observer import ProcessObserver
 from penstock_local.plan import Limits, ObservedProcess
-from penstock_local.ports import ephemeral_port
 from penstock_wire.client import Timeouts
 from penstock_wire.server import HttpServer
 
@@ -110,19 +109,11 @@ async def stalled():
     server.close()
 
 
-async def test_a_stalled_process_is_seen_to_listen(stalled, entry_of, monkeypatch):
-    """Its port accepts connections, so it lives; it is not healthy, for it does not answer."""
+async def test_a_stalled_process_is_not_healthy(stalled, entry_of, monkeypatch):
+    """Its port accepts connections, but it does not answer."""
     monkeypatch.setattr(probes, "_TIMEOUTS", Timeouts(connect_s=1.0, first_byte_s=0.05))
     entry = entry_of("decode", url=f"http://127.0.0.1:{stalled}", health_path="/health")
-    observed = await seen_of(entry, os.getpid())
-    assert observed.healthy_s is None
-    assert observed.listening_s is not None
-
-
-async def test_a_process_that_is_away_is_not_seen_to_listen(entry_of):
-    """Nothing accepts connections at its port."""
-    entry = entry_of("decode", url=f"http://127.0.0.1:{ephemeral_port()}", health_path="/health")
-    assert (await seen_of(entry, os.getpid())).listening_s is None
+    assert (await seen_of(entry, os.getpid())).healthy_s is None
 
 
 @pytest.mark.parametrize(("pid", "is_healthy"), [(7, True), (8, False), (None, False)])
@@ -133,3 +124,35 @@ async def test_a_planner_is_ready_once_it_has_written_of_itself(tmp_path, entry_
         (tmp_path / "state.json").write_text(json.dumps(state))
     entry = entry_of("planner", "planner")
     assert ((await seen_of(entry, 7, str(tmp_path))).healthy_s is not None) is is_healthy
+
+
+PAGE = "vllm:num_requests_running {running}\nvllm:num_requests_waiting {waiting}\nvllm:kv_cache_usage_perc {kv}\n"
+
+
+@pytest.mark.parametrize(
+    ("page", "keeps_leases", "busy"),
+    [
+        (PAGE.format(running=0, waiting=0, kv=0), True, False),
+        (PAGE.format(running=1, waiting=0, kv=0.1), True, True),
+        (PAGE.format(running=0, waiting=2, kv=0), False, True),
+        (PAGE.format(running=0, waiting=0, kv=0.1), True, True),
+        (PAGE.format(running=0, waiting=0, kv=0.1), False, False),
+        (PAGE.format(running="NaN", waiting=0, kv=0), True, None),
+        ("vllm:kv_cache_usage_perc 0\n", True, None),
+        ("<html>", True, None),
+    ],
+)
+async def test_a_prefill_worker_is_busy_while_its_blocks_are_leased(page, keeps_leases, busy):
+    """It leaves once decode has read them or their leases are over; what decode caches is not waited for."""
+
+    async def answer(_request, responder):
+        responder.send(200, page.encode(), content_type="text/plain")
+
+    server = HttpServer(answer)
+    await server.start("127.0.0.1", 0)
+    found = probes.Probes()
+    try:
+        assert await found.is_busy(f"http://127.0.0.1:{server.port}", keeps_leases=keeps_leases) is busy
+    finally:
+        await found.close()
+        await server.close(grace_s=0)

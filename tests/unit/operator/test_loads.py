@@ -112,3 +112,12 @@ async def test_a_worker_not_looked_at_for_a_minute_starts_anew():
     clock.s += 61
     await reader.read([])
     assert (await reader.read([(POD, "a")]))["d-1"].idle_s == 0.0
+
+
+@pytest.mark.parametrize(("role", "is_idle"), [("prefill", False), ("", False), ("decode", True)])
+async def test_only_prefill_keeps_blocks_that_others_must_read(role, is_idle):
+    """Leased blocks hold a prefill worker; a decode worker's are a cache for the next turn."""
+    page = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n" + KV % b"0.3"
+    pod = PodView(name="d-1", uid="u-1", role=role)
+    load = (await MetricsReader(Pool(page), now_s=Clock()).read([(pod, "10.0.0.7")]))["d-1"]
+    assert (load.is_idle, load.kv_usage_fraction) == (is_idle, 0.3)

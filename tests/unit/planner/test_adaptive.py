@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock_api import Role
 from penstock_planner.decide.adaptive import supply, trend
-from penstock_planner.decide.adaptive.kv import KvView
+from penstock_planner.decide.adaptive.kv import KvView, LightDecoding
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory, Trend, read, write
 from penstock_planner.decide.adaptive.trend import Forecast
 from penstock_planner.decide.codec import config_from, state_from, to_plain, window_from
@@ -279,7 +279,7 @@ def test_a_floor_is_reached_in_one_step_where_the_step_allows():
 )
 def test_a_fuller_worker_decodes_more_slowly_and_holds_its_cache_longer(light, workers, load):
     """Usage is h / (1 - 3 h) of each worker; one that cannot keep up counts as two full ones."""
-    view = KvView(Forecast(0, 0, 0), light=light, peak=0.0, full=())
+    view = KvView(Forecast(0, 0, 0), LightDecoding(light), peak=0.0, full=())
     assert view.demanded(workers) == pytest.approx(load)
 
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from penstock_api import Role
+from penstock_performance.profile import PerformanceProfile
+from penstock_performance.tables import DecodeTable, PrefillTable
 from penstock_planner.decide.baselines.settings import BaselineSettings
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.observation import Demand
@@ -78,11 +80,24 @@ def _prepare_adaptive(world):
     return world
 
 
+def _prepare_sla(world):
+    """The same in mode sla: what it learns and corrects is in the recorded state."""
+    _prepare_adaptive(world)
+    rows = ((0.01, 0.02),)
+    profile = PerformanceProfile(
+        PrefillTable((100.0, 100_000.0), (0.01, 10.0)),
+        DecodeTable((8000.0,), (0.1, 1.0), rows, ((100.0, 900.0),), 100_000.0),
+    )
+    world.config = replace(world.config, mode=Mode.SLA, itl_slo_s=0.02, performance=profile)
+    return world
+
+
 SCENARIOS = {
     "up and down": (_prepare, 260.0, [(D, 2), (P, 2), (D, 3), (P, 1), (D, 2), (D, 1)]),
     "never ready": (_prepare_failing, 260.0, [(D, 2), (D, 2)]),
     # How much it asks for is the policy's own tests' business.
     "adaptive": (_prepare_adaptive, 30.0, None),
+    "sla": (_prepare_sla, 30.0, None),
     "up while others start": (_prepare_going_on, 110.0, [(D, 2), (P, 3), (D, 3)]),
     "never ready while others start": (
         _prepare_failing_on,

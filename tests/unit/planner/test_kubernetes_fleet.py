@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
-from penstock_core.errors import ConfigError, LedgerError
+from penstock_core.errors import ConfigError, LedgerError, NotFoundError, UnavailableError
+from penstock_engine.profiles.performance import graph_performance
+from penstock_kube.kinds import CONFIG_MAP
+from penstock_performance.profile import plain_profile
 from penstock_planner.cluster import fleet as fleet_module
 from penstock_planner.cluster.fleet import Fleet
 from penstock_planner.cluster.plan import parse, plan_of
+from penstock_planner.cluster.profiles import ConfigMapProfiles
 from penstock_planner.cluster.service import ClusterService
 from penstock_planner.cluster.status import PlannerReason
 from penstock_planner.cluster.watch import Watch, _trim_adapter, _trim_graph, _trim_pod
@@ -49,11 +54,36 @@ class _World:
         self.said = []
         self.forgotten = []
         self.failures = {}
-        self.fleet = Fleet(self, overrides={}, work=self._work, say=self._say, forget=self.forgotten.append)
+        self.fleet = Fleet(
+            self,
+            overrides={},
+            profiles=ConfigMapProfiles(self, overrides={}, engine_profile=graph_performance),
+            work=self._work,
+            say=self._say,
+            forget=self.forgotten.append,
+        )
+        self.config_maps = {}
+        self.read_failure = None
         self._task = None
 
     def graph(self, key):
         return self.graphs.get(key)
+
+    async def get(self, kind, name, *, namespace):
+        """Return a ConfigMap as the API server would."""
+        if self.read_failure is not None:
+            raise self.read_failure
+        if (kind, namespace, name) not in self.config_maps:
+            raise NotFoundError(f"configmaps {name} not found")
+        return self.config_maps[kind, namespace, name]
+
+    def profile(self, text, version="1", name="fast"):
+        """Store a profile."""
+        data = {} if text is None else {"profile.json": text}
+        self.config_maps[CONFIG_MAP, "serving", name] = {
+            "metadata": {"resourceVersion": version},
+            "data": data,
+        }
 
     async def _work(self, job, stop):
         self.begun.append((job.key[1], job.plan.options.adjustment_interval))
@@ -131,11 +161,6 @@ async def test_a_graph_made_anew_under_the_same_name_gets_a_new_loop(world):
     [
         ({"enabled": False}, PlannerReason.DISABLED, "spec.planner.enabled is false"),
         ({"environment": "local"}, PlannerReason.DISABLED, "spec.planner.environment is local"),
-        (
-            {"mode": "sla"},
-            PlannerReason.MISCONFIGURED,
-            "spec.planner.mode: sla is not available in this version",
-        ),
         ({"bogus": 1}, PlannerReason.MISCONFIGURED, "spec.planner.bogus"),
     ],
 )
@@ -189,6 +214,91 @@ async def test_a_failed_graph_that_is_changed_does_not_wait_for_its_pause(world)
     assert set(world.running) == {A}
 
 
+def _profile(**changes):
+    """A true profile of the graph's engines, as its file has it."""
+    return json.dumps({**plain_profile(graph_performance(parse(_graph()).spec)), **changes})
+
+
+_SLA = {"mode": "sla", "sla": {"profile": "fast"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "words"),
+    [
+        (
+            "absent",
+            PlannerReason.PROFILE_MISSING,
+            "ConfigMap fast is not there; apply a ProfileRequest with graph: a",
+        ),
+        (None, PlannerReason.PROFILE_MISSING, "ConfigMap fast holds no profile.json (yet)"),
+        ("{", PlannerReason.PROFILE_INVALID, "ConfigMap fast: profile.json: not JSON"),
+        ("[" * 100_000, PlannerReason.PROFILE_INVALID, "ConfigMap fast: profile.json: not JSON"),
+        ("{}", PlannerReason.PROFILE_INVALID, "no key 'prefill'"),
+    ],
+)
+async def test_without_a_usable_profile_a_graph_waits_and_says_what_to_run(world, text, reason, words):
+    """No loop, so that nothing is scaled; the other graph has its own."""
+    if text != "absent":
+        world.profile(text)
+    await world.put(_graph("b"))
+    await world.put(_graph("a", **_SLA))
+    assert set(world.running) == {B}
+    ((_, said, message),) = world.said
+    assert said is reason
+    assert words in message
+    assert message.startswith("spec.planner.sla.profile: ")
+
+
+async def test_a_profile_that_comes_starts_the_graph(world, monkeypatch):
+    """Within a look's time, without a change of the graph."""
+    monkeypatch.setattr(fleet_module, "POLL_S", 0.02)
+    await world.put(_graph("a", **_SLA))
+    assert world.running == {}
+    world.profile(_profile())
+    await _until(lambda: A in world.running)
+    assert world.running[A].plan.config.performance is not None
+
+
+async def test_a_changed_profile_restarts_the_loop_and_a_rewritten_one_does_not(world, monkeypatch):
+    """The same content under a new version is the same plan."""
+    monkeypatch.setattr(fleet_module, "POLL_S", 0.02)
+    world.profile(_profile())
+    await world.put(_graph("a", **_SLA))
+    assert len(world.begun) == 1
+    world.profile(_profile(), version="2")
+    await asyncio.sleep(0.1)
+    assert len(world.begun) == 1
+    world.profile(_profile(decode_gpus=2), version="3")
+    await _until(lambda: len(world.begun) == 2 and A in world.running)
+    assert world.running[A].plan.config.performance.decode_gpus == 2
+
+
+async def test_a_profile_that_goes_ends_the_loop_and_one_that_cannot_be_read_does_not(world, monkeypatch):
+    """What was read last holds while the API server is away; a deleted profile holds nothing."""
+    monkeypatch.setattr(fleet_module, "POLL_S", 0.02)
+    world.profile(_profile())
+    await world.put(_graph("a", **_SLA))
+    world.read_failure = UnavailableError("no answer")
+    await asyncio.sleep(0.1)
+    assert set(world.running) == {A}
+    world.read_failure = None
+    world.config_maps.clear()
+    await _until(lambda: A not in world.running and world.said)
+    assert world.said[-1][1] is PlannerReason.PROFILE_MISSING
+
+
+async def test_a_simulated_graph_without_a_named_profile_plans_by_its_engines(world):
+    """Read off engine.profile."""
+    await world.put(_graph("a", mode="sla"))
+    assert world.running[A].plan.config.performance == graph_performance(parse(_graph()).spec)
+
+
+async def _until(check):
+    async with asyncio.timeout(30):
+        while not check():  # noqa: ASYNC110 - a few looks of 0.02 s
+            await asyncio.sleep(0.01)
+
+
 async def test_the_end_of_leadership_ends_every_loop():
     """Cancelled, and nothing is left behind."""
     async with _World() as world:
@@ -207,9 +317,9 @@ def test_options_given_to_the_process_override_the_graphs_own():
 
 def test_every_graph_has_a_folder_of_its_own(monkeypatch, tmp_path):
     """LOG-DIR/NAMESPACE/GRAPH; without one, below the state folder."""
-    assert ClusterService({}, log_dir=Path("/logs")).folder(A) == Path("/logs/serving/a")
+    assert ClusterService({}, graph_performance, log_dir=Path("/logs")).folder(A) == Path("/logs/serving/a")
     monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path))
-    assert ClusterService({}).folder(A) == tmp_path / "planner" / "serving" / "a"
+    assert ClusterService({}, graph_performance).folder(A) == tmp_path / "planner" / "serving" / "a"
 
 
 # ---------------------------------------------------------------- the watch

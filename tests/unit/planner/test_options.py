@@ -6,10 +6,16 @@ import pytest
 
 from penstock_api import Role
 from penstock_api.planner import PlannerConfig
-from penstock_core.errors import ConfigError, InvalidSpecError
+from penstock_core.errors import InvalidSpecError
 from penstock_manifests import load_graph
+from penstock_performance.profile import PerformanceProfile
+from penstock_performance.tables import DecodeTable, PrefillTable
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.options import FLAGS, SETTINGS, PlannerOptions, join
+
+PROFILE = PerformanceProfile(
+    PrefillTable((100.0, 1000.0), (0.1, 1.0)), DecodeTable((100.0,), (1.0,), ((0.01,),), ((100.0,),), 1000.0)
+)
 
 GRAPH = """\
 apiVersion: penstock.dev/v1alpha1
@@ -72,7 +78,7 @@ def test_every_setting_of_a_graphs_planner_has_one_declaration():
     }
     own_words = {"namespace", "environment", "served_model_name", "log_dir"}  # null means the graph's
     declared = {setting.key[0] for setting in SETTINGS.values()}
-    assert set(PlannerConfig.model_fields) - declared == without_option | own_words | {"sla"}
+    assert set(PlannerConfig.model_fields) - declared == without_option | own_words
     for name in ("adjustment_interval", "min_gpu_budget", "max_step", "prefill_queue_scale_up_threshold"):
         of_graph = PlannerConfig.model_fields[SETTINGS[name].key[0]]
         option = PlannerOptions.model_fields[name]
@@ -213,11 +219,23 @@ def test_mode_step_and_slo_come_from_the_graph(mode):
     assert (config.mode, config.max_step, config.ttft_slo_s) == (Mode.LOAD, 2, 0.5)
 
 
-def test_sla_mode_is_refused_rather_than_ignored():
-    """A planner that silently runs another mode would mislead."""
-    graph = load_graph(GRAPH.replace("    maxGpuBudget: null", "    mode: sla\n    maxGpuBudget: null"))
-    with pytest.raises(ConfigError, match=r"spec\.planner\.mode: sla is not available in this version"):
-        join(given={}, graph=graph)
+def test_mode_sla_takes_its_targets_from_the_graph_and_its_profile_as_given():
+    """The targets of planner.sla, not the router's; a flag wins; what is no mode's own is left out of the others."""
+    sla = "    mode: sla\n    sla: {ttftSeconds: 0.3, itlSeconds: 0.02, attainment: 0.95}\n    maxGpuBudget: null"
+    graph = load_graph(GRAPH.replace("    maxGpuBudget: null", sla))
+    config = join(given={}, graph=graph).decide_config(graph, PROFILE)
+    assert (config.mode, config.ttft_slo_s, config.itl_slo_s, config.attainment) == (
+        Mode.SLA,
+        0.3,
+        0.02,
+        0.95,
+    )
+    assert config.performance is PROFILE
+    assert join(given={"ttft-slo": 0.4}, graph=graph).ttft_slo == 0.4
+    adaptive = join(given={"mode": "adaptive"}, graph=graph)
+    assert adaptive.ttft_slo == graph.spec.router.ttft_slo_seconds
+    other = adaptive.decide_config(graph, PROFILE)
+    assert (other.itl_slo_s, other.performance) == (None, None)
 
 
 def test_an_aggregated_graph_needs_only_one_floor():

@@ -19,6 +19,7 @@ from penstock_router.proxy.body_bounds import (
 from penstock_router.proxy.completion import parse_completion
 from penstock_router.proxy.prefix import ExactKeys, PromptReader, read_prompt
 from penstock_router.proxy.refusal import RequestRefused
+from penstock_router.tokenizer import PromptTokenizer
 
 CHAT = "/v1/chat/completions"
 BASE = {"model": "llama", "messages": [{"role": "user", "content": "x"}]}
@@ -163,7 +164,7 @@ async def test_long_prompts_are_tokenized_off_the_loop_and_only_so_far(body):
         seen.append((threading.current_thread().name.split("_")[0], len(text)))
         return list(range(len(text) // 4))
 
-    reader = PromptReader(ExactKeys(tokenize))
+    reader = PromptReader(ExactKeys(PromptTokenizer(tokenize)))
     keyed = await reader.read(parsed(**body))
     reader.close()
 
@@ -179,7 +180,7 @@ async def test_short_prompts_are_tokenized_where_they_are():
         seen.append(threading.current_thread() is threading.main_thread())
         return text.split()
 
-    reader = PromptReader(ExactKeys(lambda text: [len(each) for each in tokenize(text)]))
+    reader = PromptReader(ExactKeys(PromptTokenizer(lambda text: [len(each) for each in tokenize(text)])))
     keyed = await reader.read(parsed(prompt="three short words"))
     reader.close()
 

@@ -39,20 +39,27 @@ def test_states_of_the_statefile(state, ready, draining, supervised):
     assert (spec.name, spec.role, spec.url) == ("w", Role.DECODE, "http://127.0.0.1:9")
 
 
+PUBLISHES = ["vllm", "--kv-events-config", '{"endpoint": "ipc:///state/g.{kv_events_port}.kv"}']
+
+
 @pytest.mark.parametrize(
-    ("ports", "expected"),
+    ("cmd", "ports", "expected"),
     [
-        ({"port": 9, "kv_events_port": 7}, 7),
-        ({"port": 9}, None),
-        ({"kv_events_port": "7"}, None),
-        ([7], None),
+        (PUBLISHES, {"port": 9, "kv_events_port": 7}, "ipc:///state/g.7.kv"),
+        (["vllm", "--kv-events-config", '{"endpoint": "tcp://127.0.0.1:5"}'], {}, "tcp://127.0.0.1:5"),
+        (["vllm"], {"kv_events_port": 7}, None),
+        ([*PUBLISHES[:2], "{"], {}, None),
+        ([*PUBLISHES[:2], "[1]"], {}, None),
+        (PUBLISHES[:2], {}, None),
+        (PUBLISHES, None, None),
+        ("vllm", {}, None),
     ],
 )
-def test_a_workers_port_of_kv_events_is_in_its_entry(ports, expected):
-    """Where it has one; anything else leaves it to the graph."""
-    (spec,) = parse_statefile(json.dumps({"w": _entry(ports=ports)}).encode())
+def test_where_a_worker_publishes_is_in_its_command(cmd, ports, expected):
+    """As it was told; anything else leaves it to the graph."""
+    (spec,) = parse_statefile(json.dumps({"w": _entry(cmd=cmd, ports=ports)}).encode())
 
-    assert spec.kv_events_port == expected
+    assert spec.kv_events == expected
 
 
 @pytest.mark.parametrize(

@@ -239,3 +239,14 @@ async def test_a_router_that_hangs_is_asked_no_longer_than_allowed(harness, writ
     )
     assert answer.status == 504
     assert time.monotonic() - began < 20
+
+
+async def test_routers_that_do_not_forward_keep_to_pairs(harness, write_graph):
+    """The default policy is told that prefixes are scattered, and told again when the other router is gone."""
+    worker = await harness.worker("aggregated")
+    file = write_graph((worker,), ())
+    options = {"config": {"peers": {"forward": False}}, "disaggregated": False, "statefile": file}
+    router, other = [await harness.router(**options) for _ in range(2)]
+    write_graph((worker,), (router, other))
+    estimates = router.server.core.entry_queue._estimates
+    await router.until(lambda: estimates.is_scattered)

@@ -17,7 +17,7 @@ from penstock_router.policy.kv_events import KvEvents
 from penstock_router.policy.prefix_index import PrefixIndex
 from penstock_router.proxy.completion import parse_completion
 from penstock_router.proxy.prefix import ExactKeys, read_prompt
-from penstock_router.tokenizer import load_tokenizer
+from penstock_router.tokenizer import PromptTokenizer, load_tokenizer
 
 msgspec = pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
@@ -183,7 +183,9 @@ async def test_a_workers_own_port_goes_before_the_graphs():
     index, publisher = PrefixIndex(100), Publisher()
     admission, events = listener(index, port=1)
     own = publisher.port
-    spec = WorkerSpec("a", Role.PREFILL, "http://127.0.0.1:1", supervised=True, kv_events_port=own)
+    spec = WorkerSpec(
+        "a", Role.PREFILL, "http://127.0.0.1:1", supervised=True, kv_events=f"tcp://127.0.0.1:{own}"
+    )
     events.start()
     admission.set_workers([spec])
     number = 0
@@ -241,7 +243,7 @@ def words(text):
 def test_with_a_tokenizer_texts_and_ids_share_keys():
     """The same tokens, however they come; and they are counted."""
     text = " ".join(["abc"] * 600)
-    exact = ExactKeys(words)
+    exact = ExactKeys(PromptTokenizer(words))
     by_text = read_prompt(request(prompt=text), exact)
 
     assert by_text.tokens == 600
@@ -255,7 +257,7 @@ def test_chats_are_not_counted_without_their_template():
     raw = b'{"model": "m", "messages": [{"role": "user", "content": "a b c"}]}'
     chat = parse_completion("/v1/chat/completions", b"application/json", raw, model="m")
 
-    keyed = read_prompt(chat, ExactKeys(words))
+    keyed = read_prompt(chat, ExactKeys(PromptTokenizer(words)))
 
     assert keyed.tokens is None
     assert len(keyed.chain) == 1
@@ -279,13 +281,13 @@ def test_a_real_tokenizer_is_loaded(tmp_path):
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
 
-    assert list(load_tokenizer(str(tmp_path / "tokenizer.json"))("hello big world")) == [1, 0, 2]
+    assert list(load_tokenizer(str(tmp_path / "tokenizer.json")).text("hello big world")) == [1, 0, 2]
 
 
 @pytest.mark.parametrize("text", ["", "abc", "abcdefgh", "größe\N{SNOWMAN}"])
 def test_simulated_workers_tokens_need_no_file(text):
     """Pieces of 4 bytes of UTF-8, the last filled up; packed again they are the text."""
-    ids = load_tokenizer("simulated")(text)
+    ids = load_tokenizer("simulated").text(text)
 
     assert len(ids) == -(-len(text.encode()) // 4)
     assert b"".join(each.to_bytes(4, sys.byteorder) for each in ids).rstrip(b"\0") == text.encode()

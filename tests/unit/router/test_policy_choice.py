@@ -150,3 +150,11 @@ def test_every_policy_of_a_manifest_is_known_and_an_unknown_one_is_refused():
 def test_decode_workers_are_chosen_by_load(name, expected):
     """A policy that reads prompts knows nothing of decode: the least loaded worker is taken."""
     assert type(decode_policy(name)).__name__ == expected
+
+
+async def test_a_workers_own_metrics_say_how_much_it_caches(harness):
+    """1,000 blocks of 16 tokens are some 31 of 512, not the 8,192 that are assumed before the first scrape."""
+    worker = await harness.worker("aggregated")
+    router = await harness.router(worker)
+    index = router.server.core.entry_queue.index_of(worker.name)
+    await router.until(lambda: index.capacity == 31)

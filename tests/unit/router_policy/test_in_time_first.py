@@ -106,10 +106,10 @@ def test_late_work_does_not_scare_newcomers_away():
     queues = queue_of()
     submit(queues, "late", 6000, 0.0)
     submit(queues, "in time", 100, 0.0)
-    assert queues.pending_tokens("a") == 6100
+    assert queues.pending_tokens("a", 0.0) == 6100
 
     assert next_of(queues, 0.0) == "in time"
-    assert queues.pending_tokens("a") == 100
+    assert queues.pending_tokens("a", 0.0) == 100
     assert queues.queued_tokens("a") == 6000
 
 

@@ -228,7 +228,7 @@ def test_silent_answers_give_their_room_back_when_they_should_have_computed():
         queues.release(item, 6.0)
 
     assert not queues._non_streaming
-    assert queues.pending_tokens("a") == 0
+    assert queues.pending_tokens("a", 6.0) == 0
 
 
 def test_a_backlog_is_shared_with_who_joins():

@@ -210,3 +210,52 @@ def test_rates_must_be_numbers():
 
     assert result.exit_code == 2
     assert "numbers with commas" in result.output
+
+
+def test_numbers_of_routers_are_compared_in_one_table():
+    """By default one of them decides, so the number changes nothing; with owners 0 it does."""
+    options = (*FAST, "--profile", "dualmap-7b", "--policy", "prefix-cost,min-ttft", "--qps", "6")
+    one = orjson.loads(run(*options, "--routers", "1,4", "--json").stdout)
+    each = orjson.loads(run(*options, "--routers", "1,4", "--owners", "0", "--json").stdout)
+
+    rows = {row["policy"]: row for row in one["by_routers"]}
+    assert set(rows) == {"prefix-cost", "min-ttft"}
+    assert all(row["in_time"]["1"] == row["in_time"]["4"] for row in rows.values())
+    assert min(row["behind_best"] for row in rows.values()) == 0
+    assert [row["policy"] for row in one["summary"]][:2] == [
+        "prefix-cost, 1 router",
+        "prefix-cost, 4 routers",
+    ]
+    figures = {row["policy"]: row["ttft_s"] for row in each["summary"]}
+    assert figures["prefix-cost, 4 routers"] != figures["prefix-cost, 1 router"]
+    assert "in time, by the number of routers" in run(*options, "--routers", "1,4").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--routers", "0"), "from 1 to 256"),
+        (("--routers", "2,257"), "from 1 to 256"),
+        (("--owners", "2"), "without effect behind one router"),
+    ],
+)
+def test_wrong_numbers_of_routers_are_refused(options, message):
+    """With their bounds; owners need several routers."""
+    with pytest.raises(ConfigError, match=message):
+        run(*FAST, *options)
+
+
+def test_routers_of_a_fraction_are_no_number():
+    """As usage errors."""
+    result = run(*FAST, "--routers", "1.5")
+    assert result.exit_code == 2
+    assert "whole numbers" in result.output
+
+
+def test_without_a_manifest_the_router_is_the_products_default():
+    """Its order, and in the paper's server the two requests that bench/dualmap gives it."""
+    settings = orjson.loads(
+        run(*FAST, "--profile", "dualmap-7b", "--policy", "prefix-cost", "--json").stdout
+    )["settings"]
+    assert settings["router"]["queue_order"] == "in-time-first"
+    assert settings["router"]["slot_requests"] == 2

@@ -23,7 +23,7 @@ MISSED = {
 """What a mode is known not to do. ``load`` is the planner document's rule, which looks at the queue and KV alone and
 waits for every change: it may learn, and must not forget."""
 
-OWN = [mode for mode in (Mode.LOAD, Mode.ADAPTIVE) if mode in POLICIES]
+OWN = [mode for mode in (Mode.LOAD, Mode.ADAPTIVE, Mode.SLA) if mode in POLICIES]
 
 
 @pytest.mark.no_cover  # the tracer would double a tenth of the suite's time, for lines that other tests reach

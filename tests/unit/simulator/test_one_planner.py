@@ -20,6 +20,7 @@ from penstock_planner.observers import Observers
 from penstock_planner.replay import replay
 from penstock_planner.sources.base import Readings
 from penstock_planner.targets.base import Endpoint, PoolState, TargetState
+from penstock_simulator.conformance.plant import Situation, performance_of, steady
 from penstock_simulator.planning import SimulatedObservation, VirtualPlanner
 
 D, P, A = Role.DECODE, Role.PREFILL, Role.AGGREGATED
@@ -77,7 +78,7 @@ def scripts(draw):
     # Between two ticks, so that no tick is lost.
     restarts = draw(st.lists(st.integers(1, int(PIECE_S) * pieces - 1), max_size=4, unique=True))
     return _Script(
-        mode=draw(st.sampled_from([Mode.LOAD, Mode.ADAPTIVE])),
+        mode=draw(st.sampled_from([Mode.LOAD, Mode.ADAPTIVE, Mode.SLA])),
         is_aggregated=draw(st.booleans()),
         kv=row(0.95, 0.95, 0.6, 0.1, None),
         queue=row(0.0, 0.3, 9.0),
@@ -271,7 +272,13 @@ def drive_virtual(script, config):
 
 def driven(script):
     """Return what both drivers make of a script, after checking that they agree."""
-    config = DecideConfig(mode=script.mode, max_gpu_budget=6, metric_pulling_interval_s=PULL_S)
+    config = DecideConfig(
+        mode=script.mode,
+        max_gpu_budget=6,
+        metric_pulling_interval_s=PULL_S,
+        itl_slo_s=0.02,
+        performance=performance_of(Situation({}, steady(1.0))),
+    )
     with tempfile.TemporaryDirectory() as folder:
         live = drive_live(script, config, Path(folder))
         assert replay(read_ledger(Path(folder))).differences == ()

@@ -30,7 +30,6 @@ def router_of(spec, role):
         spec,
         role,
         slo_s=5.0,
-        cache_tokens=100_000,
         decode_policy=LeastLoaded(),
         faults=Faults(),
         sizes=dict.fromkeys(Role, WorkerSize(100_000, None)),
@@ -104,7 +103,7 @@ def test_news_count_other_routers_jobs(request_at):
     request = request_at(0.0)
 
     assert dispatched(router, Job(0, request, PrefixChains(0).chain(request)), 0.0) == "b"
-    assert router.pending_tokens("b") == 1000
+    assert router.pending_tokens("b", 0.0) == 1000
 
 
 def test_the_longest_hit_goes_first_where_asked(simple_world, request_at):
@@ -162,11 +161,11 @@ def test_without_slots_an_answer_weighs_until_it_ends(request_at):
     first = dispatched(router, jobs[0], 0.0)
     router.prefilled(jobs[0], 0.5)
 
-    assert router.pending_tokens(first) == 1000
+    assert router.pending_tokens(first, 0.5) == 1000
     assert dispatched(router, jobs[1], 1.0) != first
 
     router.left_entry(jobs[0], 2.0)
-    assert router.pending_tokens(first) == 0
+    assert router.pending_tokens(first, 0.5) == 0
 
 
 def test_least_loaded_looks_at_the_gauges_that_it_was_told():

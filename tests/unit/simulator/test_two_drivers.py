@@ -15,6 +15,7 @@ from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.make_core import make_core
 from penstock_router.policy.arrival import Arrival
+from penstock_router.policy.keys import BLOCK_TOKENS
 from penstock_router.policy.registry import decode_policy
 from penstock_router.policy.routing_policy import AssignTime
 from penstock_simulator.faults import Faults
@@ -102,7 +103,6 @@ class Virtual:
             policy.value,
             queue_order=RouterConfig().prefill_queue.order,
             slot_tokens=SLOT_TOKENS,
-            cache_blocks=CACHE_BLOCKS,
             max_waiting=MAX_WAITING,
             max_wait_s=MAX_WAIT_S,
         )
@@ -110,10 +110,9 @@ class Virtual:
             spec,
             Role.PREFILL,
             slo_s=SLO_S,
-            cache_tokens=1,
             decode_policy=decode_policy(policy.value),
             faults=Faults(),
-            sizes=dict.fromkeys(Role, WorkerSize(100_000, None)),
+            sizes=dict.fromkeys(Role, WorkerSize(CACHE_BLOCKS * BLOCK_TOKENS, None)),
         )
         self.jobs = {}
 

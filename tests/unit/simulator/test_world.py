@@ -46,8 +46,8 @@ def test_the_prompt_is_freed_once_it_was_read(split_world, request_at):
     world.run()
 
     for worker in world.fleet:
-        assert worker.server.engine.pinned_requests == 0
-        assert worker.server.engine.counters.expired_requests == 0
+        assert len(worker.server.engine.pinned) == 0
+        assert worker.server.engine.counters.lease_expiries.total() == 0
         assert worker.jobs == {}
         assert worker.pending_tokens == 0
         assert worker.prompt_tokens == 0

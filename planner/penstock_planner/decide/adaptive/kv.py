@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from penstock_api import Role
 from penstock_planner.decide.adaptive import trend
@@ -35,25 +36,26 @@ WAITING_SHARE = 0.02
 """KV of a waiting request where running ones do not tell: the planner document's own figure."""
 
 
+class Decoding(Protocol):
+    """Expected answers, and what they hold of a pool's KV cache."""
+
+    def load_on(self, workers: int) -> float:
+        """Return the KV load, in workers' worth, that they bring so many workers to; all of it where there are none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class KvView:
-    """What is known of KV usage at a decision.
+class LightDecoding:
+    """Answers that hold as much KV per token as the last minutes' did.
 
     Attributes:
-        load: Workers' worth of KV in use or waited for, now and when a new replica could be ready.
-        light: What the arrivals expected then would hold on idle workers, if each token holds as much as the last
-            minutes' did; `demanded` says what they hold on busy ones.
-        peak: Highest load of the last minutes, decayed.
-        full: Share of recent time in which n workers would have been full; element n - 1.
+        light: KV load on workers that stay as fast as idle ones, in workers' worth.
     """
 
-    load: Forecast
     light: float
-    peak: float
-    full: tuple[float, ...]
 
-    def demanded(self, workers: int) -> float:
-        """Return the KV load that the expected arrivals bring ``workers`` to, at most `LOAD_MOST` of each.
+    def load_on(self, workers: int) -> float:
+        """Return the KV load on ``workers``, at most `LOAD_MOST` of each.
 
         A worker at usage u decodes `SLOWDOWN` x u longer than an idle one, and holds the KV as much longer:
         u = h (1 + s u), where h is what it would hold if it stayed fast. Hence u = h / (1 - s h).
@@ -63,6 +65,27 @@ class KvView:
         share = self.light / workers
         left = 1.0 - SLOWDOWN * share
         return workers * (LOAD_MOST if share > LOAD_MOST * left else share / left)
+
+
+@dataclass(frozen=True, slots=True)
+class KvView:
+    """What is known of KV usage at a decision.
+
+    Attributes:
+        load: Workers' worth of KV in use or waited for, now and when a new replica could be ready.
+        decoding: What holds the KV of the arrivals expected then.
+        peak: Highest load of the last minutes, decayed.
+        full: Share of recent time in which n workers would have been full; element n - 1.
+    """
+
+    load: Forecast
+    decoding: Decoding
+    peak: float
+    full: tuple[float, ...]
+
+    def demanded(self, workers: int) -> float:
+        """Return the KV load that the expected arrivals bring ``workers`` to, at most `LOAD_MOST` of each."""
+        return self.decoding.load_on(workers)
 
     def full_with(self, workers: int) -> float:
         """Return the share for a fleet of ``workers``; that of the largest followed for larger ones."""
@@ -112,12 +135,11 @@ def followed(kv: KvLoad, load: float, tokens: float, *, ready: int, dt_s: float,
     )
 
 
-def view(kv: KvLoad, tokens_per_s: float, horizon_s: float) -> KvView:
-    """Return what the rules look at; ``tokens_per_s`` is expected to arrive at the same horizon."""
-    held_s = kv.light_s / kv.done_tokens if kv.done_tokens > 0 else 0.0
+def view(kv: KvLoad, decoding: Decoding, horizon_s: float) -> KvView:
+    """Return what the rules look at; ``decoding`` is of the arrivals expected at the same horizon."""
     return KvView(
         load=trend.forecast(kv.load, horizon_s, LOAD_TAU_S),
         peak=kv.peak,
-        light=held_s * tokens_per_s,
+        decoding=decoding,
         full=tuple(full / kv.seen_s if kv.seen_s > 0 else 0.0 for full in kv.full_s),
     )

@@ -8,10 +8,11 @@ from dataclasses import replace
 from penstock_api import Role
 from penstock_planner.decide.adaptive import kv, rules, supply, work
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory, read, write
+from penstock_planner.decide.adaptive.workers import ObservedWorkers, Workers
 from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, Step
-from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, entry_role, kv_role
+from penstock_planner.decide.observation import PoolCounts, Pull, Window, entry_role, kv_role
 from penstock_planner.decide.proposal import Proposal, RoleProposal
 from penstock_planner.decide.stabilise import back_off, remember
 from penstock_planner.decide.state import PlannerState
@@ -28,12 +29,27 @@ REGRET_S = 60.0
 
 def adaptive(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     """Return what demand at the door, supply over time and restraint ask for; one pull at least."""
-    memory = read(state.memory)
+    memory, workers = read(state.memory), ObservedWorkers()
     for pull in window.pulls:
-        memory = _followed(memory, pull, config)
+        memory = followed(memory, pull, workers, config)
+    return proposed(window, state, memory, workers, config)
+
+
+def proposed(
+    window: Window, state: PlannerState, memory: AdaptiveMemory, workers: Workers, config: DecideConfig
+) -> Proposal:
+    """Return one change per role.
+
+    Args:
+        window: With one pull at least.
+        state: What the last decision left.
+        memory: With all pulls of the window followed.
+        workers: What they are taken to be able to do.
+        config: Targets, bounds and budget.
+    """
     pools = window.pulls[-1].pools
     seen = {role: remember(role, pool, state.of(role), config) for role, pool in pools.items()}
-    proposals = [_draft(role, window, memory, config) for role in pools]
+    proposals = [_draft(role, window, memory, workers, config) for role in pools]
     spared = {
         each.role: supply.spared(memory.of(each.role), window.end_s, is_spare=_is_spare(each))
         for each in proposals
@@ -43,9 +59,13 @@ def adaptive(window: Window, state: PlannerState, config: DecideConfig) -> Propo
     return Proposal(_within_budget(proposals, pools, config), seen, write(memory))
 
 
-def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> AdaptiveMemory:
+def followed(memory: AdaptiveMemory, pull: Pull, workers: Workers, config: DecideConfig) -> AdaptiveMemory:
     """Return the memory after one pull; what the pull does not know leaves its part as it was."""
-    roles = {role: supply.followed(memory.of(role), pool, pull.at_s) for role, pool in pull.pools.items()}
+    most_s = workers.restraint.hold_down_most_s
+    roles = {
+        role: supply.followed(memory.of(role), pool, pull.at_s, hold_down_most_s=most_s)
+        for role, pool in pull.pools.items()
+    }
     dt_s = 0.0 if memory.pulled_s is None else pull.at_s - memory.pulled_s
     holder = kv_role(pull.pools)
     entry = entry_role(pull.pools)
@@ -53,7 +73,7 @@ def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapt
     if demand is not None and entry in pull.pools:
         sizes = max(len(made.late), pull.pools[entry].replicas + SIZES_ABOVE)
         made = work.followed(
-            made, demand, ready=pull.pools[entry].ready, sizes=sizes, slo_s=config.ttft_slo_s
+            made, demand, workers, ready=pull.pools[entry].ready, sizes=sizes, slo_s=config.ttft_slo_s
         )
     load = kv.load_of(pull, holder)
     if load is not None and holder in pull.pools and dt_s > 0:
@@ -63,7 +83,9 @@ def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapt
     return AdaptiveMemory(pull.at_s, made, usage, {**memory.roles, **roles})
 
 
-def _draft(role: Role, window: Window, memory: AdaptiveMemory, config: DecideConfig) -> RoleProposal:
+def _draft(
+    role: Role, window: Window, memory: AdaptiveMemory, workers: Workers, config: DecideConfig
+) -> RoleProposal:
     pull = window.pulls[-1]
     pool = pull.pools[role]
     gpus = config.engine_gpus(role, pool.gpus)
@@ -80,7 +102,7 @@ def _draft(role: Role, window: Window, memory: AdaptiveMemory, config: DecideCon
     if unknown or pull.demand is None:
         step = Step("known", {"demand": "unknown" if pull.demand is None else "known"}, None, "hold")
         return replace(blank.passed(step), reason=Reason.METRIC_UNKNOWN, detail=unknown or "demand unknown")
-    case = _case(role, pull.demand, window, memory, config)
+    case = _case(role, window, memory, workers, config)
     findings = rules.lacks(case)
     blank = replace(blank, steps=tuple(found.step for found in findings))
     for found in findings:
@@ -130,13 +152,14 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
 
 
 def _case(
-    role: Role, demand: Demand, window: Window, memory: AdaptiveMemory, config: DecideConfig
+    role: Role, window: Window, memory: AdaptiveMemory, workers: Workers, config: DecideConfig
 ) -> rules.Case:
     pull = window.pulls[-1]
-    at_s = pull.at_s
+    at_s, demand = pull.at_s, pull.demand
+    assert demand is not None  # noqa: S101 - the caller's
     startup_s = supply.startup_s(memory, role, at_s)
     horizon_s = startup_s + config.metric_pulling_interval_s
-    made = work.view(memory.work, demand, horizon_s=horizon_s, far_s=2 * horizon_s + REGRET_S)
+    made = work.view(memory.work, demand, workers, horizon_s=horizon_s, far_s=2 * horizon_s + REGRET_S)
     entry = entry_role(pull.pools)
     due_s = supply.arrivals_s(memory.of(entry), supply.startup_s(memory, entry, at_s), at_s)
     prefilled_per_s = rules.prefilled_per_s(
@@ -149,9 +172,13 @@ def _case(
         horizon_s=horizon_s,
         arrivals_s=supply.arrivals_s(memory.of(role), startup_s, at_s),
         work=None if role is Role.DECODE else made,
-        kv=None if role is Role.PREFILL else kv.view(memory.kv, prefilled_per_s, horizon_s),
+        kv=None
+        if role is Role.PREFILL
+        else kv.view(memory.kv, workers.decoding(memory.kv, prefilled_per_s), horizon_s),
+        gaps=None if role is Role.PREFILL else workers.gaps(prefilled_per_s),
         oldest_wait_s=demand.oldest_wait_s,
         rejected=sum(p.demand.refused + p.demand.timed_out for p in window.pulls if p.demand is not None),
+        workers=workers,
     )
 
 

@@ -10,38 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock_api import Role
+from penstock_planner.decide.adaptive import gaps
+from penstock_planner.decide.adaptive.findings import RoleFinding, finding, grows
+from penstock_planner.decide.adaptive.gaps import GapsView
 from penstock_planner.decide.adaptive.kv import FULL, KvView
 from penstock_planner.decide.adaptive.work import WorkView
+from penstock_planner.decide.adaptive.workers import Workers
 from penstock_planner.decide.decision import Reason, Step
 from penstock_planner.decide.observation import PoolCounts
-
-BUSY_MOST = 0.9
-"""Chosen: demand may fill this share of a prefill pool's throughput before it grows. Its workers share one queue in
-the router, so that three at 0.9 still answer log-normal prompts within seconds."""
-
-BUSY_AFTER = 0.75
-"""Chosen: and this share of what is left after a worker went; of 0.7, 0.75 and 0.8 the one with fewest reversals on
-the scoreboard's poisson, day and sine."""
-
-LAST_BUSY_AFTER = 0.5
-"""Chosen: the same where one prefill worker is left: a jump finds nothing beside it. At 0.75 step was 96.6, at 0.5 97.8%
-in time, for fewer GPU-hours."""
-
-MIXED_BUSY_MOST = 0.65
-MIXED_BUSY_AFTER = 0.5
-"""Chosen: the same of aggregated workers. Requests wait in each worker, not in one queue, and decoding steps come
-between prompts. At 0.9, 0.75 and 0.65 aggregated-sine was 94.6, 97.2 and 97.9% in time."""
-
-AHEAD_SIGMAS = 0.5
-"""Chosen: demand counts with this many of its standard errors. A replica too many costs its GPUs for a minute, one
-too few makes a start-up's arrivals late: at -0.5 sine was 98.5% in time, at 0.5 99.9% for 1% more GPU-hours."""
 
 LEVEL_SIGMAS = 2.0
 """Chosen: a jump within seconds counts once it is this many standard errors of Poisson arrivals above what the fleet
 can do, so that chance starts nothing: step went from 86 to 98% in time, and poisson stayed."""
-
-AFTER_SIGMAS = 1.0
-"""Chosen: and before a worker goes, demand counts with this many."""
 
 LATE_MOST = 0.01
 """Share of arrivals that may be late before the fleet grows: the goal is 99% in time."""
@@ -63,17 +43,6 @@ cases were served no better, for 1% more GPU-hours."""
 KV_TREND_MOST = 2.0
 """Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast and then no more."""
 
-KV_AFTER = 0.55
-"""Chosen: mean KV usage that one worker fewer may have, its slower decoding counted; 0.45 and 0.6 served the tuned
-cases alike."""
-
-PEAK_AFTER = 0.8
-"""Chosen: share of the throughput of one fewer that the last minutes' highest few seconds may fill: what was
-can come back, and a peak that needed four workers holds them for a minute."""
-
-KV_PEAK_AFTER = 0.6
-"""Chosen: the same of mean KV usage; below `KV_AHEAD_MOST`, so that the same peak again grows nothing."""
-
 FULL_TIME_MOST = 0.05
 """Chosen: share of recent time in which the workers' KV caches may be full."""
 
@@ -90,8 +59,10 @@ class Case:
         arrivals_s: When each of those that start will be, in seconds from now.
         work: Prefill work; None for decode.
         kv: KV usage; None for prefill.
+        gaps: Gaps between tokens; None for prefill, and where there is no target.
         oldest_wait_s: In the routers; None when nothing waits there.
         rejected: Requests refused or timed out in the interval.
+        workers: What they are taken to be able to do.
     """
 
     role: Role
@@ -101,39 +72,24 @@ class Case:
     arrivals_s: Sequence[float]
     work: WorkView | None
     kv: KvView | None
+    gaps: GapsView | None
     oldest_wait_s: float | None
     rejected: float
-
-
-@dataclass(frozen=True, slots=True)
-class RoleFinding:
-    """What one rule found.
-
-    Attributes:
-        applies: The rule asks for the change.
-        reason: For the decision, if it applies.
-        detail: In words and numbers.
-        step: For the record.
-    """
-
-    applies: bool
-    reason: Reason
-    detail: str
-    step: Step
+    workers: Workers
 
 
 def lacks(case: Case) -> list[RoleFinding]:
     """Return every rule for growing; one that applies is enough."""
     found = []
     if case.work is not None:
-        found += [
-            _demand(case, case.work),
-            _late(case, case.work),
-            _backlog(case, case.work),
-            _rejected(case),
-        ]
+        found.append(_demand(case, case.work))
+        if case.workers.has_shadows:
+            found.append(_late(case, case.work))
+        found += [_backlog(case, case.work), _rejected(case)]
     if case.kv is not None:
         found.append(_kv(case, case.kv))
+    if case.gaps is not None:
+        found.append(gaps.lacking(case.gaps, case.pool.replicas))
     return found
 
 
@@ -156,13 +112,15 @@ def spares(case: Case) -> list[RoleFinding]:
         found.append(_work_after(case, case.work))
     if case.kv is not None:
         found.append(_kv_after(case, case.kv))
+    if case.gaps is not None:
+        found.append(gaps.spare(case.gaps, case.pool.replicas - 1))
     return found
 
 
 def _demand(case: Case, work: WorkView) -> RoleFinding:
     """Compare what may arrive per second with what the fleet, starting replicas included, can compute."""
     workers = case.pool.replicas
-    ahead = work.rate.ahead + AHEAD_SIGMAS * work.rate.error
+    ahead = work.rate.ahead + case.workers.sigmas_ahead * work.rate.error
     expected = max(ahead, _jump(work))
     able = workers * (work.tokens_per_s or 0.0)
     inputs = {
@@ -175,12 +133,12 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
         "workers": workers,
         "horizon_s": case.horizon_s,
     }
-    most = MIXED_BUSY_MOST if case.role is Role.AGGREGATED else BUSY_MOST
+    most = case.workers.busy_most(case.role, workers)
     applies = work.tokens_per_s is not None and expected > most * able
     detail = (
         f"{expected:.0f} tokens/s in {case.horizon_s:.0f} s against {able:.0f} that {workers} can compute"
     )
-    return _finding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("demand", inputs, most, _grows(applies)))
+    return finding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("demand", inputs, most, grows(applies)))
 
 
 def arriving_per_s(work: WorkView) -> float:
@@ -218,7 +176,7 @@ def _late(case: Case, work: WorkView) -> RoleFinding:
     applies = late > LATE_MOST and saved > LATE_SAVED and lately > LATE_LOST
     inputs = {"workers": workers, "late_share": late, "saved_by_one": saved, "saved_lately": lately}
     detail = f"{workers} workers serve {late:.1%} of the requests later than {case.slo_s:g} s, one more saves {saved:.1%}"
-    return _finding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("late", inputs, LATE_MOST, _grows(applies)))
+    return finding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("late", inputs, LATE_MOST, grows(applies)))
 
 
 def _backlog(case: Case, work: WorkView) -> RoleFinding:
@@ -239,7 +197,7 @@ def _backlog(case: Case, work: WorkView) -> RoleFinding:
         "clears_in_s": clears_s if math.isfinite(clears_s) else None,
     }
     detail = f"{left:.0f} tokens will be left in {horizon_s:.0f} s, more than {case.pool.replicas} clear in {most_s:.0f} s"
-    return _finding(Reason.BACKLOG_ABOVE_SLO, detail, Step("backlog", inputs, most_s, _grows(applies)))
+    return finding(Reason.BACKLOG_ABOVE_SLO, detail, Step("backlog", inputs, most_s, grows(applies)))
 
 
 def _first_wait(case: Case) -> RoleFinding:
@@ -247,15 +205,15 @@ def _first_wait(case: Case) -> RoleFinding:
     waits_s = case.oldest_wait_s or 0.0
     applies = waits_s > case.slo_s / 2 and not case.pool.starting
     inputs = {"oldest_wait_s": case.oldest_wait_s, "starting": case.pool.starting}
-    step = Step("backlog", inputs, case.slo_s / 2, _grows(applies))
-    return _finding(Reason.BACKLOG_ABOVE_SLO, f"a request has waited {waits_s:.1f} s", step)
+    step = Step("backlog", inputs, case.slo_s / 2, grows(applies))
+    return finding(Reason.BACKLOG_ABOVE_SLO, f"a request has waited {waits_s:.1f} s", step)
 
 
 def _rejected(case: Case) -> RoleFinding:
     """Grow once for rejected requests; while a replica starts, demand and backlog say whether more is needed."""
     applies = case.rejected > 0 and not case.pool.starting
-    step = Step("rejected", {"requests": case.rejected}, 0, _grows(applies))
-    return _finding(Reason.REQUESTS_REJECTED, f"{case.rejected:.0f} requests refused or timed out", step)
+    step = Step("rejected", {"requests": case.rejected}, 0, grows(applies))
+    return finding(Reason.REQUESTS_REJECTED, f"{case.rejected:.0f} requests refused or timed out", step)
 
 
 def _kv(case: Case, kv: KvView) -> RoleFinding:
@@ -274,13 +232,13 @@ def _kv(case: Case, kv: KvView) -> RoleFinding:
         "full_share": share,
     }
     detail = f"KV usage of {workers} workers will be {ahead:.2f} in {case.horizon_s:.0f} s"
-    return _finding(Reason.KV_ABOVE_CAPACITY, detail, Step("kv", inputs, KV_AHEAD_MOST, _grows(applies)))
+    return finding(Reason.KV_ABOVE_CAPACITY, detail, Step("kv", inputs, KV_AHEAD_MOST, grows(applies)))
 
 
 def _work_after(case: Case, work: WorkView) -> RoleFinding:
-    workers = case.pool.replicas - 1
+    workers, kept = case.pool.replicas - 1, case.workers.restraint
     rate = max(
-        max(work.rate.now, work.rate.ahead) + AFTER_SIGMAS * work.rate.error,
+        max(work.rate.now, work.rate.ahead) + kept.sigmas * work.rate.error,
         work.far_rate,
         work.level.now + work.level.error,
     )
@@ -288,10 +246,8 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
     busy = rate / able if able else (math.inf if rate > 0 or work.backlog_tokens > 0 else 0.0)
     lost = work.saved_lately(workers)
     peak = work.peak / able if able else math.inf
-    most = MIXED_BUSY_AFTER if case.role is Role.AGGREGATED else BUSY_AFTER
-    if workers == 1:
-        most = min(most, LAST_BUSY_AFTER)
-    applies = busy <= most and lost <= LATE_LOST and (peak <= PEAK_AFTER or work.peak == 0)
+    most = case.workers.busy_after(case.role, workers)
+    applies = busy <= most and lost <= kept.late and (peak <= kept.peak or work.peak == 0)
     inputs = {
         "workers_after": workers,
         "tokens_per_s": rate,
@@ -301,23 +257,15 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
         "late_added": lost,
     }
     step = Step("work_after", inputs, most, "shrink" if applies else "hold")
-    return _finding(Reason.SPARE_CAPACITY, f"{workers} would be {busy:.0%} busy", step)
+    return finding(Reason.SPARE_CAPACITY, f"{workers} would be {busy:.0%} busy", step)
 
 
 def _kv_after(case: Case, kv: KvView) -> RoleFinding:
-    workers = case.pool.replicas - 1
+    workers, kept = case.pool.replicas - 1, case.workers.restraint
     load = max(kv.load.now, kv.load.ahead)
     usage = max(load, kv.demanded(workers)) / workers if workers else math.inf
     peak = kv.peak / workers if workers else math.inf
-    applies = usage <= KV_AFTER and peak <= KV_PEAK_AFTER
+    applies = usage <= kept.kv and peak <= kept.kv_peak
     inputs = {"workers_after": workers, "kv_load": load, "kv_after": usage, "kv_peak_after": peak}
-    step = Step("kv_after", inputs, KV_AFTER, "shrink" if applies else "hold")
-    return _finding(Reason.SPARE_CAPACITY, f"KV usage of {workers} would be {usage:.2f}", step)
-
-
-def _finding(reason: Reason, detail: str, step: Step) -> RoleFinding:
-    return RoleFinding(step.outcome in {"grow", "shrink"}, reason, detail, step)
-
-
-def _grows(applies: bool) -> str:  # noqa: FBT001 - a word for a truth
-    return "grow" if applies else "pass"
+    step = Step("kv_after", inputs, kept.kv, "shrink" if applies else "hold")
+    return finding(Reason.SPARE_CAPACITY, f"KV usage of {workers} would be {usage:.2f}", step)

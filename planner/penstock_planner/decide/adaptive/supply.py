@@ -22,9 +22,6 @@ FLAP_S = 240.0
 """Chosen: growing back within this time after shrinking is a regret. Decode on steady arrivals was wanted back after
 two to three minutes; a swing of ten minutes is no regret."""
 
-HOLD_DOWN_MOST_S = 1800.0
-"""Chosen: half an hour; a load that makes shrinking regretted for longer than that has changed."""
-
 SETTLE_S = 15.0
 """Chosen: the least time between two scale-downs, so that the first one shows in the signals; half a start-up at
 least."""
@@ -37,12 +34,18 @@ _NEW_SHARE = 0.5
 """Chosen: weight of the newest start-up; three are enough to follow a slower image pull."""
 
 
-def followed(memory: RoleMemory, pool: PoolCounts, at_s: float) -> RoleMemory:
+def followed(memory: RoleMemory, pool: PoolCounts, at_s: float, *, hold_down_most_s: float) -> RoleMemory:
     """Return the role's memory after one pull.
 
     New starts are noted, finished ones timed, oldest first. A replica that is starting at the first pull has been
     so for an unknown time: its age counts from there. The workers of the first pull count as just added, because their
     caches may be empty and nothing is known of the load before it.
+
+    Args:
+        memory: Before.
+        pool: Counts of the pull.
+        at_s: Its time.
+        hold_down_most_s: Longest hold-down that regrets lead to.
     """
     if memory.ready is None:
         return replace(memory, ready=pool.ready, begun_s=(at_s,) * pool.starting, grown_s=at_s)
@@ -57,16 +60,16 @@ def followed(memory: RoleMemory, pool: PoolCounts, at_s: float) -> RoleMemory:
     begun += (at_s,) * (pool.starting - len(begun))
     after = replace(memory, ready=pool.ready, begun_s=begun, startup_s=startup_s)
     if pool.replicas > before:
-        return _grown(after, at_s)
+        return _grown(after, at_s, hold_down_most_s)
     return _shrunk(after, at_s) if pool.replicas < before else after
 
 
-def _grown(memory: RoleMemory, at_s: float) -> RoleMemory:
+def _grown(memory: RoleMemory, at_s: float, hold_down_most_s: float) -> RoleMemory:
     """Note a scale-up; one soon after a scale-down is a regret and doubles the hold-down."""
     hold_down_s = memory.hold_down_s
     is_back = memory.shrunk_s is not None and (memory.grown_s is None or memory.grown_s < memory.shrunk_s)
     if is_back and memory.shrunk_s is not None and at_s - memory.shrunk_s <= FLAP_S:
-        hold_down_s = min(HOLD_DOWN_MOST_S, 2 * max(hold_down_s, _least_hold_down_s(memory.startup_s)))
+        hold_down_s = min(hold_down_most_s, 2 * max(hold_down_s, _least_hold_down_s(memory.startup_s)))
     return replace(memory, grown_s=at_s, hold_down_s=hold_down_s)
 
 

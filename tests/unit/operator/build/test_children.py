@@ -214,10 +214,10 @@ def test_routers_read_a_valid_graph_of_their_own(objects, build):
     (graph,) = manifests.graphs
     original = build(**changes)
     assert graph.name == "llama"
-    assert (graph.spec.model, graph.spec.router, graph.spec.lease) == (
+    assert (graph.spec.model, graph.spec.router, graph.spec.lease.duration_seconds) == (
         original.spec.model,
         original.spec.router,
-        original.spec.lease,
+        original.spec.lease.duration_seconds,
     )
     assert {name: each.role for name, each in graph.spec.services.items()} == {
         "frontend": Role.ROUTER,

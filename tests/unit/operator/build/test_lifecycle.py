@@ -23,8 +23,9 @@ SILENT = TimeoutError("slow")
 def looks(monkeypatch):
     """Run the hook's program on a row of answers; return how many it used and how long it slept in all."""
 
-    def run(*answers):
-        (_, _, program) = lifecycle(finishes_requests=False, grace_s=900)["preStop"]["exec"]["command"]
+    def run(*answers, keeps_leases=True):
+        found = lifecycle(finishes_requests=False, grace_s=900, keeps_leases=keeps_leases)
+        (_, _, program) = found["preStop"]["exec"]["command"]
         rest = list(answers)
         slept = []
 
@@ -57,6 +58,12 @@ def looks(monkeypatch):
 def test_worker_gets_sigterm_only_when_idle(looks, answers, used, slept):
     """Two looks in a row find nothing running, waiting or held, after routers had time to turn away."""
     assert looks(*answers) == (used, slept)
+
+
+def test_blocks_kept_for_the_next_turn_are_not_waited_for(looks):
+    """A decode worker's are a cache; its requests are waited for all the same."""
+    assert looks(HOLDING, HOLDING, BUSY, keeps_leases=False) == (2, 7)
+    assert looks(BUSY, HOLDING, HOLDING, BUSY, keeps_leases=False) == (3, 8)
 
 
 @pytest.mark.parametrize(("grace_s", "expected"), [(900, 5), (6, 5), (3, 2), (2, 1)])

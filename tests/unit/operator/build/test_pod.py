@@ -50,7 +50,7 @@ def test_worker_command(container):
     transfer = {
         "kv_connector": "NixlConnector",
         "kv_role": "kv_producer",
-        "kv_connector_extra_config": {"kv_lease_duration": 12, "decoder_kv_blocks_ttl": 60},
+        "kv_connector_extra_config": {"kv_lease_duration": 12},
     }
     assert [*found["command"], *found["args"]] == [
         "vllm", "serve", "meta/llama", "--served-model-name", "llama", "--host", "0.0.0.0", "--port", "8000",
@@ -315,9 +315,9 @@ def test_a_slow_load_is_waited_for(container, startup_s, failures):
 
 
 def test_a_busy_worker_is_not_killed(container):
-    """Liveness gives up after six silences of ten seconds; then the process has nothing to finish."""
+    """Liveness gives up after ten minutes of silence; then the process has nothing to finish."""
     probe = container("decode")["livenessProbe"]
-    assert (probe["timeoutSeconds"], probe["failureThreshold"]) == (10, 6)
+    assert (probe["timeoutSeconds"], probe["failureThreshold"]) == (10, 60)
     assert probe["terminationGracePeriodSeconds"] == 30
 
 

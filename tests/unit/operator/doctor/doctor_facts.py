@@ -176,6 +176,7 @@ def facts(**changes):
         ),
         rights=(RightsFact("you", "", "serving", 10),),
         graphs=(graph_facts(),),
+        profiles=(),
         nodes=NodeFacts((node(),), {"node-1": {"nvidia.com/gpu": 2}}),
         now_s=NOW_S,
         interval_s=6.0,

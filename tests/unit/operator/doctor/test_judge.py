@@ -329,6 +329,37 @@ def test_no_graph_is_fine():
     assert any("kubectl apply" in each.message for each in findings)
 
 
+def _request(phase, message):
+    """A ProfileRequest with its status."""
+    conditions = [{"type": "Complete", "message": message}] if message else []
+    status = {"phase": phase, "conditions": conditions, "configMap": "kept"} if phase else {}
+    return {"metadata": {"name": "fast", "namespace": "serving"}, "spec": {}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("phase", "message", "severity", "words"),
+    [
+        ("Succeeded", "done", Severity.OK, "its profile is in ConfigMap kept"),
+        ("Profiling", "Job fast-profile measures", Severity.OK, "under way: Job fast-profile measures"),
+        ("Pending", "GraphDeployment g is not there", Severity.WARNING, "GraphDeployment g is not there"),
+        ("Failed", "out of memory", Severity.WARNING, "out of memory"),
+        ("", "", Severity.WARNING, "no operator has looked at it"),
+    ],
+)
+def test_profile_requests(phase, message, severity, words):
+    """What came to nothing is a warning: graphs serve without it."""
+    findings = judge(facts(profiles=(_request(phase, message),)))
+    [found] = [each for each in findings if each.subject == "profile request serving/fast"]
+    assert (found.severity, found.message) == (severity, words)
+    assert (found.remedy == "kubectl describe gpr fast") == (severity is Severity.WARNING)
+
+
+def test_profile_requests_that_cannot_be_listed():
+    """Unknown, with how to look."""
+    found = only(judge(facts(profiles=FORBIDDEN)))
+    assert (found.severity, found.subject) == (Severity.UNKNOWN, "profile requests")
+
+
 def test_every_finding_that_asks_for_action_says_which():
     """Over all the ways in which the examples go wrong."""
     spoils = [

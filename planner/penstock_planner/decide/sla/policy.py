@@ -1,0 +1,68 @@
+"""Mode ``sla`` as a policy: adaptive's rules on workers that are known from a profile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock_core.errors import ConfigError
+from penstock_performance.profile import PerformanceProfile
+from penstock_planner.decide.adaptive import memory as adaptive_memory
+from penstock_planner.decide.adaptive.policy import followed, proposed
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Step
+from penstock_planner.decide.observation import Window
+from penstock_planner.decide.proposal import Proposal
+from penstock_planner.decide.sla import learning, memory
+from penstock_planner.decide.sla.memory import SlaMemory
+from penstock_planner.decide.sla.workers import ProfiledWorkers
+from penstock_planner.decide.state import PlannerState
+
+
+def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
+    """Return what the targets ask for; one pull at least.
+
+    Raises:
+        ConfigError: no profile is given.
+    """
+    profile = config.performance
+    if profile is None:
+        raise ConfigError(
+            "mode sla: it plans by a performance profile and none is given; run `penstock profile` and give --profile, or"
+            " choose mode adaptive"
+        )
+    shared, learnt = adaptive_memory.read(state.memory), memory.read(state.memory)
+    for pull in window.pulls:
+        learnt = learning.followed(learnt, pull, profile, mean_rate=shared.work.rate.first)
+        shared = followed(shared, pull, ProfiledWorkers(profile, learnt, config), config)
+    made = proposed(window, state, shared, ProfiledWorkers(profile, learnt, config), config)
+    step = _profile_step(learnt, profile, config)
+    return replace(
+        made,
+        proposals=[replace(each, steps=(step, *each.steps)) for each in made.proposals],
+        memory={**made.memory, **memory.write(learnt)},
+    )
+
+
+def _profile_step(learnt: SlaMemory, profile: PerformanceProfile, config: DecideConfig) -> Step:
+    """Return what the decision took from the profile, and where the load lies outside of it."""
+    inputs = {
+        "isl": learnt.isl,
+        "uncached_isl": learnt.uncached_isl,
+        "osl": learnt.osl,
+        "prefill_factor": learning.factor(learnt.prefill),
+        "ttft_factor": learning.factor(learnt.ttft),
+        "itl_factor": learning.factor(learnt.itl),
+        "variability": learnt.variability,
+        "running": learnt.running,
+        "ttft_target_s": config.ttft_slo_s,
+        "itl_target_s": config.itl_slo_s,
+    }
+    outside = [
+        f"{name} {value:.0f} lies outside the profile's {points[0]:g} to {points[-1]:g}: its edge holds"
+        for name, value, points in (
+            ("uncached ISL", learnt.uncached_isl, profile.prefill.prompt_tokens),
+            ("context", learning.context_of(learnt), profile.decode.contexts),
+        )
+        if value is not None and not points[0] <= value <= points[-1]
+    ]
+    return Step("profile", inputs, None, "; ".join(outside) or "within the profile")

@@ -1,0 +1,126 @@
+"""Mode sla against a real API server: the profile's ConfigMap comes, changes and goes while the planner runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from accounts import account
+from operating import until
+from planning import is_now
+
+from penstock_engine.profiles.performance import graph_performance
+from penstock_kube.client import KubeClient
+from penstock_kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT
+from penstock_performance.profile import plain_profile
+from penstock_planner.cluster import fleet
+from penstock_planner.cluster.plan import parse
+
+pytestmark = pytest.mark.cluster
+
+SLA = {"mode": "sla", "sla": {"profile": "fast"}}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(fleet, "POLL_S", 0.2)
+
+
+async def profile_of(world):
+    """The true profile of the world's engines."""
+    return graph_performance(
+        parse(await world.client.get(GRAPH_DEPLOYMENT, "llama", namespace=world.namespace)).spec
+    )
+
+
+async def keep(world, text):
+    """Write a profile's ConfigMap."""
+    obj = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "fast", "namespace": world.namespace},
+        "data": {"profile.json": text},
+    }
+    await world.client.apply(obj, field_manager="penstock-profiler")
+
+
+async def message(world):
+    """The message of PlannerActive."""
+    conditions = (await world.status()).get("conditions", [])
+    return next((each["message"] for each in conditions if each["type"] == "PlannerActive"), "")
+
+
+def decided_by(world):
+    """GPUs of the decode engine of each profile that the ledger's headers say was planned by, in order."""
+    headers = [each for each in world.ledger().records if each.get("config", {}).get("performance")]
+    return list(dict.fromkeys(each["config"]["performance"]["decode_gpus"] for each in headers))
+
+
+async def test_a_profile_that_comes_changes_and_goes_is_followed_without_a_restart(world):
+    """The condition says what to run; the ledger says by which profile was decided; the replicas never shrink."""
+    await world.make_graph(**SLA)
+    profile = None
+    async with world.planning():
+        await until(lambda: is_now(world.reason(), "ProfileMissing"), "the profile is missing")
+        assert "apply a ProfileRequest with graph: llama, configMap: fast" in await message(world)
+        await keep(world, "{")
+        await until(lambda: is_now(world.reason(), "ProfileInvalid"), "the profile is invalid")
+        profile = await profile_of(world)
+        await keep(world, json.dumps(plain_profile(profile)))
+        await until(lambda: is_now(_is_planned(world), True), "it is planned")
+        await until(_decided(world, [1]), "a decision by it")
+        changed = dataclasses.replace(profile, decode_gpus=2)
+        await keep(world, json.dumps(plain_profile(changed)))
+        await until(_decided(world, [1, 2]), "a decision by the changed one")
+        await world.edit("decode", 3)
+        await world.client.delete(CONFIG_MAP, "fast", namespace=world.namespace)
+        await until(lambda: is_now(world.reason(), "ProfileMissing"), "the profile is gone")
+        assert await world.wish("decode") == 3
+
+
+async def test_a_graph_without_a_profile_disturbs_no_other(world):
+    """One waits, the other is planned."""
+    await world.make_graph(**SLA)
+    await world.make_graph("other")
+    async with world.planning():
+        await until(lambda: is_now(world.reason(), "ProfileMissing"), "the one waits")
+        await until(lambda: is_now(world.reason("other"), "Observing"), "the other is planned")
+
+
+async def test_get_is_all_that_the_planner_needs_of_config_maps(crds, world):
+    """With the rights that the doctor asks for, no more."""
+    from penstock_operator.doctor.rights import PLANNER_RIGHTS
+
+    rules = [
+        {"apiGroups": [each.group], "resources": [each.resource], "verbs": [each.verb]}
+        for each in PLANNER_RIGHTS
+    ]
+    lease = {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "verbs": ["create", "get", "patch", "update"],
+    }
+    path = account(crds, world.namespace, "planner", [*rules, lease])
+    await world.make_graph(**SLA)
+    await keep(world, json.dumps(plain_profile(await profile_of(world))))
+    admin, world.client = world.client, await KubeClient.connect(kubeconfig=path)
+    bound = world.client
+    try:
+        async with world.planning():
+            world.client = admin
+            await until(lambda: is_now(_is_planned(world), True), "it is planned")
+    finally:
+        world.client = admin
+        await bound.close()
+
+
+async def _is_planned(world):
+    return await world.reason() in {"Observing", "MetricsMissing", "Adjusting"}
+
+
+def _decided(world, expected):
+    async def check():
+        return decided_by(world) == expected
+
+    return check

@@ -1,0 +1,209 @@
+"""ProfileRequests with the real Job controller and fake nodes: GPUs at every instant, ends, quotas, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from operating import graph, running, until
+
+from penstock_core.errors import NotFoundError
+from penstock_kube.informer import Informer
+from penstock_kube.kinds import JOB, POD, PROFILE_REQUEST, Kind
+from penstock_operator.plan.pods import pod_view
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+QUOTA = Kind("v1", "ResourceQuota", "resourcequotas")
+POOL = {"gpu": {"gpuResourceName": "nvidia.com/gpu"}}
+
+
+def request(namespace, **changes):
+    """A request that asks for two GPUs, for a simulated graph on a GPU pool."""
+    template = graph(namespace, nodePools=POOL)["spec"]
+    template["services"]["decode"]["nodePool"] = "gpu"
+    spec = {"template": template, "isl": 3000, "osl": 150, "maxGpus": 2, **changes}
+    return {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ProfileRequest",
+        "metadata": {"name": "fast", "namespace": namespace},
+        "spec": spec,
+    }
+
+
+def says(client, namespace, phase, reason):
+    """Return a check of a request's phase and reason; gives the condition's message."""
+
+    async def check():
+        status = (await client.get(PROFILE_REQUEST, "fast", namespace=namespace)).get("status", {})
+        [condition] = status.get("conditions", [{}])
+        return (status.get("phase"), condition.get("reason")) == (phase, reason) and condition["message"]
+
+    return check
+
+
+async def pods_of(client, namespace):
+    """Return the Job's pods."""
+    return (await client.list(POD, namespace=namespace, labels={"penstock.dev/profile": "fast"})).items
+
+
+def pods_are(client, namespace, number):
+    """Return a check of how many pods of the Job there are."""
+
+    async def check():
+        found = await pods_of(client, namespace)
+        return found if len(found) == number else None
+
+    return check
+
+
+@asynccontextmanager
+async def gpu_peak(client, namespace):
+    """Watch the GPUs of the Job's unfinished pods; give a list that ends with the most at any event."""
+    peaks = [0]
+
+    def changed(_change, _pod):
+        views = map(pod_view, pods.objects.values())
+        peaks.append(max(peaks[-1], sum(each.gpus for each in views if not each.finished)))
+
+    pods = Informer(
+        client, POD, namespace=namespace, on_change=changed, label_selector="penstock.dev/profile"
+    )
+    task = asyncio.create_task(pods.run())
+    await pods.synced.wait()
+    try:
+        yield peaks
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def fail(client, namespace, name, code, message):
+    """End a pod as its kubelet would."""
+    ended = {"exitCode": code, "message": message, "startedAt": None, "finishedAt": "2026-01-01T00:01:00Z"}
+    state = {"name": "main", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+    status = {"phase": "Failed", "containerStatuses": [{**state, "state": {"terminated": ended}}]}
+    await client.patch(
+        POD, name, {"status": status}, namespace=namespace, subresource="status", field_manager="kubelet"
+    )
+
+
+async def test_a_pod_without_a_node_is_told_in_the_schedulers_words(crds, controllers, client, namespace):
+    """GPUs that no node has; and the second try waits until the first pod is gone, whatever becomes of it."""
+    await client.create(request(namespace), field_manager="test")
+    async with gpu_peak(client, namespace) as peaks, running(client, namespace):
+        await until(
+            says(client, namespace, "Profiling", "Unschedulable"), "the scheduler's word", timeout_s=60
+        )
+        [pod] = await until(pods_are(client, namespace, 1), "one pod")
+        limits = pod["spec"]["containers"][0]["resources"]["limits"]
+        assert limits == {"nvidia.com/gpu": "2"}
+        name = pod["metadata"]["name"]
+        held = {"metadata": {"finalizers": [*pod["metadata"]["finalizers"], "test/held"]}}
+        await client.patch(POD, name, held, namespace=namespace, field_manager="test")
+        await client.delete(POD, name, namespace=namespace, grace_s=30)
+        await asyncio.sleep(3)
+        assert len(await pods_of(client, namespace)) == 1
+        await client.patch(
+            POD, name, {"metadata": {"finalizers": []}}, namespace=namespace, field_manager="test"
+        )
+
+        async def replaced():
+            return [each for each in await pods_of(client, namespace) if each["metadata"]["name"] != name]
+
+        await until(replaced, "the second try", timeout_s=90)
+    assert peaks[-1] == 2
+
+
+async def test_wrong_options_are_not_tried_again(crds, controllers, client, namespace):
+    """Exit code 2 ends the Job at once, though it might try twice; the words are the pod's."""
+    await client.create(request(namespace, retries=2), field_manager="test")
+    async with running(client, namespace):
+        [pod] = await until(pods_are(client, namespace, 1), "the pod", timeout_s=60)
+        await fail(client, namespace, pod["metadata"]["name"], 2, "Error: --isl: too long; lower it")
+        check = says(client, namespace, "Failed", "PodFailurePolicy")
+        message = await until(check, "the end", timeout_s=60)
+    assert "Error: --isl: too long; lower it" in message
+    assert len(await pods_of(client, namespace)) == 1
+
+
+async def test_a_failed_try_is_told_and_followed_by_another_until_none_is_left(
+    crds, controllers, client, namespace
+):
+    """One retry: Retrying with the last words, then the end."""
+    await client.create(request(namespace, retries=1), field_manager="test")
+    async with running(client, namespace):
+        [pod] = await until(pods_are(client, namespace, 1), "the pod", timeout_s=60)
+        await fail(client, namespace, pod["metadata"]["name"], 1, "boom")
+        first = pod["metadata"]["name"]
+
+        async def second():
+            return [each for each in await pods_of(client, namespace) if each["metadata"]["name"] != first]
+
+        [pod] = await until(second, "the second pod", timeout_s=90)
+        await fail(client, namespace, pod["metadata"]["name"], 1, "bang")
+        message = await until(
+            says(client, namespace, "Failed", "BackoffLimitExceeded"), "the end", timeout_s=60
+        )
+    assert "it ended with exit code 1" in message
+
+
+async def test_a_job_beyond_its_time_is_ended(crds, controllers, client, namespace):
+    """timeoutSeconds; the remedy names the key."""
+    await client.create(request(namespace, timeoutSeconds=10), field_manager="test")
+    async with running(client, namespace):
+        message = await until(says(client, namespace, "Failed", "DeadlineExceeded"), "the end", timeout_s=90)
+    assert "raise timeoutSeconds, or measure fewer sizes" in message
+
+
+async def test_a_job_that_a_quota_refuses_waits_for_it(crds, controllers, client, namespace):
+    """What it needs is there by then; an operator that starts anew goes on from that."""
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none", "namespace": namespace},
+        "spec": {"hard": {"count/jobs.batch": "0"}},
+    }
+    controllers.apply(quota)
+
+    async def is_counted():
+        found = controllers.kubectl("get", "quota", "none", "-n", namespace, "-o", "jsonpath={.status.hard}")
+        return "count" in found
+
+    await until(is_counted, "the quota")
+    await client.create(request(namespace), field_manager="test")
+    async with running(client, namespace):
+        message = await until(says(client, namespace, "Pending", "ApplyFailed"), "the refusal", timeout_s=60)
+        assert "exceeded quota: none" in message
+        with pytest.raises(NotFoundError):
+            await client.get(JOB, "fast-profile", namespace=namespace)
+    controllers.kubectl("delete", "quota", "none", "-n", namespace)
+    async with running(client, namespace):
+        await until(pods_are(client, namespace, 1), "the pod", timeout_s=60)
+
+
+async def test_a_deleted_request_leaves_nothing(crds, controllers, client, namespace):
+    """The Job's pod included; a new request of that name waits for that and is measured."""
+    await client.create(request(namespace), field_manager="test")
+    async with running(client, namespace):
+        [pod] = await until(pods_are(client, namespace, 1), "the pod", timeout_s=60)
+        await client.delete(PROFILE_REQUEST, "fast", namespace=namespace)
+        await client.create(request(namespace, isl=1000), field_manager="test")
+
+        async def renewed():
+            found = await pods_of(client, namespace)
+            uids = [each["metadata"]["uid"] for each in found]
+            if len(uids) != 1 or uids == [pod["metadata"]["uid"]]:
+                return None
+            return " ".join(found[0]["spec"]["containers"][0]["args"])
+
+        assert "--isl 1000" in await until(renewed, "the new request's pod", timeout_s=90)
+        await client.delete(PROFILE_REQUEST, "fast", namespace=namespace)
+        kinds = "jobs,pods,configmaps,serviceaccounts,roles,rolebindings,networkpolicies"
+
+        async def nothing():
+            selector = "--selector=penstock.dev/profile=fast"
+            return not controllers.kubectl("get", kinds, "-n", namespace, selector, "-o", "name").strip()
+
+        await until(nothing, "nothing left", timeout_s=60)

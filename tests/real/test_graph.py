@@ -1,0 +1,166 @@
+"""`penstock up` with real vLLM: chats through a prefill and a decode worker, and the planner's scaling of prefill."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+import yaml
+from endpoint import Endpoint
+
+from penstock_local.ports import ephemeral_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "vllm-cpu.yaml"
+PROMPT = "Water that waits above the dam is work that has not been done yet. "
+CONCURRENCY = 40
+EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
+
+
+class UpGraph:
+    """The sample's graph, as `penstock up` runs it."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._environment = {**os.environ, "PENSTOCK_LOCAL_STATE_DIR": str(folder / "state")}
+        self.url = f"http://127.0.0.1:{ephemeral_port()}"
+
+    def run(self, *words, timeout_s=60):
+        """Run a `penstock` command; return what it prints."""
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock_cli", *words],
+            check=False,
+            env=self._environment,
+            timeout=timeout_s,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def up(self):
+        """Start it."""
+        manifest = yaml.safe_load(SAMPLE.read_text())
+        manifest["spec"]["model"]["name"] = os.environ["PENSTOCK_VLLM_MODEL"]
+        manifest["spec"]["engine"]["pythonEnvironment"] = str(Path(os.environ["PENSTOCK_VLLM"]).parents[1])
+        manifest["spec"]["lease"]["durationSeconds"] = 12
+        path = self._folder / "graph.yaml"
+        path.write_text(yaml.safe_dump(manifest))
+        port = self.url.rpartition(":")[2]
+        log_dir = str(self._folder / "log")
+        self.run("up", str(path), "--port", port, "--log-dir", log_dir, "--timeout", "900", timeout_s=1000)
+
+    def processes(self, role):
+        """Return what `penstock status` says of a role's processes."""
+        found = json.loads(self.run("status", "--json"))["processes"]
+        return [each for each in found if each["role"] == role]
+
+    def ready(self, role):
+        """Return how many processes of a role are ready, and how many there are."""
+        found = self.processes(role)
+        return sum(each["state"] == "ready" for each in found), len(found)
+
+    def client(self):
+        """Return the official client; no retries, so that losses show."""
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
+
+    async def until(self, condition, within_s=600):
+        """Wait for a condition."""
+        async with asyncio.timeout(within_s):
+            while not await asyncio.to_thread(condition):  # noqa: ASYNC110 - processes, watched from outside
+                await asyncio.sleep(1)
+
+
+@pytest.fixture(scope="module")
+def graph(vllm, tmp_path_factory):
+    """The graph, stopped in the end."""
+    graph = UpGraph(tmp_path_factory.mktemp("up"))
+    graph.up()
+    yield graph
+    graph.run("down", "--now")
+
+
+async def _chat(client, number, *, tokens=32):
+    """Stream one chat to its end; return its text."""
+    stream = await client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": f"{number}: {PROMPT * (2 + number % 10)}"}],
+        max_tokens=tokens,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    events = [event async for event in stream]
+    assert events[-1].usage.completion_tokens == tokens
+    return "".join(each.choices[0].delta.content or "" for each in events if each.choices)
+
+
+async def test_chats_and_completions(graph):
+    """Streamed and whole, the same text."""
+    client = graph.client()
+    whole = await client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": f"2: {PROMPT * 4}"}],
+        max_tokens=32,
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    completion = await client.completions.create(model="tiny", prompt=PROMPT, max_tokens=8, temperature=0)
+    stream = await client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=8, temperature=0, stream=True
+    )
+
+    assert await _chat(client, 2) == whole.choices[0].message.content
+    texts = [event.choices[0].text async for event in stream]
+    assert "".join(texts) == completion.choices[0].text
+
+
+async def test_prefill_is_scaled_up_and_down_under_load_without_a_loss(graph):
+    """By the planner itself, from the workers' own metrics; forty streams at a time, and nothing is restarted."""
+    client, stop = graph.client(), asyncio.Event()
+    served = 0
+
+    async def ask(first):
+        nonlocal served
+        number = first
+        while not stop.is_set():
+            await _chat(client, number)
+            served, number = served + 1, number + CONCURRENCY
+
+    async with asyncio.TaskGroup() as group:
+        for first in range(CONCURRENCY):
+            group.create_task(ask(first))
+        await graph.until(lambda: graph.ready("prefill") == (2, 2))
+        enough = served + 2 * CONCURRENCY
+        await graph.until(lambda: served >= enough)
+        stop.set()
+    await graph.until(lambda: graph.ready("prefill") == (1, 1))
+
+    assert served >= 3 * CONCURRENCY
+    workers = graph.processes("prefill") + graph.processes("decode")
+    assert [each["restarts"] for each in workers] == [0, 0]
+
+
+async def test_a_killed_decode_worker_loses_no_request(graph):
+    """Its prompts' leases run out in the prefill worker's own count, it is started again, and the text is right."""
+    client = graph.client()
+    expected = await _chat(client, 5)
+    (prefill,), (decode,) = graph.processes("prefill"), graph.processes("decode")
+    page = Endpoint(prefill["url"])
+    before = page.metric(EXPIRED)
+    os.killpg(decode["pid"], signal.SIGSTOP)
+    asked = asyncio.create_task(_chat(client, 5))
+    await graph.until(lambda: page.metric("vllm:kv_cache_usage_perc") > 0)
+    os.killpg(decode["pid"], signal.SIGKILL)
+
+    assert await asked == expected
+    await graph.until(lambda: page.metric(EXPIRED) > before, within_s=60)
+    (decode,) = graph.processes("decode")
+    assert decode["restarts"] == 1

@@ -1,0 +1,100 @@
+"""Which size is recommended, and what is said where none will do."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock_core.errors import ConfigError
+from penstock_performance.recommend import Targets, best_batch, decode_choices, recommend
+from penstock_performance.sweep import Sweep
+
+TARGETS = Targets(isl=2000, osl=2000, ttft_s=0.3, itl_s=0.02)
+
+
+def test_the_best_throughput_per_gpu_of_those_that_meet_the_targets(two_sizes):
+    """TTFT 210 and 130 ms: 9,524 and 7,692 tokens/s/GPU. ITL 14 ms with 8, 27 with 41 in flight; 15 with 16, 28 with 41."""
+    found = recommend(two_sizes, TARGETS)
+
+    assert (found.prefill.gpus, found.prefill.ttft_s) == (1, pytest.approx(0.21))
+    assert found.prefill.tokens_per_s_per_gpu == pytest.approx(2000 / 0.21)
+    assert (found.decode.gpus, found.decode.concurrency) == (1, 16)
+    assert found.decode.itl_s == pytest.approx(0.018)
+    assert found.decode.kv_usage == pytest.approx(16 * 3000 / 100_000)
+    assert found.misses == ()
+
+
+def test_a_tight_ttft_takes_the_larger_engine(two_sizes):
+    """Only TP2 reads 2,000 tokens within 150 ms."""
+    found = recommend(two_sizes, replace(TARGETS, ttft_s=0.15))
+
+    assert (found.prefill.gpus, found.decode.gpus) == (2, 1)
+
+
+def test_the_four_lines_of_the_document(two_sizes):
+    """Its wording, letter for letter; upper bound before lower."""
+    assert recommend(two_sizes, TARGETS).lines() == [
+        "Suggested prefill TP:1 (TTFT 210.00 ms, throughput 9523.81 tokens/s/GPU)",
+        "Suggested planner upper/lower bound for prefill queue size: 0.71/0.14",
+        "Suggested decode TP:1 (ITL 18.00 ms, throughput 888.89 tokens/s/GPU)",
+        "Suggested planner upper/lower bound for decode kv cache utilization: 0.68/0.28",
+    ]
+
+
+def test_an_aggregated_graph_gets_one_size_for_both(two_sizes):
+    """TP1 alone would decode cheapest, but 150 ms of TTFT need TP2, and there is one engine."""
+    found = recommend(replace(two_sizes, is_aggregated=True), replace(TARGETS, ttft_s=0.15))
+
+    assert (found.prefill.gpus, found.decode.gpus) == (2, 2)
+
+
+def test_what_no_size_meets_names_the_nearest_and_what_it_takes(two_sizes):
+    """TP2's 130 ms and its 7.5 ms with one request are the nearest."""
+    found = recommend(two_sizes, replace(TARGETS, ttft_s=0.1, itl_s=0.007))
+
+    assert (found.prefill.gpus, found.decode.gpus, found.decode.concurrency) == (2, 2, 1)
+    assert "the nearest is TP2 with 130.0 ms; it takes --ttft 130" in found.misses[0]
+    assert "prompts of at most 1,500 tokens" in found.misses[0]
+    assert "the nearest is TP2 with 7.5 ms and 1 in flight; it takes --itl 7.5" in found.misses[1]
+
+
+def test_bounds_that_were_spread_are_explained(two_sizes):
+    """A TTFT over its target gives 0.1 twice."""
+    notes = recommend(two_sizes, replace(TARGETS, ttft_s=0.1)).notes
+
+    assert len(notes) == 1
+    assert "refuses equal bounds" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [({"isl": 20_000, "osl": 1}, "--isl: 20000"), ({"isl": 12_000}, "--isl plus half of --osl")],
+)
+def test_nothing_is_recommended_beyond_what_was_measured(two_sizes, changes, key):
+    """Prompts end at 12,000 tokens, contexts at 9,000."""
+    with pytest.raises(ConfigError, match=key):
+        recommend(two_sizes, replace(TARGETS, **changes))
+
+
+def test_a_context_between_two_is_interpolated(engine):
+    """ITL depends on requests alone here, and the lines between contexts keep that within a few percent."""
+    choices = decode_choices(engine(), Targets(isl=4000, osl=1000, ttft_s=1.0, itl_s=0.1))
+
+    assert [choice.concurrency for choice in choices] == sorted({c.concurrency for c in choices})
+    assert choices[0].concurrency >= 1
+    for choice in choices:
+        assert choice.itl_s == pytest.approx(0.01 + 0.0005 * choice.concurrency, rel=0.1)
+
+
+def test_a_laxer_target_never_lowers_throughput(engine):
+    """More ITL allows larger batches."""
+    rates = [
+        best_batch(engine(), replace(TARGETS, itl_s=itl_ms / 1000)).tokens_per_s_per_gpu
+        for itl_ms in range(11, 40)
+    ]
+
+    assert rates == sorted(rates)
+
+
+def test_one_engine_is_enough(engine):
+    """A sweep of one size is recommended as it is."""
+    assert recommend(Sweep((engine(4),)), TARGETS).prefill.gpus == 4

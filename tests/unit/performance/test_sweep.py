@@ -1,0 +1,106 @@
+"""Points become tables, and back; they survive a file."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_performance.profile import plain_profile, profile_from
+from penstock_performance.sweep import (
+    DecodePoint,
+    EngineSweep,
+    PrefillPoint,
+    Sweep,
+    plain_sweep,
+    sweep_from,
+    sweep_of,
+)
+from penstock_performance.tables import PrefillTable
+
+POSITIVE = st.floats(1e-3, 1e6)
+
+
+@st.composite
+def sweeps(draw):
+    """Any sweep whose points can be planned by, one size or two."""
+    engines = []
+    for gpus in sorted(draw(st.sets(st.integers(1, 64), min_size=1, max_size=2))):
+        lengths = sorted(draw(st.sets(st.integers(1, 10**6), min_size=2, max_size=6)))
+        prefill = tuple(PrefillPoint(float(each), draw(POSITIVE)) for each in lengths)
+        decode = []
+        for context in sorted(draw(st.sets(st.integers(1, 10**5), min_size=1, max_size=4))):
+            counts = sorted(draw(st.sets(st.integers(1, 300), min_size=1, max_size=5)))
+            decode += [DecodePoint(float(context), float(n), draw(POSITIVE), draw(POSITIVE)) for n in counts]
+        engines.append(EngineSweep(gpus, 3.1e7, prefill, tuple(decode), draw(st.text(max_size=5))))
+    return Sweep(tuple(engines), draw(st.text(max_size=5)), draw(st.booleans()))
+
+
+@given(sweeps())
+def test_a_sweep_survives_its_file(sweep):
+    """JSON and back, to the last digit."""
+    assert sweep_from(json.loads(json.dumps(plain_sweep(sweep)))) == sweep
+
+
+@given(sweeps())
+def test_a_profile_survives_its_file(sweep):
+    """JSON and back, to the last digit."""
+    sizes = [engine.gpus for engine in sweep.engines]
+    profile = sweep.profile(prefill_gpus=sizes[0], decode_gpus=sizes[-1])
+
+    assert profile_from(json.loads(json.dumps(plain_profile(profile)))) == profile
+
+
+@given(sweeps())
+def test_tables_go_through_every_point(sweep):
+    """What was measured is looked up as it was measured."""
+    for engine in sweep.engines:
+        prefill, decode = engine.prefill_table(), engine.decode_table()
+        for point in engine.prefill:
+            assert prefill.ttft_of(point.prompt_tokens) == pytest.approx(point.ttft_s)
+        for point in engine.decode:
+            assert decode.itl_of(point.concurrency, point.context) == pytest.approx(point.itl_s, rel=1e-6)
+
+
+def test_contexts_of_different_usages_share_a_table():
+    """1,000 tokens: 10 and 50 requests; 4,000: 5 and 20. Usages 10, 20, 50 and 80%; beyond its own a context holds."""
+    points = (
+        DecodePoint(1000, 10, 0.010, 1000),
+        DecodePoint(1000, 50, 0.030, 1700),
+        DecodePoint(4000, 5, 0.012, 400),
+        DecodePoint(4000, 20, 0.026, 800),
+    )
+    table = EngineSweep(1, 100_000, (), points).decode_table()
+
+    assert table.kv_usage == (0.1, 0.2, 0.5, 0.8)
+    assert table.itl_s[0] == pytest.approx((0.010, 0.015, 0.030, 0.030))
+    assert table.itl_s[1] == pytest.approx((0.012, 0.012, 0.019, 0.026))
+
+
+def test_a_profile_gives_back_points(engine):
+    """Each context's points lie on its line; none is below one request."""
+    profile = Sweep((engine(),)).profile(prefill_gpus=1, decode_gpus=1)
+    points = sweep_of(profile).engine(1).decode
+
+    assert all(point.concurrency >= 1 for point in points)
+    assert {point.context for point in points} == {1000.0, 3000.0, 9000.0}
+
+
+def test_two_sizes_give_back_two_engines(two_sizes):
+    """Prefill of one, decode of the other."""
+    sweep = sweep_of(two_sizes.profile(prefill_gpus=2, decode_gpus=1))
+
+    assert [(each.gpus, bool(each.prefill), bool(each.decode)) for each in sweep.engines] == [
+        (1, False, True),
+        (2, True, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "tokens"), [(0.005, None), (0.01, 100), (0.015, 150), (0.02, 200), (0.025, 250), (9, 400)]
+)
+def test_the_longest_prompt_within_a_ttft(ttft_s, tokens):
+    """On the line, up to the first length that is too slow; the end where none is."""
+    table = PrefillTable((100.0, 200.0, 300.0, 400.0), (0.01, 0.02, 0.03, 0.025))
+
+    assert table.prompt_tokens_within(ttft_s) == (None if tokens is None else pytest.approx(tokens))

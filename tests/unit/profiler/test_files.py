@@ -1,0 +1,179 @@
+"""What is written can be read again, and so can Dynamo's files; the graph that is written back is valid."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+
+from penstock_core.errors import ConfigError
+from penstock_performance.profile import profile_from
+from penstock_performance.quality import sweep_findings
+from penstock_performance.recommend import Targets, recommend
+from penstock_profiler.graph_back import graph_back
+from penstock_profiler.reading import engine_sweep, read_sweep
+from penstock_profiler.writing import write_result
+
+TARGETS = Targets(isl=3000, osl=150, ttft_s=0.2, itl_s=0.02)
+NAME = "h200-llama-3.1-8b-tp1"
+
+
+@pytest.fixture
+def result(tmp_path, build):
+    """The folder of a profile of the base graph's engine, read off its latency profile."""
+    sweep = engine_sweep(NAME)
+    found = recommend(sweep, TARGETS)
+    folder = tmp_path / "result"
+    manifest = graph_back(build(), found, str(folder / "profile.json"))
+    write_result(folder, sweep, found, warnings=["noise"], graph=manifest)
+    return folder
+
+
+def test_a_latency_profile_is_read_off_as_it_is():
+    """3,000 tokens: 18.6 + 0.01411 · 3,000 + 4.92e-7 · 3,000² = 65.4 ms. Nothing in it is doubtful."""
+    sweep = engine_sweep(NAME)
+
+    assert sweep.engine(1).prefill_table().ttft_of(3000) == pytest.approx(0.065358)
+    assert sweep_findings(sweep) == []
+
+
+def test_the_whole_folder_is_read_again(result):
+    """Every point, the model and the size."""
+    assert read_sweep(str(result)) == engine_sweep(NAME)
+    assert read_sweep(str(result / "profile.json")) == engine_sweep(NAME)
+
+
+def test_the_profile_file_is_a_performance_profile(result):
+    """As the planner reads it."""
+    profile = profile_from(json.loads((result / "profile.json").read_text()))
+
+    assert profile == engine_sweep(NAME).profile(prefill_gpus=1, decode_gpus=1)
+
+
+def test_its_arrays_are_dynamos_own(result):
+    """Without the profile file, the two folders are read as Dynamo writes them."""
+    (result / "profile.json").unlink()
+    sweep = read_sweep(str(result))
+
+    with np.load(result / "decode_tp1_interpolation" / "raw_data.npz") as arrays:
+        assert set(arrays.files) == {
+            "x_kv_usage",
+            "y_context_length",
+            "z_itl",
+            "z_thpt_per_gpu",
+            "max_kv_tokens",
+        }
+    assert (
+        recommend(sweep, TARGETS).decode.concurrency
+        == recommend(engine_sweep(NAME), TARGETS).decode.concurrency
+    )
+
+
+@pytest.mark.parametrize("form", ["npz", "json"])
+def test_dynamos_own_folders_are_read(tmp_path, form):
+    """Npz below selected_…_interpolation, or two JSON files."""
+    arrays = {
+        "prefill": {
+            "prefill_isl": [100, 1000],
+            "prefill_ttft": [20, 50],
+            "prefill_thpt_per_gpu": [5000, 20000],
+        },
+        "decode": {
+            "x_kv_usage": [0.01, 0.4],
+            "y_context_length": [1000, 1000],
+            "z_itl": [5, 10],
+            "z_thpt_per_gpu": [200, 4000],
+            "max_kv_tokens": [100_000],
+        },
+    }
+    for role, columns in arrays.items():
+        if form == "json":
+            (tmp_path / f"{role}_raw_data.json").write_text(json.dumps(columns))
+            continue
+        folder = tmp_path / f"selected_{role}_interpolation"
+        folder.mkdir()
+        np.savez(folder / "raw_data.npz", **{key: np.array(value) for key, value in columns.items()})
+
+    sweep = read_sweep(str(tmp_path))
+
+    assert [engine.gpus for engine in sweep.engines] == [1]
+    assert sweep.engine(1).prefill_table().ttft_of(1000) == pytest.approx(0.05)
+
+
+def test_a_bare_profile_is_read(tmp_path, result):
+    """Tables alone, as the planner keeps them."""
+    plain = json.loads((result / "profile.json").read_text())
+    (tmp_path / "bare.json").write_text(
+        json.dumps({key: plain[key] for key in ("prefill", "decode", "model")})
+    )
+
+    assert read_sweep(str(tmp_path / "bare.json")).engine(1).prefill == engine_sweep(NAME).engine(1).prefill
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "Expecting"),
+        ("[]", "no JSON object"),
+        ('{"sweep": {}}', "engines"),
+        ("{}", "tables of 0 models"),
+    ],
+)
+def test_what_is_no_profile_is_refused(tmp_path, content, said):
+    """By what is wrong with it."""
+    (tmp_path / "odd.json").write_text(content)
+
+    with pytest.raises(ConfigError, match=f"no profile can be read: .*{said}"):
+        read_sweep(str(tmp_path / "odd.json"))
+
+
+def test_a_folder_without_a_profile_says_what_was_looked_for(tmp_path):
+    """So that a mistaken path is seen."""
+    with pytest.raises(ConfigError, match=r"holds neither profile\.json, nor selected_prefill_interpolation"):
+        read_sweep(str(tmp_path))
+    with pytest.raises(ConfigError, match="neither a file or folder, nor a latency profile"):
+        read_sweep("no-such-thing")
+
+
+def test_a_broken_archive_is_refused(result):
+    """Not with a traceback of numpy's."""
+    (result / "profile.json").unlink()
+    (result / "decode_tp1_interpolation" / "raw_data.npz").write_bytes(b"PK broken")
+
+    with pytest.raises(ConfigError, match="no profile can be read"):
+        read_sweep(str(result))
+
+
+def test_the_graph_written_back_runs_what_was_recommended(result):
+    """Sizes, bounds and targets; otherwise the graph as it was."""
+    planner = yaml.safe_load((result / "graph.yaml").read_text())["spec"]["planner"]
+
+    assert planner["mode"] == "sla"
+    assert (planner["sla"]["ttftSeconds"], planner["sla"]["itlSeconds"]) == (0.2, 0.02)
+    assert planner["sla"]["profile"] == str(result / "profile.json")
+    assert planner["prefillQueueScaleUpThreshold"] > planner["prefillQueueScaleDownThreshold"]
+    assert planner["decodeKvScaleUpThreshold"] > planner["decodeKvScaleDownThreshold"]
+
+
+def test_larger_engines_are_written_with_their_profiles(build):
+    """Each role has its own size."""
+    graph = build(engine={"profile": "h100-llama-3.3-70b-tp2"})
+    sweep = replace(
+        engine_sweep("h100-llama-3.3-70b-tp2"),
+        engines=tuple(engine_sweep(f"h100-llama-3.3-70b-tp{size}").engine(size) for size in (2, 4, 8)),
+    )
+    services = graph_back(graph, recommend(sweep, TARGETS), "p")["spec"]["services"]
+
+    for role in ("prefill", "decode"):
+        assert services[role]["profile"] == f"h100-llama-3.3-70b-tp{services[role]['gpusPerReplica']}"
+    assert services["prefill"]["gpusPerReplica"] == 4
+
+
+def test_a_recommendation_beyond_the_budget_is_refused(build):
+    """One replica of each role must fit."""
+    graph = build(engine={"profile": "h100-llama-3.3-70b-tp2"}, planner={"maxGpuBudget": 3})
+    found = recommend(engine_sweep("h100-llama-3.3-70b-tp2"), replace(TARGETS, ttft_s=1.0, itl_s=0.05))
+
+    with pytest.raises(ConfigError, match=r"maxGpuBudget: 3, but one replica each takes 4 GPUs"):
+        graph_back(graph, found, "p")

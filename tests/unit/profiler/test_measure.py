@@ -1,0 +1,157 @@
+"""Points are measured against a server that may fail, lie or hang."""
+
+import asyncio
+
+import pytest
+
+from penstock_core.errors import UpstreamError
+from penstock_profiler.measure import Measurer
+from penstock_workload.exchange import SendSettings
+
+
+@pytest.fixture
+async def measurer(fake_engine):
+    """Measures the fake engine; gives up on a request after a second."""
+    made = Measurer(SendSettings(fake_engine.url, "llama", timeout_s=1.0), speed=1.0, seed=7)
+    yield made
+    await made.close()
+
+
+async def test_prompts_come_out_as_long_as_asked_for_in_the_servers_tokens(fake_engine, measurer):
+    """A tokenizer of 2.5 bytes a token that adds one of its own."""
+    fake_engine.tokens_per_byte = 0.4
+    await measurer.calibrate()
+
+    point = await measurer.prefill(2000)
+
+    assert point.prompt_tokens == pytest.approx(2000, rel=0.01)
+    assert point.ttft_s > 0
+
+
+async def test_prompts_of_ttft_are_never_sent_twice(fake_engine, measurer):
+    """Nothing of them can be cached."""
+    await measurer.prefill(100)
+    await measurer.prefill(200)
+
+    assert len({body["prompt"][:40] for body in fake_engine.bodies}) == 6
+
+
+async def test_warmed_prompts_are_those_that_decode(fake_engine, measurer):
+    """Each begins as its warmed one does, so the server finds it in its cache."""
+    await measurer.warm(600, 3)
+    warmed = [body["prompt"] for body in fake_engine.bodies]
+    batch = await measurer.decode(600, 2)
+
+    decoded = [body["prompt"] for body in fake_engine.bodies[3:]]
+    assert all(any(whole.startswith(text) for whole in warmed) for text in decoded)
+    assert (batch.point.context, batch.point.concurrency) == (600, 2)
+    assert batch.point.tokens_per_s == pytest.approx(2 / batch.point.itl_s, rel=0.2)
+
+
+async def test_a_server_that_caches_the_unsent_lies(fake_engine, measurer):
+    """Its TTFT is not that of the prompt."""
+    fake_engine.usage = {"prompt_tokens_details": {"cached_tokens": 64}}
+
+    with pytest.raises(UpstreamError, match="64 tokens of a prompt that was never sent before"):
+        await measurer.prefill(100)
+
+
+@pytest.mark.parametrize("value", ["absent", None, 0, -5, "many", float("nan")])
+async def test_a_server_without_usable_usage_is_refused(fake_engine, measurer, value):
+    """Without the prompt's length a TTFT belongs nowhere."""
+    fake_engine.usage = {"prompt_tokens": value}
+
+    with pytest.raises(UpstreamError, match="usage reports prompt_tokens"):
+        await measurer.prefill(100)
+
+
+@pytest.mark.parametrize(("value", "said"), [("absent", "completion_tokens"), (3, "usage reports 3")])
+async def test_a_server_that_generates_something_else_is_refused(fake_engine, measurer, value, said):
+    """Tokens that were not generated have no ITL."""
+    fake_engine.usage = {"completion_tokens": value}
+
+    with pytest.raises(UpstreamError, match=said):
+        await measurer.decode(600, 1)
+
+
+async def test_a_server_without_tokens_is_refused(fake_engine, measurer):
+    """A stream of nothing is no answer."""
+
+    async def empty(_, responder):
+        responder.start(200)
+        responder.write(b"data: [DONE]\n\n")
+        responder.end()
+
+    fake_engine.script = empty
+
+    with pytest.raises(UpstreamError, match="no_tokens"):
+        await measurer.prefill(100)
+
+
+async def test_a_first_token_without_text_is_tried_again(fake_engine, measurer):
+    """Part of a letter alone: its stream is whole, and shows no TTFT."""
+    silent = iter([True, False, True, False, False])
+
+    async def now_and_then(body, responder):
+        if not next(silent):
+            await fake_engine.stream(body, responder)
+            return
+        responder.start(200)
+        responder.write(b'data: {"choices":[{"index":0,"text":""}]}\n\ndata: [DONE]\n\n')
+        responder.end()
+
+    fake_engine.script = now_and_then
+
+    assert (await measurer.prefill(100)).ttft_s > 0
+    assert len(fake_engine.bodies) == 5
+
+
+async def test_a_server_that_fails_is_named(fake_engine, measurer):
+    """Status and message, and that finished points are kept."""
+
+    async def failing(_, responder):
+        responder.send(500, b'{"error": {"message": "out of memory"}}')
+
+    fake_engine.script = failing
+
+    with pytest.raises(UpstreamError, match=r"http_500: out of memory; finished points are kept"):
+        await measurer.prefill(100)
+
+
+async def test_a_server_that_hangs_is_given_up(fake_engine, measurer):
+    """After the longest time of a request."""
+
+    async def hanging(_, responder):
+        responder.start(200)
+        await asyncio.sleep(30)
+
+    fake_engine.script = hanging
+
+    with pytest.raises(UpstreamError, match="timeout_total"):
+        await measurer.prefill(100)
+
+
+async def test_prompts_that_fell_out_of_the_cache_are_a_doubt(fake_engine, measurer):
+    """Prefill then runs beside decode."""
+    fake_engine.usage = {"prompt_tokens_details": {"cached_tokens": 0}}
+
+    batch = await measurer.decode(600, 2)
+
+    assert "2 of 2 warmed prompts were not in the cache" in batch.doubts[0]
+
+
+async def test_an_engine_that_runs_fewer_at_once_says_so(fake_engine, measurer):
+    """One after the other: no point, and why."""
+    turn = asyncio.Semaphore(1)
+    fake_engine.gap_s = 0.0
+
+    async def in_turn(body, responder):
+        async with turn:
+            await fake_engine.stream(body, responder)
+
+    fake_engine.script = in_turn
+
+    batch = await measurer.decode(600, 3)
+
+    assert batch.point is None
+    assert "3 requests of 600 tokens do not run at once" in batch.doubts[0]

@@ -1,0 +1,65 @@
+"""What is remembered of a worker is as much as its KV cache holds."""
+
+import pytest
+
+from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.queue_settings import CACHE_BLOCKS, QueueSettings
+from penstock_router.policy.key_density import KeyDensity
+from penstock_router.policy.keys import Prefix
+from penstock_router.policy.load import WorkerLoad
+from penstock_router.policy.prefix_cost import PrefixCost
+from penstock_router.policy.prefix_index import PrefixIndex
+from penstock_router.policy.routing_policy import Arrival
+
+
+def queue_of(capacity_tokens):
+    """One worker of a known or unknown size."""
+    load = WorkerLoad("a")
+    load.kv_capacity_tokens = capacity_tokens
+    queue = DispatchQueue(PrefixCost(), QueueSettings())
+    queue.set_workers([load], 0.0)
+    return queue
+
+
+def test_a_small_cache_is_not_taken_for_a_large_one():
+    """20,480 tokens are 40 blocks: of five prompts of ten blocks the first is forgotten, as the worker has."""
+    queue = queue_of(20_480)
+    queue.fit_cache("a")
+    for item in range(5):
+        queue.submit(item, Arrival(tuple(range(100 * item, 100 * item + 10)), 5120), float(item))
+    queue.fit_cache("a")
+    index = queue.index_of("a")
+    assert index.capacity == 40
+    assert index.held(Prefix(tuple(range(10)))) < 10
+    assert index.held(Prefix(tuple(range(400, 410)))) == 10
+
+
+def test_an_unknown_size_is_assumed():
+    """And a worker that is not there is no error."""
+    queue = queue_of(None)
+    queue.fit_cache("a")
+    queue.fit_cache("b")
+    assert queue.index_of("a").capacity == CACHE_BLOCKS
+
+
+def test_short_chats_have_more_keys_to_a_token():
+    """Eight keys for 500 tokens each: a cache of 100,000 tokens holds 1,600 keys, and a few less at first."""
+    density = KeyDensity()
+    assert density.keys(100_000) == pytest.approx(195, abs=1)
+    for _ in range(3000):
+        density.learn(8, 500)
+    density.learn(0, 500)
+    density.learn(8, 0)
+    assert density.keys(100_000) == pytest.approx(1600, rel=0.01)
+    assert density.keys(1) == 2
+
+
+def test_what_is_too_much_is_forgotten_at_once():
+    """The least recently used first."""
+    index = PrefixIndex(100)
+    for prompt in range(5):
+        index.use(Prefix(tuple(range(100 * prompt, 100 * prompt + 20))))
+    index.resize(40)
+    assert index.count == 40
+    assert index.held(Prefix(tuple(range(400, 420)))) == 20
+    assert index.held(Prefix(tuple(range(20)))) == 0

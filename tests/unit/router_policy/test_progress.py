@@ -1,0 +1,63 @@
+"""What a worker should have computed of its running prompt does not count as pending."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.queue_settings import QueueSettings
+from penstock_router.policy.baselines import MinTtft
+from penstock_router.policy.load import WorkerLoad
+from penstock_router.policy.prefix_cost import PrefixCost
+from penstock_router.policy.routing_policy import Arrival
+
+
+def busy(policy=None, *, tokens=(8000, 4000), tokens_per_s=10_000.0):
+    """One worker that was given prompts at 0 s, the first of them at once being computed."""
+    queues = DispatchQueue(policy or PrefixCost(), QueueSettings(tokens_per_s=tokens_per_s))
+    queues.set_workers([WorkerLoad("a")], 0.0)
+    for item, count in enumerate(tokens):
+        queues.submit(item, Arrival((item,), count), 0.0)
+        list(queues.dispatch(0.0))
+    return queues
+
+
+@pytest.mark.parametrize(("now_s", "pending"), [(0.0, 12_000), (0.3, 9000), (0.8, 4000), (5.0, 4000)])
+def test_the_running_prompt_shrinks_and_no_other(now_s, pending):
+    """At 10,000 tokens/s 3,000 of 8,000 are computed after 0.3 s; the second waits until the first's end is told."""
+    assert busy().pending_tokens("a", now_s) == pending
+
+
+def test_a_clock_that_steps_back_computes_nothing():
+    """And takes nothing away."""
+    assert busy().pending_tokens("a", -1.0) == 12_000
+
+
+def test_without_a_throughput_nothing_is_assumed():
+    """A prompt counts in full until it ends."""
+    assert busy(tokens_per_s=None).pending_tokens("a", 1.0) == 12_000
+
+
+def test_the_next_prompt_begins_at_the_end_of_the_one_before():
+    """Not when it was dispatched: 8,000 tokens ended at 1 s, and 0.1 s later 1,000 of the next are computed."""
+    queues = busy(tokens=(8000, 4000))
+    queues.prefilled(0, 1.0, measured=False)
+    assert queues.pending_tokens("a", 1.1) == 3000
+
+
+@pytest.mark.parametrize("policy", [MinTtft, PrefixCost])
+def test_a_nearly_computed_prompt_does_not_send_the_next_one_away(policy):
+    """Worker a has 8,000 tokens begun at 0 s, b 3,000 at 0.75 s: at 0.76 s a has less left."""
+    queues = busy(policy(), tokens=(8000,))
+    queues.set_workers([WorkerLoad("a"), WorkerLoad("b")], 0.0)
+    queues.submit("b's", Arrival((7,), 3000, avoid=frozenset({"a"})), 0.75)
+    list(queues.dispatch(0.75))
+    queues.submit("r", Arrival((8,), 100), 0.76)
+    assert queues.worker_of("r") == "a"
+
+
+@given(st.lists(st.integers(1, 20_000), min_size=1, max_size=6), st.floats(0, 20))
+def test_pending_never_falls_below_what_waits_behind(tokens, now_s):
+    """Whatever the time: between the tokens behind the first prompt and all."""
+    pending = busy(tokens=tuple(tokens)).pending_tokens("a", now_s)
+    assert sum(tokens[1:]) <= pending <= sum(tokens)
