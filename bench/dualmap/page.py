@@ -197,5 +197,5 @@ def _routers(part: Mapping[str, Any]) -> Any:
         panel.set_ylim(0, 1.02)
     panels[0].set_ylabel("share in time")
     # Of the figure: a panel's own would widen it.
-    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=len(policies))
+    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(policies))
     return drawn
