@@ -7,13 +7,16 @@ from dataclasses import replace
 from penstock_core.errors import ConfigError
 from penstock_performance.profile import PerformanceProfile
 from penstock_planner.decide.adaptive import memory as adaptive_memory
+from penstock_planner.decide.adaptive import supply
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.adaptive.policy import followed, proposed
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Step
-from penstock_planner.decide.observation import Window
+from penstock_planner.decide.observation import Pull, Window
 from penstock_planner.decide.proposal import Proposal
 from penstock_planner.decide.sla import learning, memory
 from penstock_planner.decide.sla.memory import SlaMemory
+from penstock_planner.decide.sla.outlook import judged
 from penstock_planner.decide.sla.workers import ProfiledWorkers
 from penstock_planner.decide.state import PlannerState
 
@@ -34,13 +37,29 @@ def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     for pull in window.pulls:
         learnt = learning.followed(learnt, pull, profile, mean_rate=shared.work.rate.first)
         shared = followed(shared, pull, ProfiledWorkers(profile, learnt, config), config)
-    made = proposed(window, state, shared, ProfiledWorkers(profile, learnt, config), config)
-    step = _profile_step(learnt, profile, config)
+    pull = window.pulls[-1]
+    outlook, forecast_step = judged(
+        learnt.forecast,
+        config.predictor,
+        at_s=pull.at_s,
+        horizon_s=_horizon_s(shared, pull, config),
+        peak_per_s=shared.work.peak,
+    )
+    made = proposed(window, state, shared, ProfiledWorkers(profile, learnt, config, outlook), config)
+    steps = [_profile_step(learnt, profile, config)]
+    if forecast_step is not None:
+        steps.append(forecast_step)
     return replace(
         made,
-        proposals=[replace(each, steps=(step, *each.steps)) for each in made.proposals],
+        proposals=[replace(each, steps=(*steps, *each.steps)) for each in made.proposals],
         memory={**made.memory, **memory.write(learnt)},
     )
+
+
+def _horizon_s(shared: AdaptiveMemory, pull: Pull, config: DecideConfig) -> float:
+    """Return how far ahead the pool that takes longest to grow looks."""
+    startup_s = max((supply.startup_s(shared, role, pull.at_s) for role in pull.pools), default=0.0)
+    return startup_s + config.metric_pulling_interval_s
 
 
 def _profile_step(learnt: SlaMemory, profile: PerformanceProfile, config: DecideConfig) -> Step:
