@@ -144,7 +144,7 @@ dynamo: $(DYNAMO_VENV)/.installed ## Install NVIDIA's Dynamo, frontend and mocke
 test-dynamo: dynamo $(VENV)/.dev ## Tests with Dynamo's own frontend and mocker: served, scaled, drained; a few minutes
 	PENSTOCK_DYNAMO=$(DYNAMO_VENV) $(BIN)/pytest tests/real/test_dynamo.py -v -p no:randomly $(ARGS)
 
-image-vllm-cpu: ## Build the image of vLLM for clusters without a GPU (4 GB), VLLM_IMAGE=name:tag
+image-vllm-cpu: ## Build the image of vLLM for clusters without a GPU (5 GB), VLLM_IMAGE=name:tag
 	$(CONTAINER_TOOL) build --tag $(VLLM_IMAGE) $(IMAGE_BUILD_FLAGS) tools/vllm-cpu
 
 clean: ## Remove what the targets made

@@ -8,10 +8,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from penstock_api import Role
+from penstock_engine.profiles.performance import SimulatedEngine, performance_of
 from penstock_planner.decide.baselines.rhythm import in_mode
-from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.reading import judge
@@ -66,9 +68,12 @@ def main() -> None:
     pulls = [observation(float(i), 100) for i in range(1, 31)]
     window = Window(0.0, 30.0, tuple(summarise(pull) for pull in pulls))
     for mode in POLICIES:
-        if mode.needs_profile:
+        if mode.needs_profile and mode is not Mode.SLA:
             continue
         chosen = in_mode(config, mode)
+        if mode is Mode.SLA:
+            engine = SimulatedEngine("a100-llama-8b-bf16-tp1")
+            chosen = replace(chosen, itl_slo_s=0.05, performance=performance_of(engine, engine))
         _, state = decide(window, PlannerState(), chosen)
         decide_us = median_us(lambda state=state, chosen=chosen: decide(window, state, chosen))
         print(f"{mode.value:>18} {decide_us:>10.1f}")

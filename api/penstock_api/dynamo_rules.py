@@ -11,12 +11,12 @@ from penstock_api.base import SpecModel
 from penstock_api.enums import Runtime
 from penstock_api.router import RetriesConfig, RouterConfig
 from penstock_api.rule import Rule, quoted, unless
+from penstock_api.tiers import TiersConfig
 
 _WITHOUT_EFFECT = (
     "session_header",
     "tokenizer",
     "dualmap",
-    "tiers",
     "auth",
     "cors_allowed_origins",
     "prefill_queue",
@@ -27,8 +27,12 @@ _WITHOUT_EFFECT = (
 )
 """Keys of ``spec.router`` that Dynamo's frontend has no flag for; ``kvEventsPort`` needs ``tokenizer``."""
 
-_RETRY_BUDGET = ("budget_fraction", "min_per_second")
-"""Keys of ``spec.router.retries`` likewise; ``maxPerRequest`` is its ``--migration-limit``."""
+_WITHIN = (
+    ("tiers", TiersConfig, "enabled"),
+    ("retries", RetriesConfig, "budget_fraction"),
+    ("retries", RetriesConfig, "min_per_second"),
+)
+"""Keys of its sections likewise; ``retries.maxPerRequest`` is the frontend's ``--migration-limit``."""
 
 
 def _is_default(path: str, value: Any, annotation: Any) -> str:
@@ -60,11 +64,14 @@ def _literal(value: Any, annotation: Any) -> str:
         return quoted(str(value.value))
     if isinstance(value, str):
         return quoted(value)
-    return repr(float(value)) if float in {annotation, *get_args(annotation)} else str(value)
+    return repr(float(value)) if _holds_float(annotation) else str(value)
 
 
-def _unused(name: str, section: str = "") -> Rule[Any]:
-    kind = RetriesConfig if section else RouterConfig
+def _holds_float(annotation: Any) -> bool:
+    return annotation is float or any(map(_holds_float, get_args(annotation)))
+
+
+def _unused(name: str, kind: type[SpecModel] = RouterConfig, section: str = "") -> Rule[Any]:
     field = kind.model_fields[name]
     path = ".".join(("router", *filter(None, (section, to_camel(name)))))
 
@@ -84,7 +91,7 @@ def _unused(name: str, section: str = "") -> Rule[Any]:
 
 DYNAMO_RULES: tuple[Rule[Any], ...] = (
     *(_unused(name) for name in _WITHOUT_EFFECT),
-    *(_unused(name, "retries") for name in _RETRY_BUDGET),
+    *(_unused(name, kind, section) for section, kind, name in _WITHIN),
     Rule(
         path="planner.metrics.prometheusUrl",
         must="planner.metrics.prometheusUrl is null under runtime dynamo",

@@ -81,10 +81,6 @@ class Predictor(StrEnum):
 
     CONSTANT = "constant"
     TREND = "trend"
-    HOLT_WINTERS = "holt-winters"
-    ARIMA = "arima"
-    KALMAN = "kalman"
-    PROPHET = "prophet"
 
 
 class MetricsSource(StrEnum):

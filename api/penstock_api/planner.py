@@ -44,7 +44,7 @@ class SlaConfig(SpecModel):
     )
     predictor: Predictor = Field(
         default=Predictor.TREND,
-        description="How demand is forecast; all but constant and trend need the extra forecast.",
+        description="How demand is forecast: trend follows its slope until a new replica is ready, constant expects it to stay.",
     )
 
 

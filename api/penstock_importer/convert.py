@@ -171,11 +171,14 @@ def _metadata(source: ManifestSource) -> dict[str, Any]:
 
 
 def _settle_roles(components: list[Component]) -> None:
-    """A worker without a role is what the others leave: decode beside prefill, else aggregated."""
-    roles = {each.role for each in components}
+    """A worker without a role is what the others leave: decode beside prefill, else aggregated.
+
+    So is a decode worker that no prefill worker stands beside: under Dynamo it computes its prompts itself.
+    """
+    rest = Role.DECODE if Role.PREFILL in {each.role for each in components} else Role.AGGREGATED
     for component in components:
-        if component.role is None:
-            component.role = Role.DECODE if Role.PREFILL in roles else Role.AGGREGATED
+        if component.role in {None, Role.DECODE}:
+            component.role = rest
 
 
 def _settle_names(components: list[Component], graph: str) -> None:

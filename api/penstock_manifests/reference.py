@@ -59,7 +59,7 @@ On the local backend `envFrom` and `valueFrom` name objects that only a cluster 
 |---|---|---|---|
 | `simulated` | `penstock engine serve` | `penstock router serve` | yes |
 | `vllm` | `vllm serve` with the NIXL connector | `penstock router serve` | in parts: vLLM 0.32.0 workers on a CPU, one aggregated and a NIXL pair with a lease; see vllm.md |
-| `dynamo` | `python -m dynamo.vllm`, or `dynamo.mocker` | `python -m dynamo.frontend` | no: the flags are those of Dynamo 1.6's documentation and code |
+| `dynamo` | `python -m dynamo.vllm`, or `dynamo.mocker` | `python -m dynamo.frontend` | frontend and mocker on one machine, Dynamo 1.6.0; vLLM workers and clusters not: see dynamo.md |
 
 Tensor parallelism is `gpusPerReplica` ÷ `nodesPerReplica`, pipeline parallelism `nodesPerReplica`. The
 addresses that a multi-node replica's nodes need of each other are added in a cluster; the local backend

@@ -196,5 +196,6 @@ def _routers(part: Mapping[str, Any]) -> Any:
         panel.grid(alpha=0.25)
         panel.set_ylim(0, 1.02)
     panels[0].set_ylabel("share in time")
-    legend_above(panels[0])
+    # Of the figure: a panel's own would widen it.
+    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(policies))
     return drawn

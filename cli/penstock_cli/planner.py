@@ -12,7 +12,7 @@ import click
 import orjson
 from pydantic.fields import FieldInfo
 
-from penstock_api import Environment, PlannerMode
+from penstock_api import Environment, PlannerMode, Predictor
 from penstock_cli import option
 from penstock_cli.planner_cluster import (
     CLUSTER_FLAGS,
@@ -38,6 +38,7 @@ from penstock_wire import loop
 _CHOICES = {
     "environment": ["local", "kubernetes"],
     "metrics_source": ["router", "scrape", "prometheus"],
+    "predictor": [predictor.value for predictor in Predictor],
     "mode": [mode.value for mode in PlannerMode],
 }
 

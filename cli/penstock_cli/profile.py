@@ -30,12 +30,13 @@ from penstock_cli.profile_progress import ProfileProgress
 from penstock_core.errors import ConfigError
 from penstock_manifests import load_graph
 from penstock_performance.quality import Severity, sweep_findings
+from penstock_performance.reading import PROFILE_FILE
 from penstock_performance.recommend import Recommendation, Targets, recommend
 from penstock_performance.sweep import Sweep
 from penstock_profiler import estimate, gpus, tables
 from penstock_profiler.graph_back import graph_back
 from penstock_profiler.plan import ProfileConfig, ProfilePlan, plan_profile
-from penstock_profiler.reading import PROFILE_FILE, read_sweep
+from penstock_profiler.reading import read_sweep
 from penstock_profiler.session import Measured, run_profile
 from penstock_profiler.writing import GRAPH_FILE, plain_result, write_result
 

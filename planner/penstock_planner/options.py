@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
-from penstock_api import Environment, GraphDeployment, MetricsSource, PlannerMode, Role
+from penstock_api import Environment, GraphDeployment, MetricsSource, PlannerMode, Predictor, Role
 from penstock_api.base import RULE_ERROR, Violation
 from penstock_api.planner import PlannerConfig
 from penstock_core.errors import InvalidSpecError, Problem
@@ -164,6 +164,7 @@ class PlannerOptions(BaseModel):
     attainment: float = _declared(
         "sla.attainment", description="Share of the requests to hold the targets for, mode sla; below 1."
     )
+    predictor: Predictor = _declared("sla.predictor", "predictor", is_what_if=True)
     profile: str | None = _declared(
         "sla.profile",
         description="What mode sla plans by: file or folder that `penstock profile` wrote, or a latency profile by name. "

@@ -15,10 +15,10 @@ from penstock_engine import profiles
 from penstock_engine.core.latency import LatencyModel
 from penstock_performance import dynamo
 from penstock_performance.profile import profile_from
+from penstock_performance.reading import PROFILE_FILE
 from penstock_performance.sweep import DecodePoint, EngineSweep, PrefillPoint, Sweep, sweep_from, sweep_of
 from penstock_profiler.points import spaced
 
-PROFILE_FILE: Final = "profile.json"
 ARRAYS_FILE: Final = "raw_data.npz"
 _DYNAMO_FOLDERS = ("selected_prefill_interpolation", "selected_decode_interpolation")
 _DYNAMO_JSON = ("prefill_raw_data.json", "decode_raw_data.json")

@@ -14,9 +14,10 @@ import yaml
 from penstock_core.errors import PenstockError
 from penstock_performance.dynamo import decode_arrays, prefill_arrays
 from penstock_performance.profile import plain_profile
+from penstock_performance.reading import PROFILE_FILE
 from penstock_performance.recommend import Recommendation
 from penstock_performance.sweep import Sweep, plain_sweep
-from penstock_profiler.reading import ARRAYS_FILE, PROFILE_FILE
+from penstock_profiler.reading import ARRAYS_FILE
 
 SCHEMA: Final = 1
 GRAPH_FILE: Final = "graph.yaml"

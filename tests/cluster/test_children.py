@@ -17,7 +17,11 @@ from penstock_operator.build import BuildContext, adapter, children
 
 pytestmark = pytest.mark.cluster
 
-SAMPLES = sorted((Path(__file__).parents[2] / "manifests/samples").glob("*.yaml"))
+SAMPLES = [
+    path
+    for path in sorted((Path(__file__).parents[2] / "manifests/samples").glob("*.yaml"))
+    if "kind: GraphDeployment" in path.read_text(encoding="utf-8")
+]
 RESTRICTED = {
     "pod-security.kubernetes.io/enforce": "restricted",
     "pod-security.kubernetes.io/enforce-version": "latest",

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from manifest_table import TABLE, manifest_of, merged, named
 
-from penstock_api import GraphDeployment, ScalingAdapter
+from penstock_api import GraphDeployment, ProfileRequest, ScalingAdapter
 from penstock_core.errors import InvalidObjectError, NotFoundError
 from penstock_crd import definitions
 from penstock_kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
@@ -193,13 +193,14 @@ async def test_immutable_keys_are_refused_by_the_server(client, namespace, crds,
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
 async def test_samples_are_accepted_and_mean_the_same(client, crds, path):
-    """A sample becomes, with the server's defaults, the very graph that the models make of it."""
+    """A sample becomes, with the server's defaults, the very object that the models make of it."""
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
         if document.get("apiVersion") != GRAPH_DEPLOYMENT.api_version:
             continue
         document["metadata"]["namespace"] = DRY
         live = await client.create(document, field_manager="test", dry_run=True)
-        model = {"GraphDeployment": GraphDeployment, "ScalingAdapter": ScalingAdapter}[document["kind"]]
+        kinds = (GraphDeployment, ProfileRequest, ScalingAdapter)
+        model = next(each for each in kinds if each.__name__ == document["kind"])
         assert model.model_validate(live).spec == model.model_validate(document).spec
 
 

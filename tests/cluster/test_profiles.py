@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 import yaml
 from operating import graph, running, until
 
+from penstock_api import ProfileRequest
+from penstock_cli.profile_cluster import follow
+from penstock_cli.profile_config_map import write_result
 from penstock_core.errors import InvalidObjectError, NotFoundError
 from penstock_kube.client import KubeClient
 from penstock_kube.kinds import (
@@ -137,6 +141,25 @@ async def test_a_request_becomes_one_job_and_its_result_is_told(crds, client, na
     printed = crds.kubectl("get", "gpr", "--namespace", namespace)
     assert printed.split("\n")[0].split() == ["NAME", "PHASE", "PREFILL-TP", "DECODE-TP", "CONFIGMAP", "AGE"]
     assert printed.split("\n")[1].split()[:5] == ["fast", "Succeeded", "1", "2", "fast"]
+
+
+async def test_the_command_follows_its_request_to_the_recommendation(crds, client, namespace):
+    """`penstock profile --kubernetes`: applied, told step by step, and its words returned."""
+    model = ProfileRequest.model_validate(request(namespace))
+    told: list[str] = []
+    async with running(client, namespace):
+        following = asyncio.create_task(follow(client, model, namespace, tell=told.append, poll_s=0.1))
+        await until(lambda: _is_told(told, "Profiling"), "the Job")
+        await write_result(client, "fast", namespace, {"profile.json": "{}", "recommendation.txt": LINES})
+        await end(client, namespace, "Complete")
+        status = await asyncio.wait_for(following, 30)
+    assert status["recommendation"]["summary"] == LINES.splitlines()
+    assert told[0].startswith(f"ProfileRequest {namespace}/fast: applied")
+    assert told[-1].startswith("Succeeded: ConfigMap fast holds the profile.")
+
+
+async def _is_told(told, word):
+    return any(each.startswith(word) for each in told)
 
 
 async def test_the_job_measures_the_deployed_graph(crds, client, namespace):

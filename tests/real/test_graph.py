@@ -68,7 +68,7 @@ class UpGraph:
 
     def client(self):
         """Return the official client; no retries, so that losses show."""
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=900)
 
     async def until(self, condition, within_s=600):
         """Wait for a condition."""

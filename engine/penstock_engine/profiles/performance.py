@@ -15,6 +15,7 @@ from penstock_core.errors import ConfigError
 from penstock_engine.core.latency import LatencyModel
 from penstock_engine.profiles.loading import load, names
 from penstock_performance.profile import PerformanceProfile
+from penstock_performance.quality import Severity, mismatches
 from penstock_performance.reading import PROFILE_FILE, read_profile
 from penstock_performance.tables import DecodeTable, PrefillTable
 
@@ -84,7 +85,8 @@ def planning_profile(spec: GraphSpec | None, named: str | None) -> PerformancePr
             engine's own, of runtime ``simulated``.
 
     Raises:
-        ConfigError: nothing is named and the runtime has none, or what is named cannot be read.
+        ConfigError: nothing is named and the runtime has none, what is named cannot be read, or it was measured of another
+            model or engine size than the graph runs.
     """
     if named is None:
         if spec is not None and spec.runtime is Runtime.SIMULATED:
@@ -106,7 +108,21 @@ def planning_profile(spec: GraphSpec | None, named: str | None) -> PerformancePr
             f"planner.sla.profile: {named} cannot be read: {why}; name a file or folder that `penstock profile` wrote, or"
             f" one of {', '.join(names())}"
         ) from exc
-    return read_profile(text, origin=str(file))
+    profile = read_profile(text, origin=str(file))
+    if spec is not None:
+        _check_fits(profile, spec, origin=str(file))
+    return profile
+
+
+def _check_fits(profile: PerformanceProfile, spec: GraphSpec, *, origin: str) -> None:
+    entry = spec.service(Role.PREFILL) or spec.service(Role.AGGREGATED)
+    holder = spec.service(Role.DECODE) or spec.service(Role.AGGREGATED)
+    if entry is None or holder is None:
+        return
+    found = mismatches(profile, model=spec.model.name, prefill_gpus=entry[1].gpus, decode_gpus=holder[1].gpus)
+    errors = [str(each) for each in found if each.severity is Severity.ERROR]
+    if errors:
+        raise ConfigError(f"planner.sla.profile: {origin}: {'; '.join(errors)}")
 
 
 def _engine(spec: GraphSpec, service: ServiceSpec) -> SimulatedEngine:

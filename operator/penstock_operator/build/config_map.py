@@ -10,6 +10,7 @@ from typing import Any, Final
 import yaml
 
 from penstock_api import GraphDeployment, LeaseConfig
+from penstock_api.lease_rules import SHORTEST_SAFE_LEASE_S
 from penstock_objects.names import GRAPH_FILE
 from penstock_operator.build.context import BuildContext
 from penstock_operator.build.labels import graph_labels
@@ -83,6 +84,6 @@ def _lease(duration_seconds: int) -> dict[str, Any]:
     lease = {
         "durationSeconds": duration_seconds,
         "decoderBlocksTtlSeconds": max(LeaseConfig().decoder_blocks_ttl_seconds, duration_seconds),
-        "acknowledgeShortLease": True,
+        "acknowledgeShortLease": duration_seconds < SHORTEST_SAFE_LEASE_S,
     }
     return LeaseConfig.model_validate(lease).to_manifest()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from penstock_api import Role
+from penstock_api import Predictor, Role
 from penstock_performance.profile import profile_from
 from penstock_planner.decide.baselines.settings import settings_from
 from penstock_planner.decide.config import DecideConfig, Mode
@@ -42,6 +42,7 @@ def config_from(plain: Mapping[str, Any]) -> DecideConfig:
     for name in ("min_replicas", "max_replicas"):
         if name in fields:
             fields[name] = {Role(role): int(count) for role, count in fields[name].items()}
+    fields["predictor"] = Predictor(fields.get("predictor", Predictor.TREND))
     if fields.get("performance") is not None:
         fields["performance"] = profile_from(fields["performance"])
     fields["baseline"] = settings_from(fields.get("baseline", {}))

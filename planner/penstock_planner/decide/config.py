@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from penstock_api import Role
+from penstock_api import Predictor, Role
 from penstock_performance.profile import PerformanceProfile
 from penstock_planner.decide.baselines.settings import BaselineSettings
 
@@ -98,6 +98,7 @@ class DecideConfig:
             ``planner.sla.ttftSeconds``.
         itl_slo_s: ITL that mode sla holds, > 0; None: any.
         attainment: Share of the requests for which mode sla holds the targets, in [0.5, 1).
+        predictor: How mode sla forecasts demand.
         performance: What mode sla plans by; None in every other mode.
         baseline: What the other autoscalers are set to; the planner's own modes do not read it.
     """
@@ -123,6 +124,7 @@ class DecideConfig:
     ttft_slo_s: float = 5.0
     itl_slo_s: float | None = None
     attainment: float = 0.99
+    predictor: Predictor = Predictor.TREND
     performance: PerformanceProfile | None = None
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
 

@@ -390,6 +390,13 @@ def test_a_shell_line_that_is_a_script_is_not_read(line):
     assert parse_command(["sh", "-c"], [line], {"MODEL": "m"}) is None
 
 
+def test_a_decode_worker_alone_is_an_aggregated_one():
+    """Under Dynamo it computes its prompts itself; so its mocker's example does."""
+    spec, notes = converted(worker({"subComponentType": "decode"}))
+    assert spec["services"]["worker"]["role"] == "aggregated"
+    assert notes == []
+
+
 @pytest.mark.parametrize(
     ("config", "kept"),
     [

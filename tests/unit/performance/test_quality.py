@@ -139,6 +139,7 @@ def test_a_profile_of_another_engine(engine, changes, severity, said):
     assert [said in text for text in texts(found, severity)] == [True]
 
 
-def test_publisher_and_case_do_not_make_another_model(engine):
-    """acme/Synthetic-8B is synthetic-8b."""
-    assert mismatches(profile_of(engine), model="synthetic-8b", prefill_gpus=1, decode_gpus=1) == []
+@pytest.mark.parametrize("served", ["synthetic-8b", "acme/Synthetic-8B-FP8", "Other/SYNTHETIC-8B"])
+def test_publisher_case_and_format_do_not_make_another_model(engine, served):
+    """acme/Synthetic-8B is each of them."""
+    assert mismatches(profile_of(engine), model=served, prefill_gpus=1, decode_gpus=1) == []

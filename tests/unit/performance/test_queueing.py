@@ -11,11 +11,20 @@ from penstock_performance.queueing import most_in_flight, wait_probability, wait
 
 @pytest.mark.parametrize(
     ("servers", "load", "expected"),
-    [(1, 0.5, 0.5), (2, 1.0, 1 / 3), (3, 2.0, 4 / 9), (1, 0.0, 0.0), (2, 2.0, 1.0), (2, 5.0, 1.0)],
+    [
+        (1, 0.5, 0.5),
+        (2, 1.0, 1 / 3),
+        (3, 2.0, 4 / 9),
+        (2, 1.6, 0.7111),
+        (10, 8.0, 0.4092),
+        (1, 0.0, 0.0),
+        (2, 2.0, 1.0),
+        (2, 5.0, 1.0),
+    ],
 )
 def test_erlangs_c(servers, load, expected):
     """Textbook values: M/M/1 waits with its utilisation, M/M/2 at load 1 with a third, M/M/3 at load 2 with 4/9."""
-    assert wait_probability(servers, load) == pytest.approx(expected)
+    assert wait_probability(servers, load) == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_wait_of_one_server():

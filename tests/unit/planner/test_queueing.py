@@ -11,14 +11,6 @@ from hypothesis import strategies as st
 from penstock_planner.decide.sla import queueing
 
 
-@pytest.mark.parametrize(
-    ("workers", "load", "share"), [(1, 0.8, 0.8), (2, 1.6, 0.7111), (10, 8.0, 0.4092), (3, 0.0, 0.0)]
-)
-def test_erlangs_c(workers, load, share):
-    """Published values; one worker makes as many wait as it is busy."""
-    assert queueing.waiting_share(workers, load) == pytest.approx(share, abs=1e-4)
-
-
 def test_one_worker_with_random_gaps_and_services_is_an_m_m_1_queue():
     """Rho / (1 - rho) services of wait, and an exponential tail with rate (1 - rho) / s."""
     assert queueing.mean_wait_s(1, 0.8, service_s=1.0, variability=2.0) == pytest.approx(4.0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from penstock_api import Role
+from penstock_api import Predictor, Role
 from penstock_core.errors import ConfigError
 from penstock_performance.profile import PerformanceProfile
 from penstock_performance.tables import DecodeTable, PrefillTable
@@ -104,8 +104,8 @@ def test_without_a_profile_it_says_what_to_run():
 
 
 def test_it_knows_its_workers_before_it_has_seen_them_work():
-    """18 requests/s of 1,000 tokens on two workers of 10,000: the first decision grows, where adaptive must learn."""
-    found, _ = _after(5, rate=18.0, prefilled_tokens=0.0, prefilling_workers=0.0)
+    """18 requests/s of 1,000 tokens on two workers of 10,000: it grows, where adaptive must learn first."""
+    found, _ = _after(10, rate=18.0, prefilled_tokens=0.0, prefilling_workers=0.0)
     assert (found[Role.PREFILL].action, found[Role.PREFILL].reason) == (
         Action.UP,
         Reason.DEMAND_ABOVE_CAPACITY,
@@ -177,6 +177,19 @@ def test_replay_is_bit_for_bit():
     plain = orjson.loads(orjson.dumps([to_plain(window), to_plain(state), to_plain(CONFIG)]))
     again = decide(window_from(plain[0]), state_from(plain[1]), config_from(plain[2]))
     assert orjson.dumps(to_plain(decide(window, state, CONFIG))) == orjson.dumps(to_plain(again))
+
+
+def test_the_constant_predictor_expects_no_rise_to_go_on():
+    """Arrivals rise by 0.1/s each second: the trend follows two thirds of that for 30 s, constant none."""
+    ahead = {}
+    for predictor in Predictor:
+        config, state = replace(CONFIG, predictor=predictor), PlannerState()
+        for end in range(5, 105, 5):
+            pulls = tuple(_pull(float(s), prefill=9, rate=4.0 + 0.1 * s) for s in range(end - 4, end + 1))
+            decision, state = decide(Window(end - 5.0, float(end), pulls), state, config)
+        prefill = next(each for each in decision.roles if each.role is Role.PREFILL)
+        ahead[predictor] = _step(prefill, "demand").inputs["tokens_per_s_ahead"]
+    assert ahead[Predictor.TREND] - ahead[Predictor.CONSTANT] == pytest.approx(2000, rel=0.1)
 
 
 def test_unknown_demand_holds_every_role():

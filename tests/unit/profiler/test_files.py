@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from penstock_core.errors import ConfigError
+from penstock_manifests import load_graph
 from penstock_performance.profile import profile_from
 from penstock_performance.quality import sweep_findings
 from penstock_performance.recommend import Targets, recommend
@@ -177,3 +178,8 @@ def test_a_recommendation_beyond_the_budget_is_refused(build):
 
     with pytest.raises(ConfigError, match=r"maxGpuBudget: 3, but one replica each takes 4 GPUs"):
         graph_back(graph, found, "p")
+
+
+def test_the_written_manifest_is_valid(result):
+    """`penstock validate` accepts it."""
+    assert load_graph(result / "graph.yaml").spec.planner.mode == "sla"

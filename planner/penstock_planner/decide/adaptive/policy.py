@@ -159,7 +159,8 @@ def _case(
     assert demand is not None  # noqa: S101 - the caller's
     startup_s = supply.startup_s(memory, role, at_s)
     horizon_s = startup_s + config.metric_pulling_interval_s
-    made = work.view(memory.work, demand, workers, horizon_s=horizon_s, far_s=2 * horizon_s + REGRET_S)
+    ahead_s, far_s = (horizon_s, 2 * horizon_s + REGRET_S) if workers.follows_trend else (0.0, 0.0)
+    made = work.view(memory.work, demand, workers, horizon_s=ahead_s, far_s=far_s)
     entry = entry_role(pull.pools)
     due_s = supply.arrivals_s(memory.of(entry), supply.startup_s(memory, entry, at_s), at_s)
     prefilled_per_s = rules.prefilled_per_s(

@@ -60,11 +60,6 @@ idle counted, the packaged Mooncake slice took 1.45 GPU-hours in place of 1.73, 
 class Speed(Protocol):
     """Says how fast one worker computes prompts."""
 
-    @property
-    def has_shadows(self) -> bool:
-        """Whether shadow fleets say how late requests would be; else a queueing formula does."""
-        ...
-
     def tokens_per_s(self, work: Work) -> float | None:
         """Return prompt tokens per second of one worker; None: not known yet."""
         ...
@@ -153,7 +148,7 @@ def followed(work: Work, demand: Demand, workers: Speed, *, ready: int, sizes: i
     speed = workers.tokens_per_s(after)
     return (
         after
-        if speed is None or not workers.has_shadows
+        if speed is None
         else _shadowed(after, demand, speed=speed, ready=ready, sizes=sizes, slo_s=slo_s)
     )
 

@@ -73,6 +73,11 @@ class Workers(Protocol):
         ...
 
     @property
+    def follows_trend(self) -> bool:
+        """Whether demand is expected to go on along its slope; else it stays as it is."""
+        ...
+
+    @property
     def sigmas_ahead(self) -> float:
         """Return the standard errors that predicted demand counts with before a pool grows."""
         ...
@@ -109,6 +114,11 @@ class ObservedWorkers:
     @property
     def has_shadows(self) -> bool:
         """Return that they do."""
+        return True
+
+    @property
+    def follows_trend(self) -> bool:
+        """Return that it is."""
         return True
 
     @property

@@ -12,23 +12,10 @@ from __future__ import annotations
 
 import math
 
+from penstock_performance.queueing import wait_probability
+
 _HALVINGS = 30
 """Bisection to a part in a thousand million."""
-
-
-def waiting_share(workers: int, load: float) -> float:
-    """Return Erlang's C: the share of arrivals that find all workers busy.
-
-    Args:
-        workers: >= 1.
-        load: Offered, in erlangs, 0 to below ``workers``.
-
-    Example: one worker at 0.8: 0.8; two at 1.6: 0.711.
-    """
-    blocked = 1.0
-    for count in range(1, workers + 1):
-        blocked = load * blocked / (count + load * blocked)
-    return blocked / (1.0 - load / workers * (1.0 - blocked))
 
 
 def mean_wait_s(workers: int, load: float, *, service_s: float, variability: float) -> float:
@@ -42,7 +29,7 @@ def mean_wait_s(workers: int, load: float, *, service_s: float, variability: flo
 
     Example: one worker at 0.8, 1 s of service, 2: 4 s, as M/M/1 has it.
     """
-    return waiting_share(workers, load) * service_s * variability / (2.0 * (workers - load))
+    return wait_probability(workers, load) * service_s * variability / (2.0 * (workers - load))
 
 
 def late_share(
@@ -55,7 +42,7 @@ def late_share(
     if load >= workers:
         return 1.0
     mean_s = service_s * variability / (2.0 * (workers - load))
-    return waiting_share(workers, load) * math.exp(-may_wait_s / mean_s)
+    return wait_probability(workers, load) * math.exp(-may_wait_s / mean_s)
 
 
 def most_load(workers: int, *, service_s: float, variability: float, may_wait_s: float, late: float) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 
-from penstock_api import Role
+from penstock_api import Predictor, Role
 from penstock_performance.profile import PerformanceProfile
 from penstock_planner.decide.adaptive.gaps import GapsView
 from penstock_planner.decide.adaptive.kv import Decoding
@@ -24,12 +24,14 @@ so that growing and shrinking do not meet."""
 AHEAD_SIGMAS = 0.0
 """Chosen: the shares that demand may fill leave room for chance as it is."""
 
-RESTRAINT = Restraint(sigmas=0.5, peak=0.9, late=1.0, kv=0.75, kv_peak=0.8, hold_down_most_s=240.0)
+RESTRAINT = Restraint(sigmas=0.5, peak=0.8, late=1.0, kv=0.65, kv_peak=0.6, hold_down_most_s=600.0)
 """Chosen: milder than adaptive's, because what one fewer can do is known and need not be tried."""
 
+OBSERVED = ObservedWorkers()
+
 BURSTY = 4.0
-BURSTY_RESTRAINT = replace(RESTRAINT, peak=0.8, hold_down_most_s=1800.0)
-"""Chosen: arrivals of more than twice the variance of Poisson's come back in bursts, which no mean tells."""
+"""Chosen: arrivals of more than twice the variance of Poisson's come in bursts, of which no formula knows the length: then
+shadow fleets and adaptive's shares decide, on the profile's throughput."""
 
 LEAST_SEEN_S = 6.0
 """Chosen: arrivals of fewer seconds say nothing of their rate."""
@@ -54,19 +56,29 @@ class ProfiledWorkers:
     config: DecideConfig
 
     @property
+    def is_bursty(self) -> bool:
+        """Whether requests come in bursts."""
+        return self.learnt.variability > BURSTY
+
+    @property
     def has_shadows(self) -> bool:
-        """Return that the queueing formula says it."""
-        return False
+        """Whether the queueing formula does not say how late requests are."""
+        return self.is_bursty
+
+    @property
+    def follows_trend(self) -> bool:
+        """Whether the predictor is the trend."""
+        return self.config.predictor is Predictor.TREND
 
     @property
     def sigmas_ahead(self) -> float:
         """Return the chosen number."""
-        return AHEAD_SIGMAS
+        return OBSERVED.sigmas_ahead if self.is_bursty else AHEAD_SIGMAS
 
     @property
     def restraint(self) -> Restraint:
         """Return what the queue and the profile do not say themselves."""
-        return BURSTY_RESTRAINT if self.learnt.variability > BURSTY else RESTRAINT
+        return OBSERVED.restraint if self.is_bursty else RESTRAINT
 
     def tokens_per_s(self, work: Work) -> float | None:
         """Return the profile's throughput at the mean prompt, corrected; None before the first arrival."""
@@ -75,7 +87,7 @@ class ProfiledWorkers:
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
         """Return the answers by the profile; before the first was complete, as mode adaptive has them."""
-        return self._answers(tokens_per_s) or ObservedWorkers().decoding(kv, tokens_per_s)
+        return self._answers(tokens_per_s) or OBSERVED.decoding(kv, tokens_per_s)
 
     def gaps(self, tokens_per_s: float) -> GapsView | None:
         """Return the same answers; None without a target, and before the first answer was complete."""
@@ -86,6 +98,8 @@ class ProfiledWorkers:
         own_s = learning.service_s(self.learnt, self.profile)
         if own_s is None or workers < 1:
             return 1.0
+        if self.is_bursty:
+            return OBSERVED.busy_most(role, workers)
         # Requests wait in each aggregated worker, not in one queue before all of them.
         servers = 1 if role is Role.AGGREGATED else workers
         load = queueing.most_load(
@@ -99,6 +113,8 @@ class ProfiledWorkers:
 
     def busy_after(self, role: Role, workers: int) -> float:
         """Return `KEPT` of it."""
+        if self.is_bursty:
+            return OBSERVED.busy_after(role, workers)
         return KEPT * self.busy_most(role, workers)
 
     def may_wait_s(self, own_s: float) -> float:
