@@ -37,6 +37,10 @@ class Outlook:
         return min(self.most_per_s, self.forecast.at(self.at_s - self.forecast.made_s + ahead_s))
 
 
+TREND = Outlook()
+"""The trend says."""
+
+
 def judged(
     forecast: DemandForecast | None, predictor: Predictor, *, at_s: float, horizon_s: float, peak_per_s: float
 ) -> tuple[Outlook, Step | None]:
@@ -50,7 +54,7 @@ def judged(
         peak_per_s: Highest requests/s of the last minutes.
     """
     if not predictor.is_fitted:
-        return Outlook(), None
+        return TREND, None
     most = PEAK_MOST * peak_per_s
     found, why = None, _unusable(forecast, predictor, at_s)
     if forecast is not None and not why:
@@ -64,7 +68,7 @@ def judged(
         "requests_per_s_ahead": found,
     }
     step = Step("forecast", inputs, most, f"trend: {why}" if why else predictor.value)
-    return (Outlook() if why else Outlook(at_s, forecast, most)), step
+    return (TREND if why else Outlook(at_s, forecast, most)), step
 
 
 def _unusable(forecast: DemandForecast | None, predictor: Predictor, at_s: float) -> str:
@@ -76,11 +80,13 @@ def _unusable(forecast: DemandForecast | None, predictor: Predictor, at_s: float
     age_s = at_s - forecast.made_s
     if not 0 <= age_s <= STALE_S:
         return f"the newest forecast is {age_s:.0f} s old, which must be 0 to {STALE_S:g}"
-    if forecast.why or not forecast.points:
-        return forecast.why or "the fit gave nothing"
-    leads = [lead_s for lead_s, _ in forecast.points]
-    if not all(map(math.isfinite, leads)) or leads != sorted(set(leads)):
-        return "its leads do not rise"
-    if not all(math.isfinite(rate) and rate >= 0 for _, rate in forecast.points):
-        return "the fit gave a rate that is none"
+    return forecast.why or _malformed(forecast.points)
+
+
+def _malformed(points: tuple[tuple[float, float], ...]) -> str:
+    leads = [lead_s for lead_s, _ in points]
+    if not points or leads != sorted(set(leads)) or not all(map(math.isfinite, leads)):
+        return "the fit gave no times that rise"
+    if not all(math.isfinite(rate) and rate >= 0 for _, rate in points):
+        return "the fit gave rates that are none"
     return ""

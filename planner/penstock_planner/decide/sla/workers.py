@@ -16,7 +16,7 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.sla import learning, queueing
 from penstock_planner.decide.sla.answers import ProfiledAnswers
 from penstock_planner.decide.sla.memory import SlaMemory
-from penstock_planner.decide.sla.outlook import Outlook
+from penstock_planner.decide.sla.outlook import TREND, Outlook
 
 KEPT = 0.9
 """Chosen: share of the load that one worker fewer could bear by the targets which demand may fill before a worker goes,
@@ -56,7 +56,7 @@ class ProfiledWorkers:
     profile: PerformanceProfile
     learnt: SlaMemory
     config: DecideConfig
-    outlook: Outlook = Outlook()
+    outlook: Outlook = TREND
 
     @property
     def is_bursty(self) -> bool:
