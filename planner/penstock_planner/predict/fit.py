@@ -47,7 +47,8 @@ class Fit:
         if len(self.rates) < POINTS_LEAST:
             return self._failed(f"{len(self.rates)} of {POINTS_LEAST} steps of {self.step_s:g} s seen")
         try:
-            with _ONE_AT_A_TIME, warnings.catch_warnings():
+            # Recorded, too: statsmodels sets filters of its own when it is imported.
+            with _ONE_AT_A_TIME, warnings.catch_warnings(record=True):
                 warnings.simplefilter("ignore")
                 values = MODELS[self.predictor](self.rates, STEPS_AHEAD[-1], self.step_s)
         except ImportError as exc:

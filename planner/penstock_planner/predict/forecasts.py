@@ -121,7 +121,8 @@ def fits_in_thread(config: DecideConfig) -> Forecasts | None:
         return None
     for need in predictor_needs("planner.sla.predictor", config.predictor):
         if need.missing:
-            log.warning(str(need.problem()))
+            problem = need.problem()
+            log.warning(problem.message, setting=problem.path)
     return FitsInThread(DueFits(config))
 
 
