@@ -236,10 +236,11 @@ def test_a_missing_library_is_said_when_a_planner_starts(monkeypatch):
         SimpleNamespace(warning=lambda *words, **_: said.extend(words)),
     )
     assert fits_in_thread(CONFIG) is not None
-    assert said == [
+    (words,) = said
+    assert words == (
         "the planner needs statsmodels, not installed here for kalman: it goes by its own trend;"
         " pip install 'penstock[forecast]'"
-    ]
+    )
 
 
 def test_a_forecast_is_read_on_lines_between_its_points():
