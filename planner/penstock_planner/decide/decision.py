@@ -48,6 +48,7 @@ class Reason(StrEnum):
     REQUESTS_WAITING = "requests_waiting"
     HOLD_DOWN = "hold_down"
     ABOVE_BUDGET = "above_budget"
+    BUDGET_SHARE = "budget_share"
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def test_a_lowered_budget_goes_before_the_floor(make):
     loads=st.lists(st.tuples(st.sampled_from([0.1, 0.95]), st.sampled_from([0.0, 9.0])), max_size=12),
 )
 def test_all_gpus_stay_between_floor_and_budget_whenever_that_can_be(
-    make, counts, sizes, most, budget, floor, loads
+    make, *, counts, sizes, most, budget, floor, loads
 ):
     """Whatever the load does: never above the budget, never below the floor again, and there wherever a role has room."""
     config = DecideConfig(

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock_core.errors import ConfigError
 from penstock_performance.profile import PerformanceProfile
 from penstock_planner.decide.adaptive import memory as adaptive_memory
-from penstock_planner.decide.adaptive.policy import followed, proposed
+from penstock_planner.decide.adaptive import supply
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory
+from penstock_planner.decide.adaptive.policy import case_of, followed, proposed
+from penstock_planner.decide.adaptive.rules import arriving_per_s
+from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Step
-from penstock_planner.decide.observation import Window
-from penstock_planner.decide.proposal import Proposal
+from penstock_planner.decide.observation import Window, entry_role
+from penstock_planner.decide.proposal import Proposal, RoleProposal
 from penstock_planner.decide.sla import learning, memory
+from penstock_planner.decide.sla.limits import limited
 from penstock_planner.decide.sla.memory import SlaMemory
+from penstock_planner.decide.sla.outlook import Outlook
 from penstock_planner.decide.sla.workers import ProfiledWorkers
 from penstock_planner.decide.state import PlannerState
 
@@ -34,13 +41,36 @@ def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     for pull in window.pulls:
         learnt = learning.followed(learnt, pull, profile, mean_rate=shared.work.rate.first)
         shared = followed(shared, pull, ProfiledWorkers(profile, learnt, config), config)
-    made = proposed(window, state, shared, ProfiledWorkers(profile, learnt, config), config)
+    workers = ProfiledWorkers(profile, learnt, config)
+    made = proposed(window, state, shared, workers, config)
     step = _profile_step(learnt, profile, config)
     return replace(
         made,
-        proposals=[replace(each, steps=(step, *each.steps)) for each in made.proposals],
+        proposals=[
+            replace(each, steps=(step, *each.steps))
+            for each in _limited(made.proposals, window, shared, workers)
+        ],
         memory={**made.memory, **memory.write(learnt)},
     )
+
+
+def _limited(
+    proposals: Sequence[RoleProposal], window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers
+) -> Sequence[RoleProposal]:
+    """Return the proposals within what budget and bounds allow, as far as the demand is known."""
+    pools, config = window.pulls[-1].pools, workers.config
+    speed, service_s = (
+        workers.tokens_per_s(shared.work),
+        learning.service_s(workers.learnt, workers.profile),
+    )
+    if window.pulls[-1].demand is None or speed is None or service_s is None:
+        return proposals
+    case = case_of(entry_role(pools), window, shared, workers, config)
+    if case.work is None:
+        return proposals
+    outlook = Outlook(workers, shared.kv, arriving_per_s(case.work), service_s, speed)
+    rested = {role for role in pools if supply.is_rested(shared, role, window.end_s)}
+    return limited(proposals, outlook, config, gpus=existing_gpus(pools, config), rested=rested)
 
 
 def _profile_step(learnt: SlaMemory, profile: PerformanceProfile, config: DecideConfig) -> Step:

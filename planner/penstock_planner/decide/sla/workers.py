@@ -87,11 +87,11 @@ class ProfiledWorkers:
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
         """Return the answers by the profile; before the first was complete, as mode adaptive has them."""
-        return self._answers(tokens_per_s) or OBSERVED.decoding(kv, tokens_per_s)
+        return self.answers(tokens_per_s) or OBSERVED.decoding(kv, tokens_per_s)
 
     def gaps(self, tokens_per_s: float) -> GapsView | None:
         """Return the same answers; None without a target, and before the first answer was complete."""
-        return None if self.config.itl_slo_s is None else self._answers(tokens_per_s)
+        return None if self.config.itl_slo_s is None else self.answers(tokens_per_s)
 
     def busy_most(self, role: Role, workers: int) -> float:
         """Return the utilisation at which the wait still fits what is left of the TTFT target."""
@@ -122,7 +122,8 @@ class ProfiledWorkers:
         target_s = self.config.ttft_slo_s
         return max(target_s - own_s * learning.factor(self.learnt.ttft), WAIT_LEAST * target_s)
 
-    def _answers(self, tokens_per_s: float) -> ProfiledAnswers | None:
+    def answers(self, tokens_per_s: float) -> ProfiledAnswers | None:
+        """Return the answers to prompts that end at so many uncached tokens/s; None before the first was complete."""
         learnt = self.learnt
         uncached, osl, context = learnt.uncached_isl, learnt.osl, learning.context_of(learnt)
         if uncached is None or osl is None or context is None:
