@@ -16,9 +16,9 @@ from penstock_planner.decide.proposal import RoleProposal
 from penstock_planner.decide.sla.outlook import Outlook
 from penstock_planner.decide.sla.share import RoleNeed, coverage, gpus_of, shared
 
-MOVE_GAIN = 1.2
-"""Chosen: the role that has least of what it needs must have a fifth more of it after a move, because a move costs the
-GPUs of one replica for a drain and a start-up."""
+MOVE_GAIN = 1.1
+"""Chosen: the role that has least of what it needs must have a tenth more of it after a move, because a move costs the
+GPUs of one replica for a drain and a start-up. So the needed ratio must change by a fifth before a move is undone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,8 @@ def _told(proposal: RoleProposal, limits: Limits, outlook: Outlook) -> RolePropo
     if not binds:
         return proposal
     need, allowed = limits.of(role), limits.allowed[role]
+    if role is Role.DECODE and Role.PREFILL in limits.allowed:
+        outlook = outlook.behind(limits.allowed[Role.PREFILL])
     expected = outlook.expected(role, max(1, allowed))
     inputs = {"replicas_needed": need.needed, "gpus_needed": limits.gpus_needed, **expected.numbers}
     words = f"{need.needed} are needed and {binds} allows {allowed}: expect {expected.words}"

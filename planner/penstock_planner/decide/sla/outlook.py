@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock_api import Role
 from penstock_performance.queueing import wait_quantile_s
@@ -52,6 +52,10 @@ class Outlook:
         """Return the fewest replicas of a role that hold the targets and the KV, 1 to `REPLICAS_MOST`."""
         counts = range(1, REPLICAS_MOST)
         return 1 + bisect_left(counts, True, key=lambda count: self._holds(role, count))
+
+    def behind(self, prefill_replicas: int) -> Outlook:
+        """Return the same for decode: no more prompts than so many prefill replicas compute become answers."""
+        return replace(self, tokens_per_s=min(self.tokens_per_s, prefill_replicas * self.speed))
 
     def expected(self, role: Role, replicas: int) -> Expectation:
         """Return what so many replicas of a role give, >= 1."""
