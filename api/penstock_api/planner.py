@@ -44,7 +44,9 @@ class SlaConfig(SpecModel):
     )
     predictor: Predictor = Field(
         default=Predictor.TREND,
-        description="How demand is forecast: trend follows its slope until a new replica is ready, constant expects it to stay.",
+        description="How demand is forecast: trend follows its slope until a new replica is ready, constant expects it to stay; "
+        "holt-winters, arima and kalman are fitted by statsmodels (extra forecast), prophet by Prophet (extra prophet), and "
+        "fall back to trend.",
     )
 
 

@@ -15,9 +15,10 @@ from penstock_planner.decide.adaptive.rules import arriving_per_s
 from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Step
-from penstock_planner.decide.observation import Window, entry_role
+from penstock_planner.decide.observation import Pull, Window, entry_role
 from penstock_planner.decide.proposal import Proposal, RoleProposal
 from penstock_planner.decide.sla import learning, memory
+from penstock_planner.decide.sla.expected_rate import judged
 from penstock_planner.decide.sla.limits import limited
 from penstock_planner.decide.sla.memory import SlaMemory
 from penstock_planner.decide.sla.outlook import Outlook
@@ -41,13 +42,23 @@ def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     for pull in window.pulls:
         learnt = learning.followed(learnt, pull, profile, mean_rate=shared.work.rate.first)
         shared = followed(shared, pull, ProfiledWorkers(profile, learnt, config), config)
-    workers = ProfiledWorkers(profile, learnt, config)
+    pull = window.pulls[-1]
+    expected, forecast_step = judged(
+        learnt.forecast,
+        config.predictor,
+        at_s=pull.at_s,
+        horizon_s=_horizon_s(shared, pull, config),
+        peak_per_s=shared.work.peak,
+    )
+    workers = ProfiledWorkers(profile, learnt, config, expected)
     made = proposed(window, state, shared, workers, config)
-    step = _profile_step(learnt, profile, config)
+    steps = [_profile_step(learnt, profile, config)]
+    if forecast_step is not None:
+        steps.append(forecast_step)
     return replace(
         made,
         proposals=[
-            replace(each, steps=(step, *each.steps))
+            replace(each, steps=(*steps, *each.steps))
             for each in _limited(made.proposals, window, shared, workers)
         ],
         memory={**made.memory, **memory.write(learnt)},
@@ -71,6 +82,12 @@ def _limited(
     outlook = Outlook(workers, shared.kv, arriving_per_s(case.work), service_s, speed)
     rested = {role for role in pools if supply.is_rested(shared, role, window.end_s)}
     return limited(proposals, outlook, config, gpus=existing_gpus(pools, config), rested=rested)
+
+
+def _horizon_s(shared: AdaptiveMemory, pull: Pull, config: DecideConfig) -> float:
+    """Return how far ahead the pool that takes longest to grow looks."""
+    startup_s = max((supply.startup_s(shared, role, pull.at_s) for role in pull.pools), default=0.0)
+    return startup_s + config.metric_pulling_interval_s
 
 
 def _profile_step(learnt: SlaMemory, profile: PerformanceProfile, config: DecideConfig) -> Step:
