@@ -104,6 +104,9 @@ class PlannerConfig(SpecModel):
     min_gpu_budget: Annotated[Integer, Field(ge=0, le=100_000)] = Field(
         default=1, description="Fewest GPUs of each role, prefill and decode."
     )
+    min_total_gpus: Annotated[Integer, Field(ge=0, le=100_000)] = Field(
+        default=0, description="Fewest GPUs of prefill plus decode; 0: each role's floor alone."
+    )
     max_step: Annotated[Integer, Field(ge=1, le=1000)] = Field(
         default=1,
         description="Most replicas by which one decision changes a role; more than 1 counts in mode adaptive, when it grows.",

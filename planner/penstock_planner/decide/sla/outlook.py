@@ -1,92 +1,132 @@
-"""Whether mode ``sla`` plans by its predictor's forecast, or by its own trend and why."""
+"""What the demand expected at the horizon needs by the profile, and what TTFT and ITL fewer replicas would give."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 
-from penstock_api import Predictor
-from penstock_planner.decide.decision import Step
-from penstock_planner.decide.demand_forecast import DemandForecast
+from penstock_api import Role
+from penstock_performance.queueing import wait_quantile_s
+from penstock_planner.decide.adaptive.memory import KvLoad
+from penstock_planner.decide.adaptive.rules import KV_AHEAD_MOST
+from penstock_planner.decide.sla import learning, queueing
+from penstock_planner.decide.sla.workers import ProfiledWorkers
 
-STALE_S = 60.0
-"""Chosen: a forecast is made every ten seconds; older than this, its predictor has failed or hangs."""
+REPLICAS_MOST = 1000
+"""The API's bound of a service's replicas; demand that needs more is counted as needing these."""
 
-PEAK_MOST = 3.0
-"""Chosen: more than three times the last minutes' peak is a fit gone astray sooner than demand."""
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """The targets' figures on a number of replicas.
+
+    Attributes:
+        numbers: By name with unit, for the record; None where they grow without end.
+        words: For people.
+    """
+
+    numbers: dict[str, float | None]
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Requests/s that are expected.
+    """Demand at the horizon on the workers of the profile.
 
     Attributes:
-        at_s: Of the decision, simulated seconds.
-        forecast: To plan by; None: the trend.
-        most_per_s: What is believed at most.
+        workers: By their profile, corrected.
+        kv: KV load so far, for decode before the first answer was complete.
+        tokens_per_s: Uncached prompt tokens/s expected to arrive, >= 0.
+        service_s: Corrected time that a worker computes at the mean prompt, > 0.
+        speed: Prompt tokens/s of one worker, > 0.
     """
 
-    at_s: float = 0.0
-    forecast: DemandForecast | None = None
-    most_per_s: float = math.inf
+    workers: ProfiledWorkers
+    kv: KvLoad
+    tokens_per_s: float
+    service_s: float
+    speed: float
 
-    def per_s(self, ahead_s: float) -> float | None:
-        """Return the requests/s so far ahead of the decision; None: the trend says."""
-        if self.forecast is None:
+    def needed(self, role: Role) -> int:
+        """Return the fewest replicas of a role that hold the targets and the KV, 1 to `REPLICAS_MOST`."""
+        counts = range(1, REPLICAS_MOST)
+        return 1 + bisect_left(counts, True, key=lambda count: self._holds(role, count))
+
+    def behind(self, prefill_replicas: int) -> Outlook:
+        """Return the same for decode: no more prompts than so many prefill replicas compute become answers."""
+        return replace(self, tokens_per_s=min(self.tokens_per_s, prefill_replicas * self.speed))
+
+    def expected(self, role: Role, replicas: int) -> Expectation:
+        """Return what so many replicas of a role give, >= 1."""
+        first = None if role is Role.DECODE else self._first_token(role, replicas)
+        gaps = None if role is Role.PREFILL else self._gaps(replicas)
+        found = [each for each in (first, gaps) if each is not None]
+        numbers = {name: value for each in found for name, value in each.numbers.items()}
+        return Expectation(numbers, ", ".join(each.words for each in found))
+
+    def _holds(self, role: Role, replicas: int) -> bool:
+        is_first_held = role is Role.DECODE or self._late_share(role, replicas) <= self._may_be_late
+        return is_first_held and (role is Role.PREFILL or self._decodes(replicas))
+
+    @property
+    def _may_be_late(self) -> float:
+        return 1.0 - self.workers.config.attainment
+
+    def _servers(self, role: Role, replicas: int) -> tuple[int, float]:
+        """Return how many serve one queue, and their load in erlangs; aggregated workers have a queue each."""
+        load = self.tokens_per_s / self.speed
+        return (1, load / replicas) if role is Role.AGGREGATED else (replicas, load)
+
+    def _late_share(self, role: Role, replicas: int) -> float:
+        servers, load = self._servers(role, replicas)
+        if self.workers.is_bursty:
+            return 0.0 if load <= self.workers.busy_most(role, replicas) * servers else 1.0
+        return queueing.late_share(
+            servers,
+            load,
+            service_s=self.service_s,
+            variability=self.workers.learnt.variability,
+            may_wait_s=self.workers.may_wait_s(self.service_s),
+        )
+
+    def _decodes(self, replicas: int) -> bool:
+        gaps = self.workers.gaps(self.tokens_per_s)
+        load = self.workers.decoding(self.kv, self.tokens_per_s).load_on(replicas)
+        return load <= KV_AHEAD_MOST * replicas and (gaps is None or gaps.itl_with(replicas) <= gaps.target_s)
+
+    def _first_token(self, role: Role, replicas: int) -> Expectation:
+        servers, load = self._servers(role, replicas)
+        config, learnt = self.workers.config, self.workers.learnt
+        done = min(1.0, servers / load) if load > 0 else 1.0
+        if load >= servers:
+            numbers = {"ttft_s_expected": None, "in_time_expected": 0.0, "computed_expected": done}
+            return Expectation(numbers, f"TTFT without end, {done:.0%} of the prompts' tokens computed")
+        wait_s = wait_quantile_s(
+            servers,
+            load / self.service_s,
+            self.service_s,
+            variability=learnt.variability / 2.0,
+            quantile=config.attainment,
+        )
+        ttft_s = wait_s + self.service_s * learning.factor(learnt.ttft)
+        in_time = 1.0 - queueing.late_share(
+            servers,
+            load,
+            service_s=self.service_s,
+            variability=learnt.variability,
+            may_wait_s=self.workers.may_wait_s(self.service_s),
+        )
+        numbers = {"ttft_s_expected": ttft_s, "in_time_expected": in_time, "computed_expected": done}
+        return Expectation(
+            numbers, f"TTFT of {ttft_s:.3g} s at {config.attainment:g}, {in_time:.1%} of the requests in time"
+        )
+
+    def _gaps(self, replicas: int) -> Expectation | None:
+        answers = self.workers.answers(self.tokens_per_s)
+        if answers is None:
             return None
-        return min(self.most_per_s, self.forecast.at(self.at_s - self.forecast.made_s + ahead_s))
-
-
-TREND = Outlook()
-"""The trend says."""
-
-
-def judged(
-    forecast: DemandForecast | None, predictor: Predictor, *, at_s: float, horizon_s: float, peak_per_s: float
-) -> tuple[Outlook, Step | None]:
-    """Return what to plan by, and the step that says so; no step where nothing is fitted.
-
-    Args:
-        forecast: The newest; None before the first.
-        predictor: The one that is asked for.
-        at_s: Of the decision, simulated seconds.
-        horizon_s: Furthest that a pool which grows looks ahead.
-        peak_per_s: Highest requests/s of the last minutes.
-    """
-    if not predictor.is_fitted:
-        return TREND, None
-    most = PEAK_MOST * peak_per_s
-    found, why = None, _unusable(forecast, predictor, at_s)
-    if forecast is not None and not why:
-        found = Outlook(at_s, forecast).per_s(horizon_s)
-        if found is not None and found > most:
-            why = f"{found:.2f} requests/s are more than {PEAK_MOST:g} times the peak of {peak_per_s:.2f}"
-    inputs = {
-        "predictor": predictor.value,
-        "age_s": None if forecast is None else at_s - forecast.made_s,
-        "horizon_s": horizon_s,
-        "requests_per_s_ahead": found,
-    }
-    step = Step("forecast", inputs, most, f"trend: {why}" if why else predictor.value)
-    return (TREND if why else Outlook(at_s, forecast, most)), step
-
-
-def _unusable(forecast: DemandForecast | None, predictor: Predictor, at_s: float) -> str:
-    """Return why a forecast cannot be planned by, empty if it can."""
-    if forecast is None:
-        return "no forecast yet"
-    if forecast.predictor is not predictor:
-        return f"the newest forecast is {forecast.predictor.value}'s"
-    age_s = at_s - forecast.made_s
-    if not 0 <= age_s <= STALE_S:
-        return f"the newest forecast is {age_s:.0f} s old, which must be 0 to {STALE_S:g}"
-    return forecast.why or _malformed(forecast.points)
-
-
-def _malformed(points: tuple[tuple[float, float], ...]) -> str:
-    leads = [lead_s for lead_s, _ in points]
-    if not points or leads != sorted(set(leads)) or not all(map(math.isfinite, leads)):
-        return "the fit gave no times that rise"
-    if not all(math.isfinite(rate) and rate >= 0 for _, rate in points):
-        return "the fit gave rates that are none"
-    return ""
+        itl_s = answers.itl_with(replicas)
+        if math.isinf(itl_s):
+            return Expectation({"itl_s_expected": None}, "ITL of a full batch, answers wait to begin")
+        return Expectation({"itl_s_expected": itl_s}, f"ITL of {1000 * itl_s:.1f} ms")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock_core.errors import ConfigError
@@ -9,14 +10,18 @@ from penstock_performance.profile import PerformanceProfile
 from penstock_planner.decide.adaptive import memory as adaptive_memory
 from penstock_planner.decide.adaptive import supply
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
-from penstock_planner.decide.adaptive.policy import followed, proposed
+from penstock_planner.decide.adaptive.policy import case_of, followed, proposed
+from penstock_planner.decide.adaptive.rules import arriving_per_s
+from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Step
-from penstock_planner.decide.observation import Pull, Window
-from penstock_planner.decide.proposal import Proposal
+from penstock_planner.decide.observation import Pull, Window, entry_role
+from penstock_planner.decide.proposal import Proposal, RoleProposal
 from penstock_planner.decide.sla import learning, memory
+from penstock_planner.decide.sla.expected_rate import judged
+from penstock_planner.decide.sla.limits import limited
 from penstock_planner.decide.sla.memory import SlaMemory
-from penstock_planner.decide.sla.outlook import judged
+from penstock_planner.decide.sla.outlook import Outlook
 from penstock_planner.decide.sla.workers import ProfiledWorkers
 from penstock_planner.decide.state import PlannerState
 
@@ -38,22 +43,45 @@ def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
         learnt = learning.followed(learnt, pull, profile, mean_rate=shared.work.rate.first)
         shared = followed(shared, pull, ProfiledWorkers(profile, learnt, config), config)
     pull = window.pulls[-1]
-    outlook, forecast_step = judged(
+    expected, forecast_step = judged(
         learnt.forecast,
         config.predictor,
         at_s=pull.at_s,
         horizon_s=_horizon_s(shared, pull, config),
         peak_per_s=shared.work.peak,
     )
-    made = proposed(window, state, shared, ProfiledWorkers(profile, learnt, config, outlook), config)
+    workers = ProfiledWorkers(profile, learnt, config, expected)
+    made = proposed(window, state, shared, workers, config)
     steps = [_profile_step(learnt, profile, config)]
     if forecast_step is not None:
         steps.append(forecast_step)
     return replace(
         made,
-        proposals=[replace(each, steps=(*steps, *each.steps)) for each in made.proposals],
+        proposals=[
+            replace(each, steps=(*steps, *each.steps))
+            for each in _limited(made.proposals, window, shared, workers)
+        ],
         memory={**made.memory, **memory.write(learnt)},
     )
+
+
+def _limited(
+    proposals: Sequence[RoleProposal], window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers
+) -> Sequence[RoleProposal]:
+    """Return the proposals within what budget and bounds allow, as far as the demand is known."""
+    pools, config = window.pulls[-1].pools, workers.config
+    speed, service_s = (
+        workers.tokens_per_s(shared.work),
+        learning.service_s(workers.learnt, workers.profile),
+    )
+    if window.pulls[-1].demand is None or speed is None or service_s is None:
+        return proposals
+    case = case_of(entry_role(pools), window, shared, workers, config)
+    if case.work is None:
+        return proposals
+    outlook = Outlook(workers, shared.kv, arriving_per_s(case.work), service_s, speed)
+    rested = {role for role in pools if supply.is_rested(shared, role, window.end_s)}
+    return limited(proposals, outlook, config, gpus=existing_gpus(pools, config), rested=rested)
 
 
 def _horizon_s(shared: AdaptiveMemory, pull: Pull, config: DecideConfig) -> float:

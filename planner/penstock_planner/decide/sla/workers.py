@@ -15,8 +15,8 @@ from penstock_planner.decide.adaptive.workers import ObservedWorkers, Restraint
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.sla import learning, queueing
 from penstock_planner.decide.sla.answers import ProfiledAnswers
+from penstock_planner.decide.sla.expected_rate import TREND, ExpectedRate
 from penstock_planner.decide.sla.memory import SlaMemory
-from penstock_planner.decide.sla.outlook import TREND, Outlook
 
 KEPT = 0.9
 """Chosen: share of the load that one worker fewer could bear by the targets which demand may fill before a worker goes,
@@ -50,13 +50,13 @@ class ProfiledWorkers:
         profile: Of one engine that prefills and one that decodes.
         learnt: What was observed so far.
         config: Targets.
-        outlook: Requests/s to expect.
+        expected: Requests/s to expect.
     """
 
     profile: PerformanceProfile
     learnt: SlaMemory
     config: DecideConfig
-    outlook: Outlook = TREND
+    expected: ExpectedRate = TREND
 
     @property
     def is_bursty(self) -> bool:
@@ -90,15 +90,15 @@ class ProfiledWorkers:
 
     def arriving_per_s(self, ahead_s: float) -> float | None:
         """Return what a fitted predictor expects; None: the trend says."""
-        return self.outlook.per_s(ahead_s)
+        return self.expected.per_s(ahead_s)
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
         """Return the answers by the profile; before the first was complete, as mode adaptive has them."""
-        return self._answers(tokens_per_s) or OBSERVED.decoding(kv, tokens_per_s)
+        return self.answers(tokens_per_s) or OBSERVED.decoding(kv, tokens_per_s)
 
     def gaps(self, tokens_per_s: float) -> GapsView | None:
         """Return the same answers; None without a target, and before the first answer was complete."""
-        return None if self.config.itl_slo_s is None else self._answers(tokens_per_s)
+        return None if self.config.itl_slo_s is None else self.answers(tokens_per_s)
 
     def busy_most(self, role: Role, workers: int) -> float:
         """Return the utilisation at which the wait still fits what is left of the TTFT target."""
@@ -129,7 +129,8 @@ class ProfiledWorkers:
         target_s = self.config.ttft_slo_s
         return max(target_s - own_s * learning.factor(self.learnt.ttft), WAIT_LEAST * target_s)
 
-    def _answers(self, tokens_per_s: float) -> ProfiledAnswers | None:
+    def answers(self, tokens_per_s: float) -> ProfiledAnswers | None:
+        """Return the answers to prompts that end at so many uncached tokens/s; None before the first was complete."""
         learnt = self.learnt
         uncached, osl, context = learnt.uncached_isl, learnt.osl, learning.context_of(learnt)
         if uncached is None or osl is None or context is None:
