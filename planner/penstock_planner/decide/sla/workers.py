@@ -85,6 +85,11 @@ class ProfiledWorkers:
         size, own_s = self.learnt.uncached_isl, learning.service_s(self.learnt, self.profile)
         return None if size is None or own_s is None or work.rate.seen_s < LEAST_SEEN_S else size / own_s
 
+    def knows(self, role: Role, work: Work) -> bool:
+        """Return whether enough was seen to look a role up: some seconds of arrivals, and an answer where it decodes."""
+        is_answered = role is Role.PREFILL or self.learnt.osl is not None
+        return is_answered and self.tokens_per_s(work) is not None
+
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
         """Return the answers by the profile; before the first was complete, as mode adaptive has them."""
         return self._answers(tokens_per_s) or OBSERVED.decoding(kv, tokens_per_s)
