@@ -303,13 +303,13 @@ def test_chance_shrinks_nothing():
 
 
 def _followed(memory, pool, at_s):
-    return supply.followed(memory, pool, at_s, hold_down_most_s=1800.0)
+    return supply.followed(memory, pool, float(at_s), hold_down_most_s=1800.0)
 
 
 def _counted(*counts):
     memory = RoleMemory()
     for at_s, ready, starting in counts:
-        memory = _followed(memory, PoolCounts(ready, starting), float(at_s))
+        memory = _followed(memory, PoolCounts(ready, starting), at_s)
     return memory
 
 
