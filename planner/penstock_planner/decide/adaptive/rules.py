@@ -152,6 +152,8 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
     detail = (
         f"{expected:.0f} tokens/s in {case.horizon_s:.0f} s against {able:.0f} that {workers} can compute"
     )
+    if not case.workers.has_shadows:
+        detail += f", {most * able:.0f} of them with a wait within the SLO"
     return finding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("demand", inputs, most, grows(applies)))
 
 
