@@ -46,6 +46,8 @@ class Reason(StrEnum):
     REQUESTS_WAITING = "requests_waiting"
     HOLD_DOWN = "hold_down"
     ABOVE_BUDGET = "above_budget"
+    IDLE = "idle"
+    WAKE = "wake"
 
 
 @dataclass(frozen=True, slots=True)
