@@ -56,7 +56,7 @@ def test_any_manifest_is_a_graph_or_named_problems(rounds, mutate):
         data = broken(rng, mutate, SAMPLES)
         try:
             manifests, problems = parse_manifests(data, "f.yaml")
-            assert problems or manifests.graphs or manifests.adapters
+            assert problems or manifests.graphs or manifests.adapters or manifests.profile_requests
             named(problems, "f.yaml", data)
         except BaseException as exc:
             exc.add_note(f"{name}\n{data[:3000]}")

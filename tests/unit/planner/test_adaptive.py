@@ -302,10 +302,14 @@ def test_chance_shrinks_nothing():
     assert last[Role.PREFILL].action is Action.DOWN
 
 
+def _followed(memory, pool, at_s):
+    return supply.followed(memory, pool, float(at_s), hold_down_most_s=1800.0)
+
+
 def _counted(*counts):
     memory = RoleMemory()
     for at_s, ready, starting in counts:
-        memory = supply.followed(memory, PoolCounts(ready, starting), float(at_s))
+        memory = _followed(memory, PoolCounts(ready, starting), at_s)
     return memory
 
 
@@ -313,7 +317,7 @@ def test_start_up_is_learnt_from_the_counts():
     """Asked for at 10 s, ready at 50 s: 40 s; the next one, 60 s, counts half."""
     memory = _counted((0, 1, 0), (10, 1, 1), (50, 2, 0))
     assert memory.startup_s == 40.0
-    memory = supply.followed(supply.followed(memory, PoolCounts(2, 1), 60.0), PoolCounts(3, 0), 120.0)
+    memory = _followed(_followed(memory, PoolCounts(2, 1), 60.0), PoolCounts(3, 0), 120.0)
     assert memory.startup_s == 50.0
 
 
@@ -328,10 +332,10 @@ def test_a_regretted_scale_down_doubles_the_hold_down_and_calm_halves_it():
     """Grown 20 s after shrinking, or minutes: 120 s of hold-down, then 240 s; a scale-down long after halves it."""
     memory = _counted((0, 2, 0), (10, 1, 0), (30, 1, 1), (60, 2, 0))
     assert memory.hold_down_s == 120.0
-    memory = supply.followed(supply.followed(memory, PoolCounts(1), 200.0), PoolCounts(1, 1), 400.0)
+    memory = _followed(_followed(memory, PoolCounts(1), 200.0), PoolCounts(1, 1), 400.0)
     assert memory.hold_down_s == 240.0
-    memory = supply.followed(memory, PoolCounts(2), 430.0)
-    assert supply.followed(memory, PoolCounts(1), 1000.0).hold_down_s == 120.0
+    memory = _followed(memory, PoolCounts(2), 430.0)
+    assert _followed(memory, PoolCounts(1), 1000.0).hold_down_s == 120.0
 
 
 def test_a_replica_taken_back_was_the_newest_start():

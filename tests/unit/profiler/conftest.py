@@ -7,6 +7,9 @@ import pytest
 
 from penstock_wire.server import HttpServer
 
+FIRST_TOKEN_S = 0.001
+"""Real seconds before the first token: no engine answers in the tenth of a millisecond that a loopback takes."""
+
 
 class FakeEngine:
     """An OpenAI server with a cache of 64,000 tokens that answers by a script which a test may replace.
@@ -45,6 +48,7 @@ class FakeEngine:
     async def stream(self, body, responder):
         """Stream what is asked for, and report usage."""
         responder.start(200)
+        await asyncio.sleep(FIRST_TOKEN_S)
         for _ in range(body["max_tokens"]):
             responder.write(b'data: {"choices":[{"index":0,"text":"abcd"}]}\n\n')
             await asyncio.sleep(self.gap_s)

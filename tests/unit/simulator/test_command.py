@@ -253,9 +253,9 @@ def test_routers_of_a_fraction_are_no_number():
 
 
 def test_without_a_manifest_the_router_is_the_products_default():
-    """Its order, and in the paper's server the two requests that bench/dualmap gives it."""
+    """Its order, and in the paper's server the one request at a time that bench/dualmap gives it."""
     settings = orjson.loads(
         run(*FAST, "--profile", "dualmap-7b", "--policy", "prefix-cost", "--json").stdout
     )["settings"]
     assert settings["router"]["queue_order"] == "in-time-first"
-    assert settings["router"]["slot_requests"] == 2
+    assert settings["router"]["slot_requests"] == 1

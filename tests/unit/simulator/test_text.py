@@ -42,6 +42,7 @@ def test_no_figure_is_cut_at_80_columns():
         "notes": [],
         "goodput": [],
         "compares_planners": False,
+        "by_routers": [],
     }
     Console(width=80, file=page).print(scoreboard(result))
     text = page.getvalue()
