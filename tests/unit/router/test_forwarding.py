@@ -4,7 +4,6 @@ import asyncio
 import time
 
 import orjson
-import pytest
 
 from penstock_router.policy.prefix_owner import RouterState
 from penstock_router.proxy.forwarding import FORWARDED
@@ -39,35 +38,6 @@ async def start(harness, write_graph, *workers, **settings):
     await first.until(lambda: len(first.server._peers._heard) == 1)
     assert first.server._peers.owner_url(()) is None
     return Routers(first, second)
-
-
-@pytest.fixture
-def write_graph(tmp_path):
-    """Write the workers and routers into the statefile."""
-    file = tmp_path / "state.json"
-
-    def write(workers, routers):
-        entries = {
-            each.name: {
-                "role": each.role,
-                "url": each.url,
-                "state": "ready",
-                "pid": 1,
-                "started": 1,
-                "restarts": 0,
-            }
-            for each in workers
-        }
-        entries |= {
-            f"router-{number}": {"role": "router", "url": each.url, "state": "ready"}
-            for number, each in enumerate(routers)
-        }
-        fresh = file.with_suffix(".new")
-        fresh.write_bytes(orjson.dumps(entries))
-        fresh.replace(file)
-        return file
-
-    return write
 
 
 async def test_the_older_router_decides_and_counts(harness, write_graph):
