@@ -94,13 +94,18 @@ def pull_from(plain: Mapping[str, Any]) -> Pull:
         pools={Role(role): PoolCounts(**counts) for role, counts in plain["pools"].items()},
         kv=WorkerSummary(**plain["kv"]),
         queue=None if queue is None else reading_from(queue),
-        demand=None if demand is None else _demand_from(demand),
+        demand=None if demand is None else demand_from(demand),
         worker_waiting=None if waiting is None else WorkerSummary(**waiting),
         forecast=None if forecast is None else forecast_from(forecast),
     )
 
 
-def _demand_from(plain: Mapping[str, Any]) -> Demand:
+def demand_from(plain: Mapping[str, Any]) -> Demand:
+    """Return the demand that `to_plain` wrote; absent keys take their default.
+
+    Raises:
+        KeyError, TypeError, ValueError: the data is not a demand.
+    """
     in_flight = {Role(role): count for role, count in plain.get("in_flight", {}).items()}
     return Demand(**{**plain, "in_flight": in_flight})
 
