@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import warnings
@@ -10,7 +11,7 @@ from typing import Final
 
 from penstock_api import Predictor
 from penstock_planner.decide.demand_forecast import DemandForecast
-from penstock_planner.predict.models import MODELS
+from penstock_planner.predict.models import MODELS, load
 from penstock_runtimes.extras import predictor_extra
 
 POINTS_LEAST = 12
@@ -24,6 +25,13 @@ DIGITS = 4
 
 _ONE_AT_A_TIME = threading.Lock()
 """Silencing warnings is the process's affair, not a thread's; it also leaves the other cores to the rest."""
+
+
+def prepare(predictor: Predictor) -> None:
+    """Import a predictor's library, which takes seconds; one that cannot be imported is said by each fit."""
+    with _ONE_AT_A_TIME, warnings.catch_warnings(record=True), contextlib.suppress(ImportError):
+        warnings.simplefilter("ignore")
+        load(predictor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from penstock_core.logs import get_logger
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.demand_forecast import DemandForecast
 from penstock_planner.decide.observation import Pull
-from penstock_planner.predict.fit import Fit
+from penstock_planner.predict.fit import Fit, prepare
 from penstock_planner.predict.history import BUCKET_S, History
 from penstock_runtimes.extras import predictor_needs
+
+ArgumentT = TypeVar("ArgumentT")
 
 log = get_logger(__name__)
 
@@ -33,12 +35,16 @@ class Forecasts(Protocol):
 
 
 class DueFits:
-    """Gathers demand and says when a fit is due: whenever a step of the history has become full."""
+    """Gathers demand and says when a fit is due: whenever a step of the history has become full.
 
-    __slots__ = ("_history", "_predictor")
+    Attributes:
+        predictor: To fit.
+    """
+
+    __slots__ = ("_history", "predictor")
 
     def __init__(self, config: DecideConfig) -> None:
-        self._predictor = config.predictor
+        self.predictor = config.predictor
         self._history = History(max(BUCKET_S, config.metric_pulling_interval_s))
 
     def after(self, pull: Pull) -> Fit | None:
@@ -46,7 +52,7 @@ class DueFits:
         history = self._history
         if not history.add(pull):
             return None
-        return Fit(self._predictor, history.rates(), history.end_s, history.bucket_s)
+        return Fit(self.predictor, history.rates(), history.end_s, history.bucket_s)
 
 
 class FitsAtOnce:
@@ -67,7 +73,7 @@ class FitsInThread:
     """Implements `Forecasts` beside an event loop: one fit at a time, of the newest history.
 
     A fit that hangs leaves the forecast to grow old, which the decision notices. The thread is a daemon: it keeps no
-    process from ending.
+    process from ending. Its first work is to import the library, while the history is still too short to fit.
     """
 
     __slots__ = ("_due", "_made", "_next", "_not_before_s", "_real_now_s", "_thread")
@@ -77,21 +83,24 @@ class FitsInThread:
         self._real_now_s = real_now_s
         self._made: SimpleQueue[tuple[DemandForecast, float]] = SimpleQueue()
         self._next: Fit | None = None
-        self._thread: threading.Thread | None = None
         self._not_before_s = real_now_s()
+        self._thread = self._started(prepare, due.predictor)
 
     def forecast(self, pull: Pull) -> DemandForecast | None:
         """Return the forecast whose fit has ended since the last pull."""
         made = self._newest()
         self._next = self._due.after(pull) or self._next
-        is_running = self._thread is not None and self._thread.is_alive()
-        if self._next is not None and not is_running and self._real_now_s() >= self._not_before_s:
-            self._thread = threading.Thread(
-                target=self._run, args=(self._next,), name="forecast", daemon=True
-            )
+        is_rested = not self._thread.is_alive() and self._real_now_s() >= self._not_before_s
+        if self._next is not None and is_rested:
+            self._thread = self._started(self._run, self._next)
             self._next = None
-            self._thread.start()
         return made
+
+    @staticmethod
+    def _started(work: Callable[[ArgumentT], None], argument: ArgumentT) -> threading.Thread:
+        thread = threading.Thread(target=work, args=(argument,), name="forecast", daemon=True)
+        thread.start()
+        return thread
 
     def _newest(self) -> DemandForecast | None:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from penstock_api import Predictor
@@ -60,9 +61,7 @@ def _kalman(values: Sequence[float], steps: int, step_s: float) -> Sequence[floa
 
 def _prophet(values: Sequence[float], steps: int, step_s: float) -> Sequence[float]:
     """Return Prophet's forecast without its calendar's seasons, which minutes do not show."""
-    # It says at its import that plotly is missing, and of each fit that it begins and ends.
-    for name in ("prophet.plot", "cmdstanpy"):
-        logging.getLogger(name).disabled = True
+    _quieten()
     import pandas as pd  # noqa: PLC0415 - see above
     from prophet import Prophet  # noqa: PLC0415 - see above
 
@@ -72,6 +71,12 @@ def _prophet(values: Sequence[float], steps: int, step_s: float) -> Sequence[flo
     )
     model.fit(pd.DataFrame({"ds": times[: len(values)], "y": values}), iter=10 * ITERATIONS)
     return _floats(model.predict(pd.DataFrame({"ds": times[len(values) :]}))["yhat"])
+
+
+def _quieten() -> None:
+    """Silence Prophet: it says at its import that plotly is missing, and of each fit that it begins and ends."""
+    for name in ("prophet.plot", "cmdstanpy"):
+        logging.getLogger(name).disabled = True
 
 
 def _refuse(*, is_converged: bool) -> None:
@@ -90,3 +95,20 @@ MODELS: Mapping[Predictor, Model] = {
     Predictor.PROPHET: _prophet,
 }
 """Every predictor that is fitted."""
+
+_MODULES: Mapping[Predictor, str] = {
+    Predictor.HOLT_WINTERS: "statsmodels.tsa.holtwinters",
+    Predictor.ARIMA: "statsmodels.tsa.arima.model",
+    Predictor.KALMAN: "statsmodels.tsa.statespace.structural",
+    Predictor.PROPHET: "prophet",
+}
+
+
+def load(predictor: Predictor) -> None:
+    """Import what a predictor's fits need.
+
+    Raises:
+        ImportError: it is not installed, or cannot be imported.
+    """
+    _quieten()
+    import_module(_MODULES[predictor])

@@ -23,7 +23,7 @@ from penstock_planner.predict.history import BUCKET_S, GAP_MOST, POINTS_MOST, Hi
 
 OF_STATSMODELS = [Predictor.HOLT_WINTERS, Predictor.ARIMA, Predictor.KALMAN]
 CONFIG = DecideConfig(mode=Mode.SLA, predictor=Predictor.KALMAN)
-WAIT_S = 10.0
+WAIT_S = 30.0
 """Real seconds that a thread may take here."""
 
 
