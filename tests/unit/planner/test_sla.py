@@ -119,3 +119,31 @@ def test_unknown_demand_holds_every_role():
     decision, after = decide(Window(60.0, 65.0, pulls), state, CONFIG)
     assert {role.action for role in decision.roles} == {Action.HOLD}
     assert after.memory["sla"] == state.memory["sla"]
+
+
+@pytest.mark.parametrize(("rate", "needed"), [(2.0, 1), (18.0, 3), (45.0, 5)])
+def test_the_replicas_that_profile_and_targets_need_are_a_step(rate, needed):
+    """Whatever runs: 18 prompts/s of 0.1 s keep 1.8 workers busy, and two are too few for the wait; of 45/s five suffice."""
+    for prefill in (1, 2, 8):
+        found, _ = decided_after(60, rate=rate, prefill=prefill, prefilled_tokens=0.0, prefilling_workers=0.0)
+        inputs = step_of(found[Role.PREFILL], "needed").inputs
+        assert (inputs["replicas"], inputs["replicas_now"]) == (needed, prefill)
+
+
+def test_what_was_read_off_the_profile_is_a_step():
+    """Its edges beside the load, a prompt's own time, and what the target leaves for waiting."""
+    found, _ = decided_after(60)
+    inputs = step_of(found[Role.PREFILL], "profile").inputs
+    assert (inputs["profile_isl_least"], inputs["profile_isl_most"]) == (100.0, 20_000.0)
+    assert (inputs["profile_context_least"], inputs["profile_context_most"]) == (100.0, 20_000.0)
+    assert inputs["context"] == pytest.approx(1050)
+    assert inputs["prompt_s"] == pytest.approx(0.1, rel=0.01)
+    assert inputs["may_wait_s"] == pytest.approx(0.9, rel=0.01)
+    assert (inputs["attainment"], inputs["predictor"]) == (0.99, "trend")
+
+
+def test_nothing_is_needed_of_what_cannot_be_looked_up_yet():
+    """Without an answer so far nobody knows how long requests decode."""
+    found, _ = decided_after(10, completed=0.0, output_tokens=0.0)
+    assert "needed" not in {step.name for step in found[Role.DECODE].steps}
+    assert "needed" in {step.name for step in found[Role.PREFILL].steps}
