@@ -179,6 +179,15 @@ PLANNER_RULES: tuple[Rule[PlannerConfig], ...] = (
         values=("self.minGpuBudget", "self.maxGpuBudget"),
         remedy="lower it or raise maxGpuBudget",
     ),
+    Rule(
+        path="minTotalGpus",
+        must="minTotalGpus is at most maxGpuBudget",
+        cel="!has(self.maxGpuBudget) || self.minTotalGpus <= self.maxGpuBudget",
+        find=unless(lambda p: p.max_gpu_budget is None or p.min_total_gpus <= p.max_gpu_budget),
+        text="%d exceeds maxGpuBudget %d",
+        values=("self.minTotalGpus", "self.maxGpuBudget"),
+        remedy="lower it or raise maxGpuBudget",
+    ),
 )
 
 METRICS_RULES: tuple[Rule[PlannerMetricsConfig], ...] = (

@@ -43,6 +43,7 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.observation import Observation, PoolCounts, Pull, kv_role, summarise
 from penstock_planner.ledger import Ledger
 from penstock_planner.observers import Observers, View
+from penstock_planner.predict.forecasts import fits_in_thread, with_forecast
 from penstock_planner.sources.base import Query, Readings, ReadingSource
 from penstock_planner.targets.base import Target, TargetState
 
@@ -156,6 +157,7 @@ class PlannerLoop:
         self._is_target_unavailable = False
         self._readings: Readings | None = None
         self._pulled: Pull | None = None
+        self._forecasts = fits_in_thread(settings.config)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Plan until ``stop`` is set."""
@@ -261,7 +263,7 @@ class PlannerLoop:
         self._readings = readings = await self._source.read(Query(endpoints, self._settings.max_age_s))
         pools = self._counts()
         has_kv = kv_role(pools) in pools
-        self._pulled = summarise(
+        pull = summarise(
             Observation(
                 self._time.now_s(),
                 pools,
@@ -271,6 +273,7 @@ class PlannerLoop:
                 worker_waiting=readings.worker_waiting if has_kv else None,
             )
         )
+        self._pulled = with_forecast(pull, self._forecasts)
         return self._pulled
 
     async def _scale(self, change: Change) -> str | None:
