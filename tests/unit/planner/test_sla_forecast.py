@@ -20,7 +20,7 @@ from penstock_planner.decide.observation import Demand, Observation, PoolCounts,
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.reading import judge
 from penstock_planner.decide.sla import memory
-from penstock_planner.decide.sla.outlook import PEAK_MOST, STALE_S
+from penstock_planner.decide.sla.expected_rate import PEAK_MOST, STALE_S
 from penstock_planner.decide.state import PlannerState
 from penstock_planner.ledger import read_ledger
 from penstock_planner.predict.forecasts import fits_at_once

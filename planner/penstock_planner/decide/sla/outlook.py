@@ -50,8 +50,11 @@ class Outlook:
 
     def needed(self, role: Role) -> int:
         """Return the fewest replicas of a role that hold the targets and the KV, 1 to `REPLICAS_MOST`."""
-        counts = range(1, REPLICAS_MOST)
-        return 1 + bisect_left(counts, True, key=lambda count: self._holds(role, count))
+        enough = 1
+        while enough < REPLICAS_MOST and not self._holds(role, enough):
+            enough *= 2  # the formula's cost grows with the count
+        counts = range(enough // 2 + 1, min(enough, REPLICAS_MOST))
+        return counts.start + bisect_left(counts, True, key=lambda count: self._holds(role, count))
 
     def behind(self, prefill_replicas: int) -> Outlook:
         """Return the same for decode: no more prompts than so many prefill replicas compute become answers."""
