@@ -111,6 +111,11 @@ class PlannerConfig(SpecModel):
         default=1,
         description="Most replicas by which one decision changes a role; more than 1 counts in mode adaptive, when it grows.",
     )
+    scale_to_zero_after_seconds: Seconds | None = Field(
+        default=None,
+        description="Time without any request after which the last replica of every role goes, modes adaptive and sla; "
+        "the next request brings one of each back. Seconds; null: never.",
+    )
     decode_kv_scale_up_threshold: KvThreshold = Field(
         default=0.9, description="Mean KV usage above which decode grows; a fraction, above 0 to 1."
     )

@@ -97,6 +97,8 @@ class DecideConfig:
             compares its whole length.
         ttft_slo_s: TTFT that counts as in time, > 0; the graph's ``router.ttftSloSeconds``, in mode sla
             ``planner.sla.ttftSeconds``.
+        scale_to_zero_after_s: Simulated seconds without any request after which modes adaptive and sla remove the last
+            replica of every role, > 0; None: never.
         itl_slo_s: ITL that mode sla holds, > 0; None: any.
         attainment: Share of the requests for which mode sla holds the targets, in [0.5, 1).
         predictor: How mode sla forecasts demand.
@@ -124,6 +126,7 @@ class DecideConfig:
     max_step: int | None = 1
     queue_per_worker: bool = False
     ttft_slo_s: float = 5.0
+    scale_to_zero_after_s: float | None = None
     itl_slo_s: float | None = None
     attainment: float = 0.99
     predictor: Predictor = Predictor.TREND
@@ -164,7 +167,8 @@ class DecideConfig:
     def floor(self, role: Role, engine_gpus: int) -> int:
         """Return the fewest replicas of ``role``: n x GPUs per engine >= min_gpu_budget, and min_replicas.
 
-        Never below 1: from zero workers load gives no signal to come back on.
+        Never below 1: workers that are gone give no signal to come back on. Scaling to zero, which comes back on what the
+        routers count, takes all roles below it at once.
         """
         by_gpus = math.ceil(self.min_gpu_budget / engine_gpus) if engine_gpus > 0 else 1
         return max(1, by_gpus, self.min_replicas.get(role, 0))

@@ -49,6 +49,8 @@ class Reason(StrEnum):
     HOLD_DOWN = "hold_down"
     ABOVE_BUDGET = "above_budget"
     BUDGET_SHARE = "budget_share"
+    IDLE = "idle"
+    WAKE = "wake"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from penstock_api import Role
-from penstock_planner.decide.adaptive import kv, rules, supply, work
+from penstock_planner.decide.adaptive import kv, rules, supply, work, zero
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory, read, write
 from penstock_planner.decide.adaptive.workers import ObservedWorkers, Workers
 from penstock_planner.decide.budget import existing_gpus
@@ -56,6 +56,7 @@ def proposed(
     }
     memory = replace(memory, roles={**memory.roles, **spared})
     proposals = [back_off(each, seen[each.role]) if each.action is Action.UP else each for each in proposals]
+    proposals = zero.applied(proposals, window, memory, config)
     return Proposal(_within_budget(proposals, pools, config), seen, write(memory))
 
 
@@ -80,7 +81,10 @@ def followed(memory: AdaptiveMemory, pull: Pull, workers: Workers, config: Decid
         tokens = 0.0 if demand is None else demand.prefilled_tokens
         sizes = max(len(usage.full_s), pull.pools[holder].replicas + SIZES_ABOVE)
         usage = kv.followed(usage, load, tokens, ready=pull.pools[holder].ready, dt_s=dt_s, sizes=sizes)
-    return AdaptiveMemory(pull.at_s, made, usage, {**memory.roles, **roles})
+    quiet_since_s = (
+        None if config.scale_to_zero_after_s is None else zero.quiet_since_s(memory.quiet_since_s, pull)
+    )
+    return AdaptiveMemory(pull.at_s, made, usage, {**memory.roles, **roles}, quiet_since_s)
 
 
 def _draft(
