@@ -18,7 +18,9 @@ _STAYS = (
     "self.services[k].role != 'router' && "
     "(!has(self.services[k].scaling) || self.services[k].scaling.minReplicas > 0)"
 )
-_ONE_OF_EACH = "self.services.filter(k, self.services[k].role != 'router').map(k, self.services[k].gpusPerReplica).sum()"
+_ONE_OF_EACH = (
+    "self.services.filter(k, self.services[k].role != 'router').map(k, self.services[k].gpusPerReplica).sum()"
+)
 
 
 def _is_off(spec: GraphSpec) -> bool:

@@ -15,7 +15,6 @@ from penstock_planner.decide.observation import Demand, Observation, PoolCounts,
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.reading import judge, missing
 from penstock_planner.decide.state import PlannerState
-from penstock_simulator.conformance.plant import performance_of
 
 P, D, A = Role.PREFILL, Role.DECODE, Role.AGGREGATED
 AFTER_S = 120.0

@@ -4,7 +4,6 @@ import pytest
 
 from penstock_api import Role
 from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import Reason
 from penstock_simulator.baselines import configured
 from penstock_simulator.jobs import JobOutcome
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario

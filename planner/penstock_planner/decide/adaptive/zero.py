@@ -61,9 +61,7 @@ def _asleep(proposals: Sequence[RoleProposal], window: Window) -> list[RolePropo
         return [_as(each, Action.UP, Reason.WAKE, detail, step) for each in proposals]
     if window.pulls[-1].demand is None:
         step = Step("zero", inputs, 0, "hold: nobody counts")
-        return [
-            _as(each, Action.HOLD, Reason.METRIC_UNKNOWN, "demand unknown", step) for each in proposals
-        ]
+        return [_as(each, Action.HOLD, Reason.METRIC_UNKNOWN, "demand unknown", step) for each in proposals]
     step = Step("zero", inputs, 0, "hold")
     return [_as(each, Action.HOLD, Reason.IDLE, "nothing is at the door", step) for each in proposals]
 
