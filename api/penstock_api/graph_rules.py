@@ -14,6 +14,7 @@ from penstock_api.enums import WORKER_ROLES, Role, RouterPolicy, Runtime
 from penstock_api.lease_rules import SPEC_LEASE_RULES
 from penstock_api.rule import Breach, Rule, quoted, unless
 from penstock_api.rules import immutable
+from penstock_api.zero_rules import ZERO_RULES
 from penstock_core.simulated_tokens import SIMULATED
 
 if TYPE_CHECKING:
@@ -339,6 +340,7 @@ SPEC_RULES: tuple[Rule[GraphSpec], ...] = (
     *_RUNTIME_RULES,
     *_PREEMPTION_RULES,
     *_PLANNER_RULES,
+    *ZERO_RULES,
     *SPEC_LEASE_RULES,
     *DYNAMO_RULES,
     immutable("runtime", "runtime"),

@@ -44,7 +44,9 @@ class SlaConfig(SpecModel):
     )
     predictor: Predictor = Field(
         default=Predictor.TREND,
-        description="How demand is forecast: trend follows its slope until a new replica is ready, constant expects it to stay.",
+        description="How demand is forecast: trend follows its slope until a new replica is ready, constant expects it to stay; "
+        "holt-winters, arima and kalman are fitted by statsmodels (extra forecast), prophet by Prophet (extra prophet), and "
+        "fall back to trend.",
     )
 
 
@@ -102,9 +104,17 @@ class PlannerConfig(SpecModel):
     min_gpu_budget: Annotated[Integer, Field(ge=0, le=100_000)] = Field(
         default=1, description="Fewest GPUs of each role, prefill and decode."
     )
+    min_total_gpus: Annotated[Integer, Field(ge=0, le=100_000)] = Field(
+        default=0, description="Fewest GPUs of prefill plus decode; 0: each role's floor alone."
+    )
     max_step: Annotated[Integer, Field(ge=1, le=1000)] = Field(
         default=1,
         description="Most replicas by which one decision changes a role; more than 1 counts in mode adaptive, when it grows.",
+    )
+    scale_to_zero_after_seconds: Seconds | None = Field(
+        default=None,
+        description="Time without any request after which the last replica of every role goes, modes adaptive and sla; "
+        "the next request brings one of each back. Seconds; null: never.",
     )
     decode_kv_scale_up_threshold: KvThreshold = Field(
         default=0.9, description="Mean KV usage above which decode grows; a fraction, above 0 to 1."

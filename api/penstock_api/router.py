@@ -74,6 +74,12 @@ class PrefillQueueConfig(SpecModel):
     max_wait_seconds: Seconds = Field(
         default=60, description="Longest wait; then the request is refused with 503; seconds."
     )
+    max_wake_seconds: Seconds | None = Field(
+        default=None,
+        description="Longest wait while a stage has no ready worker, as in a graph scaled to zero, but never below "
+        "maxWaitSeconds, which counts from when all have one; then refused with 503. Above a worker's start-up; seconds. "
+        "null: maxWaitSeconds, and the router is not ready without workers.",
+    )
     worker_tokens: Annotated[Integer, Field(ge=1)] = Field(
         default=8192,
         description="Prompt tokens given to one prefill worker at a time; a longer prompt goes alone.",

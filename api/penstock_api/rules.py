@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock_api.enums import MetricsSource, Tier
+from penstock_api.enums import MetricsSource, PlannerMode, Tier
 from penstock_api.lease_rules import SERVICE_LEASE_RULES
 from penstock_api.profiles import PROFILE_SUFFIX, PROFILES
 from penstock_api.rule import Breach, Rule, unless
@@ -178,6 +178,42 @@ PLANNER_RULES: tuple[Rule[PlannerConfig], ...] = (
         text="%d exceeds maxGpuBudget %d",
         values=("self.minGpuBudget", "self.maxGpuBudget"),
         remedy="lower it or raise maxGpuBudget",
+    ),
+    Rule(
+        path="minTotalGpus",
+        must="minTotalGpus is at most maxGpuBudget",
+        cel="!has(self.maxGpuBudget) || self.minTotalGpus <= self.maxGpuBudget",
+        find=unless(lambda p: p.max_gpu_budget is None or p.min_total_gpus <= p.max_gpu_budget),
+        text="%d exceeds maxGpuBudget %d",
+        values=("self.minTotalGpus", "self.maxGpuBudget"),
+        remedy="lower it or raise maxGpuBudget",
+    ),
+    Rule(
+        path="scaleToZeroAfterSeconds",
+        must="scaleToZeroAfterSeconds needs mode adaptive or sla",
+        cel="!has(self.scaleToZeroAfterSeconds) || self.mode != 'load'",
+        find=unless(lambda p: p.scale_to_zero_after_seconds is None or p.mode is not PlannerMode.LOAD),
+        text="%s s, but mode %s has no signal to come back on without a worker",
+        values=("self.scaleToZeroAfterSeconds", "self.mode"),
+        remedy="choose mode adaptive or sla, or remove it",
+    ),
+    Rule(
+        path="minGpuBudget",
+        must="scaleToZeroAfterSeconds needs minGpuBudget 0",
+        cel="!has(self.scaleToZeroAfterSeconds) || self.minGpuBudget == 0",
+        find=unless(lambda p: p.scale_to_zero_after_seconds is None or p.min_gpu_budget == 0),
+        text="%d GPUs of each role stay, so scaleToZeroAfterSeconds %s s has no effect",
+        values=("self.minGpuBudget", "self.scaleToZeroAfterSeconds"),
+        remedy="set it to 0",
+    ),
+    Rule(
+        path="minTotalGpus",
+        must="scaleToZeroAfterSeconds needs minTotalGpus 0",
+        cel="!has(self.scaleToZeroAfterSeconds) || self.minTotalGpus == 0",
+        find=unless(lambda p: p.scale_to_zero_after_seconds is None or p.min_total_gpus == 0),
+        text="%d GPUs stay, so scaleToZeroAfterSeconds %s s has no effect",
+        values=("self.minTotalGpus", "self.scaleToZeroAfterSeconds"),
+        remedy="set it to 0",
     ),
 )
 

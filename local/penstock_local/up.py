@@ -17,7 +17,7 @@ from pathlib import Path
 from penstock_api import Environment, GraphDeployment, PlannerMode, Role, Runtime
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ClusterError, ConfigError, InvalidSpecError, PortInUseError
-from penstock_core.local_state import EntryState
+from penstock_core.local_state import EMPTY_STATES, EntryState
 from penstock_engine.profiles.performance import planning_profile
 from penstock_local import liveness, private, process_log, recovery
 from penstock_local.build import LocalOptions, initial_state
@@ -123,7 +123,7 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
 def _check_extras(graph: GraphDeployment, *, with_planner: bool) -> None:
     """Refuse a graph whose planner or router would end at its start for want of an optional package."""
     needs = [need for need in needed_extras(graph) if with_planner or need.process != PLANNER_ROLE]
-    problems = [need.problem() for need in needs if need.missing]
+    problems = [need.problem() for need in needs if need.missing and not need.fall_back]
     if problems:
         raise InvalidSpecError(problems)
 
@@ -303,7 +303,7 @@ async def _wait_ready(
             _raise_if_hopeless(state)
             ready, words = await door_of(state, probes).readiness(state.entries)
             progress(state, words)
-            if ready and _router_is_ours(state):
+            if ready and _serves(state):
                 return state
             if time.monotonic() > deadline:
                 raise ClusterError(
@@ -315,9 +315,15 @@ async def _wait_ready(
         await probes.close()
 
 
-def _router_is_ours(state: StateFile) -> bool:
-    return any(
-        entry.role == Role.ROUTER and entry.state is EntryState.READY for entry in state.entries.values()
+def _serves(state: StateFile) -> bool:
+    """Return whether the router is this start's own, and every role that has processes has a ready one.
+
+    A router that holds requests until workers are back is ready without any.
+    """
+    entries = state.entries.values()
+    ready = {entry.role for entry in entries if entry.state is EntryState.READY}
+    return Role.ROUTER in ready and all(
+        entry.role in ready for entry in entries if entry.state not in EMPTY_STATES
     )
 
 

@@ -80,6 +80,7 @@ def graph_facts(
         waiting=seen.waiting,
         diagnoses=diagnoses,
         failure=seen.failure,
+        is_woken=graph.spec.planner.enabled and graph.spec.planner.scale_to_zero_after_seconds is not None,
     )
 
 

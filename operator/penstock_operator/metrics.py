@@ -35,12 +35,14 @@ class GraphReplicas:
         namespace: Its namespace.
         name: Its name.
         ready: Ready replicas of every role that it declares, zeros included.
+        target: Wanted replicas of every role of which the status says so.
         is_planned: Whether a planner is to plan it.
     """
 
     namespace: str
     name: str
     ready: Mapping[str, int]
+    target: Mapping[str, int]
     is_planned: bool
 
 
@@ -51,11 +53,16 @@ class _GraphCollector(Collector):
         self.graphs: Callable[[], Iterable[GraphReplicas]] = tuple
 
     def collect(self) -> Iterator[Metric]:
-        """Yield both families."""
+        """Yield all families."""
         labels = ["namespace", "graph"]
         ready = GaugeMetricFamily(
             names.OPERATOR_READY_REPLICAS,
             "Ready replicas by graph and role; 0 also while there is no pod.",
+            labels=[*labels, "role"],
+        )
+        target = GaugeMetricFamily(
+            names.OPERATOR_TARGET_REPLICAS,
+            "Wanted replicas by graph and role, the wish within its bounds.",
             labels=[*labels, "role"],
         )
         planned = GaugeMetricFamily(
@@ -64,9 +71,11 @@ class _GraphCollector(Collector):
         for graph in self.graphs():
             for role, count in graph.ready.items():
                 ready.add_metric([graph.namespace, graph.name, role], count)
+            for role, count in graph.target.items():
+                target.add_metric([graph.namespace, graph.name, role], count)
             if graph.is_planned:
                 planned.add_metric([graph.namespace, graph.name], 1)
-        yield from (ready, planned)
+        yield from (ready, target, planned)
 
 
 class OperatorMetrics:

@@ -302,11 +302,15 @@ def graph_replicas(graph: Object) -> GraphReplicas:
     """Return what a graph's specification and status say of its replicas."""
     spec, shown = graph["spec"], (graph.get("status") or {}).get("services") or {}
     ready: Counter[str] = Counter()
+    target: Counter[str] = Counter()
     for name, service in spec.get("services", {}).items():
-        ready[service["role"]] += (shown.get(name) or {}).get("ready", 0)
+        said = shown.get(name) or {}
+        ready[service["role"]] += said.get("ready", 0)
+        if "target" in said:
+            target[service["role"]] += said["target"]
     is_planned = (spec.get("planner") or {}).get("enabled", True)
     metadata = graph["metadata"]
-    return GraphReplicas(metadata["namespace"], metadata["name"], ready, is_planned)
+    return GraphReplicas(metadata["namespace"], metadata["name"], ready, target, is_planned)
 
 
 def watched_namespace(settings: OperatorSettings, client: KubeClient) -> str | None:

@@ -98,6 +98,7 @@ def queue_settings(config: RouterConfig, *, is_disaggregated: bool) -> QueueSett
         slot_tokens=queue.worker_tokens if is_disaggregated or not assigns_late else None,
         max_requests=queue.max_requests,
         max_wait_s=queue.max_wait_seconds,
+        max_wake_s=queue.max_wake_seconds,
         order=queue.order,
         slo_s=config.ttft_slo_seconds,
         bottleneck_s=config.dualmap.decode_bottleneck_seconds,

@@ -86,6 +86,7 @@ def _configured(config: RouterConfig, name: str) -> RouterSpec:
         peer_interval_s=config.peers.interval_real_seconds,
         max_waiting=config.prefill_queue.max_requests,
         max_wait_s=config.prefill_queue.max_wait_seconds,
+        max_wake_s=config.prefill_queue.max_wake_seconds,
         max_retries=config.retries.max_per_request,
         retry_budget_fraction=config.retries.budget_fraction,
         min_retries_per_s=config.retries.min_per_second,

@@ -184,9 +184,14 @@ class VirtualRouter:
         if self.core.tiers is not None and reason not in {RefusalReason.SHED, RefusalReason.QUEUE_TIMEOUT}:
             self.core.tiers.rejected(job.tier)
 
-    def longest_wait_s(self, job: Job) -> float:
-        """Return how long a job may wait; infinity: for ever."""
-        return self.core.entry_queue.settings.longest_wait_s(job.tier)
+    def longest_waits_s(self, job: Job) -> tuple[float, ...]:
+        """Return after which times a job may have waited too long; infinity: never.
+
+        Beside the wait for workers that serve: for workers to come back, and for those that did.
+        """
+        settings = self.core.entry_queue.settings
+        own_s, wake_s = settings.longest_wait_s(job.tier), settings.max_wake_s
+        return (own_s,) if wake_s is None else (own_s, wake_s, wake_s + own_s)
 
     def left_entry(self, job: Job, now_s: float) -> Effects[Job]:
         """Note that a computed job has left the first stage's worker."""
@@ -342,6 +347,7 @@ def _settings(spec: RouterSpec, slo_s: float) -> QueueSettings:
         slot_requests=spec.slot_requests,
         max_requests=spec.max_waiting,
         max_wait_s=spec.max_wait_s,
+        max_wake_s=spec.max_wake_s,
         order=spec.queue_order,
         slo_s=slo_s,
         rebalances=spec.policy in PAIRED and bool(spec.settings.get("rebalance", True)),

@@ -201,9 +201,9 @@ class World:
             self._expire_later(router, job)
 
     def _expire_later(self, router: VirtualRouter, job: Job) -> None:
-        max_wait_s = router.longest_wait_s(job)
-        if max_wait_s < inf:
-            self.kernel.at(self.kernel.now_s + max_wait_s, Order.MESSAGE, self._expire, router)
+        for wait_s in router.longest_waits_s(job):
+            if wait_s < inf:
+                self.kernel.at(self.kernel.now_s + wait_s, Order.MESSAGE, self._expire, router)
 
     def _expire(self, router: VirtualRouter) -> None:
         self.apply(router.expire(self.kernel.now_s))

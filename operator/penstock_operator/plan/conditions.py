@@ -87,6 +87,7 @@ class ConditionFacts:
         diagnoses: What is wrong with its pods.
         failure: Why it cannot be brought about; None if it can.
         deleting: What a deletion waits for; empty unless the graph is being deleted.
+        is_woken: Whether its routers hold requests until the planner has brought workers back from zero.
     """
 
     generation: int
@@ -96,6 +97,7 @@ class ConditionFacts:
     diagnoses: Sequence[Diagnosis] = ()
     failure: Failure | None = None
     deleting: str = field(default="")
+    is_woken: bool = False
 
     @property
     def gpus(self) -> int:
@@ -140,19 +142,23 @@ def conditions(
 
 
 def _ready(facts: ConditionFacts) -> Judgement:
-    """Ready: a request would be served now."""
+    """Ready: a request would be served now, or is what workers that went to zero come back for."""
     if facts.deleting:
         return Judgement(READY, status=False, reason="Deleting", message="the graph is being deleted")
     if facts.failure is not None and not facts.services:  # nothing of it could even be read
         return Judgement(READY, status=False, reason=facts.failure.reason, message=facts.failure.message)
     serving = {role: _serving(facts, role) for role in _roles(facts)}
-    absent = [role for role, count in serving.items() if not count]
+    asleep = [role for role in serving if facts.is_woken and _is_at_zero(facts, role)]
+    absent = [role for role, count in serving.items() if not count and role not in asleep]
     if not serving:
         return Judgement(READY, status=False, reason="NoReadyWorker", message="no service is known")
     if absent:
         worker = next((role for role in absent if role.is_worker), None)
         reason = "NoReadyRouter" if worker is None else "NoReadyWorker"
         return Judgement(READY, status=False, reason=reason, message=f"no ready replica of {_listed(absent)}")
+    if asleep:
+        told = f"no replica of {_listed(asleep)} is wanted: the next request brings them back"
+        return Judgement(READY, status=True, reason="ScaledToZero", message=told)
     told = ", ".join(f"{role.value} {count}" for role, count in serving.items())
     if Role.ROUTER not in serving:
         told = f"{told}; the graph declares no router, so requests have to come through one of your own"
@@ -240,6 +246,10 @@ def _roles(facts: ConditionFacts) -> list[Role]:
 
 def _serving(facts: ConditionFacts, role: Role) -> int:
     return sum(each.replicas.serving for each in facts.services.values() if each.role is role)
+
+
+def _is_at_zero(facts: ConditionFacts, role: Role) -> bool:
+    return role.is_worker and not any(each.target for each in facts.services.values() if each.role is role)
 
 
 def _listed(roles: Sequence[Role]) -> str:

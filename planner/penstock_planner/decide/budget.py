@@ -56,7 +56,7 @@ def within_bounds(
 
 
 def _keep_floor(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
-    floor = config.floor(proposal.role, proposal.engine_gpus)
+    floor = 0 if proposal.reason is Reason.IDLE else config.floor(proposal.role, proposal.engine_gpus)
     spare = proposal.pool.replicas - floor
     inputs = {
         "replicas_after": proposal.pool.replicas - proposal.amount,

@@ -77,6 +77,7 @@ class DecideConfig:
         metric_pulling_interval_s: Simulated seconds between pulls, in (0, adjustment_interval_s].
         max_gpu_budget: Ceiling of prefill + decode GPUs together, draining workers' included; None: no ceiling.
         min_gpu_budget: Floor of each role's GPUs, >= 0.
+        min_total_gpus: Floor of prefill + decode GPUs together, draining workers' not counted, >= 0.
         kv_up: Scale decode (or aggregated) up above this mean KV usage fraction, open.
         kv_down: Scale it down below this, open.
         queue_up: Scale prefill up above this many queued requests, open.
@@ -96,6 +97,8 @@ class DecideConfig:
             compares its whole length.
         ttft_slo_s: TTFT that counts as in time, > 0; the graph's ``router.ttftSloSeconds``, in mode sla
             ``planner.sla.ttftSeconds``.
+        scale_to_zero_after_s: Simulated seconds without any request after which modes adaptive and sla remove the last
+            replica of every role, > 0; None: never.
         itl_slo_s: ITL that mode sla holds, > 0; None: any.
         attainment: Share of the requests for which mode sla holds the targets, in [0.5, 1).
         predictor: How mode sla forecasts demand.
@@ -107,6 +110,7 @@ class DecideConfig:
     metric_pulling_interval_s: float = 1.0
     max_gpu_budget: int | None = 8
     min_gpu_budget: int = 1
+    min_total_gpus: int = 0
     kv_up: float = 0.9
     kv_down: float = 0.5
     queue_up: float = 0.5
@@ -122,6 +126,7 @@ class DecideConfig:
     max_step: int | None = 1
     queue_per_worker: bool = False
     ttft_slo_s: float = 5.0
+    scale_to_zero_after_s: float | None = None
     itl_slo_s: float | None = None
     attainment: float = 0.99
     predictor: Predictor = Predictor.TREND
@@ -146,6 +151,12 @@ class DecideConfig:
             return self.interval_s
         return min(self.interval_s, max(AGAIN_S, self.metric_pulling_interval_s))
 
+    @property
+    def total_floor(self) -> int:
+        """Return the fewest GPUs of all roles together; a budget below the floor goes before it."""
+        budget = self.max_gpu_budget
+        return self.min_total_gpus if budget is None else min(self.min_total_gpus, budget)
+
     def engine_gpus(self, role: Role, observed: int) -> int:
         """Return the GPUs of one engine of ``role``: the larger of configured and observed.
 
@@ -156,7 +167,8 @@ class DecideConfig:
     def floor(self, role: Role, engine_gpus: int) -> int:
         """Return the fewest replicas of ``role``: n x GPUs per engine >= min_gpu_budget, and min_replicas.
 
-        Never below 1: from zero workers load gives no signal to come back on.
+        Never below 1: workers that are gone give no signal to come back on. Scaling to zero, which comes back on what the
+        routers count, takes all roles below it at once.
         """
         by_gpus = math.ceil(self.min_gpu_budget / engine_gpus) if engine_gpus > 0 else 1
         return max(1, by_gpus, self.min_replicas.get(role, 0))

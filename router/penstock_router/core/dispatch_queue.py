@@ -258,11 +258,21 @@ class DispatchQueue(Generic[T]):
             del self._assigned[item]
             self._stop_waiting(queued)
 
-    def take_expired(self, now_s: float) -> list[QueuedRequest[T]]:
-        """Take out and return the requests that have waited as long as they, or those of their tier, may."""
-        bounds = {tier: self.settings.longest_wait_s(tier) for tier in Tier}
-        waiting = self.waiting_requests() if min(bounds.values()) < inf else []
-        expired = [each for each in waiting if now_s - each.since_s >= bounds[each.arrival.tier]]
+    def take_expired(self, now_s: float, *, served_s: float = -inf) -> list[QueuedRequest[T]]:
+        """Take out and return the requests that have waited as long as they, or those of their tier, may.
+
+        Args:
+            now_s: Simulated seconds.
+            served_s: As in `QueueSettings.deadline_s`.
+        """
+        settings = self.settings
+        is_bounded = min(settings.longest_wait_s(tier) for tier in Tier) < inf
+        waiting = self.waiting_requests() if is_bounded else []
+        expired = [
+            each
+            for each in waiting
+            if settings.deadline_s(each.arrival.tier, each.since_s, served_s=served_s) <= now_s
+        ]
         for queued in expired:
             self.withdraw(queued.item)
         return expired

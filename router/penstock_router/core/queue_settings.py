@@ -24,6 +24,8 @@ class QueueSettings:
         slot_requests: Requests dispatched to one worker at a time; None is unbounded.
         max_requests: Most waiting requests; None is unbounded.
         max_wait_s: Longest wait, simulated seconds; None is unbounded.
+        max_wake_s: Longest wait while a stage has no worker that may be chosen, but never below `max_wait_s`, which counts
+            from when all have one. Simulated seconds; None: `max_wait_s` alone, whatever the workers.
         order: Who is next in a worker's queue; the central queue is first in, first out.
         cache_blocks: Prefix blocks that one worker's cache holds.
         slo_s: TTFT that rebalancing and the deadline-aware order aim for, simulated seconds.
@@ -37,6 +39,7 @@ class QueueSettings:
     slot_requests: int | None = None
     max_requests: int | None = None
     max_wait_s: float | None = None
+    max_wake_s: float | None = None
     order: QueueOrder = QueueOrder.ARRIVAL
     cache_blocks: int = CACHE_BLOCKS
     slo_s: float = 5.0
@@ -50,6 +53,32 @@ class QueueSettings:
         return self.slo_s if self.tiers is None else self.tiers.target(tier).ttft_s
 
     def longest_wait_s(self, tier: Tier) -> float:
-        """Return how long a request may wait: after its tier's end-to-end target waiting on is of no use."""
+        """Return how long a request may wait for workers that serve.
+
+        After its tier's end-to-end target waiting on is of no use.
+        """
+        return min(self._most_s, self._useful_s(tier))
+
+    def deadline_s(self, tier: Tier, since_s: float, *, served_s: float = -inf) -> float:
+        """Return until when a request may wait, simulated seconds.
+
+        Args:
+            tier: Of the request.
+            since_s: When it began to wait.
+            served_s: Since when every stage has had a worker that may be chosen; inf: one has none now.
+        """
+        if self.max_wake_s is None:
+            own_s = since_s + self._most_s
+        elif served_s == inf:
+            own_s = since_s + max(self.max_wake_s, self._most_s)
+        else:
+            own_s = max(since_s, served_s) + self._most_s
+        return min(own_s, since_s + self._useful_s(tier))
+
+    @property
+    def _most_s(self) -> float:
+        return inf if self.max_wait_s is None else self.max_wait_s
+
+    def _useful_s(self, tier: Tier) -> float:
         e2e_s = None if self.tiers is None else self.tiers.target(tier).e2e_s
-        return min(bound for bound in (self.max_wait_s, e2e_s, inf) if bound is not None)
+        return inf if e2e_s is None else e2e_s

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf
 from typing import Generic, TypeVar
 
 from penstock_api import Role, Tier
@@ -95,6 +96,8 @@ class RouterCore(Generic[T]):
         self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in self.queues}
         self._names: dict[Role, frozenset[str]] = {role: frozenset() for role in self.queues}
         self._rebalanced_s: float | None = None
+        # Since when every stage has had a worker that may be chosen; inf: one has none.
+        self._served_s = -inf
         self.tiers: TierControl | None = None
         # Requests of the first stage that wait or are being prefilled, while requests have tiers.
         self._uncomputed_items: dict[T, Tier] = {}
@@ -267,6 +270,7 @@ class RouterCore(Generic[T]):
 
     def workers_changed(self, now_s: float) -> Effects[T]:
         """Take note of a change in the workers' health or drains."""
+        self._follow_service(now_s)
         effects: Effects[T] = []
         for role in self.queues:
             self._follow(role, now_s)
@@ -276,9 +280,10 @@ class RouterCore(Generic[T]):
 
     def expire(self, now_s: float) -> Effects[T]:
         """Refuse what has waited as long as it may."""
+        self._follow_service(now_s)
         effects: Effects[T] = []
         for role, queue in self.queues.items():
-            for queued in queue.take_expired(now_s):
+            for queued in queue.take_expired(now_s, served_s=self._served_s):
                 if self.tiers is not None and role is self.entry:
                     self.tiers.timed_out(queued.arrival.tier, now_s)
                 self._computed_or_gone(queued.item)
@@ -300,10 +305,10 @@ class RouterCore(Generic[T]):
         return self.workers_changed(now_s)
 
     def problems(self, now_s: float) -> list[str]:
-        """Return why a request would not be served now; empty when it would."""
+        """Return why a request would not be served now; empty when it would, or would wait for workers to come back."""
         queue = self.entry_queue
         found = [f"prefill queue full: {len(queue)} requests wait"] if queue.is_full else []
-        for role in self.queues:
+        for role in self.queues if not self._wakes else ():
             if not self.pool.routable(role, now_s):
                 states = [f"{w.name} {w.state(now_s)[1]}" for w in self.pool if w.spec.role is role]
                 found.append(f"no {role} worker can be routed to: " + ("; ".join(states) or "none known"))
@@ -316,11 +321,24 @@ class RouterCore(Generic[T]):
         return self.queues if role is self.entry else (role,)
 
     def _hopeless(self, role: Role, now_s: float) -> Role | None:
-        """Return a needed role of which no worker serves, and none will by itself."""
+        """Return a needed role of which no worker serves, and none will by itself or for the request."""
+        if self._wakes and role is self.entry:
+            return None
         for each in self._needed(role):
             if not self.pool.routable(each, now_s) and not self.pool.expects(each):
                 return each
         return None
+
+    @property
+    def _wakes(self) -> bool:
+        """Whether requests wait for workers that are started for them."""
+        return self.entry_queue.settings.max_wake_s is not None
+
+    def _follow_service(self, now_s: float) -> None:
+        if not all(self.pool.routable(role, now_s) for role in self.queues):
+            self._served_s = inf
+        elif self._served_s == inf:
+            self._served_s = now_s
 
     def _follow(self, role: Role, now_s: float) -> None:
         """Tell a queue which workers may be chosen; circuits open and close without a change of the pool."""

@@ -508,3 +508,46 @@ async def test_a_worker_that_leaves_the_statefile_loses_its_queue(harness, tmp_p
     assert len(second.seen) == 3
     held.cancel()
     await router.assert_idle()
+
+
+async def test_with_max_wake_seconds_requests_wait_for_workers_that_are_started_for_them():
+    """Ready and not refused without any worker; up to the wake time while none serves, then the usual wait counts."""
+    world = World(then=True, workers=(), maxWaitSeconds=10, maxWakeSeconds=100)
+    world.admission.set_workers([])
+    assert world.admission.problems() == []
+    first, late = world.enter(1), world.enter(2)
+    await asyncio.sleep(0)
+    assert not first.done()
+    world.now_s = 99.0
+    world.admission.tick()
+    await asyncio.sleep(0)
+    assert not first.done()
+    world.set("a")
+    held = await served(first)
+    world.now_s = 108.9
+    world.admission.tick()
+    await asyncio.sleep(0)
+    assert not late.done(), "ten seconds from when workers came, not from when it did"
+    world.now_s = 109.0
+    world.admission.tick()
+    with pytest.raises(QueueTimeout):
+        await late
+    world.finish(held)
+    world.assert_idle()
+
+
+async def test_nobody_waits_longer_than_max_wake_seconds_for_workers():
+    """Workers that never come: refused at the bound, as it is without the option at once."""
+    world = World(then=True, workers=(), maxWaitSeconds=10, maxWakeSeconds=100)
+    world.admission.set_workers([])
+    waiting = world.enter(1)
+    await asyncio.sleep(0)
+    world.now_s = 100.0
+    world.admission.tick()
+    with pytest.raises(QueueTimeout):
+        await waiting
+    world = World(then=True, workers=())
+    world.admission.set_workers([])
+    with pytest.raises(NoEndpointsError):
+        await world.enter(1)
+    assert world.admission.problems()

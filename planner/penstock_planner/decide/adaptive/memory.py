@@ -114,12 +114,15 @@ class AdaptiveMemory:
         work: Of the prefill (or aggregated) workers.
         kv: Of the decode (or aggregated) workers.
         roles: By role.
+        quiet_since_s: Since when nothing has been at the door; None: something was at the newest pull, it is not known, or the
+            graph does not scale to zero.
     """
 
     pulled_s: float | None = None
     work: Work = Work()
     kv: KvLoad = KvLoad()
     roles: Mapping[Role, RoleMemory] = field(default_factory=dict)
+    quiet_since_s: float | None = None
 
     def of(self, role: Role) -> RoleMemory:
         """Return the role's memory, a blank one if there is none."""
@@ -141,6 +144,7 @@ def read(plain: Memory) -> AdaptiveMemory:
         work=_made(Work, work, rate=Trend(**work["rate"])),
         kv=_made(KvLoad, kv, load=Trend(**kv["load"])),
         roles={Role(role): _made(RoleMemory, plain) for role, plain in data["roles"].items()},
+        quiet_since_s=data.get("quiet_since_s"),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from penstock_api import Role
-from penstock_planner.decide.adaptive import kv, rules, supply, work
+from penstock_planner.decide.adaptive import kv, rules, supply, work, zero
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory, read, write
 from penstock_planner.decide.adaptive.workers import ObservedWorkers, Workers
 from penstock_planner.decide.budget import existing_gpus
@@ -56,6 +56,7 @@ def proposed(
     }
     memory = replace(memory, roles={**memory.roles, **spared})
     proposals = [back_off(each, seen[each.role]) if each.action is Action.UP else each for each in proposals]
+    proposals = zero.applied(proposals, window, memory, config)
     return Proposal(_within_budget(proposals, pools, config), seen, write(memory))
 
 
@@ -80,7 +81,10 @@ def followed(memory: AdaptiveMemory, pull: Pull, workers: Workers, config: Decid
         tokens = 0.0 if demand is None else demand.prefilled_tokens
         sizes = max(len(usage.full_s), pull.pools[holder].replicas + SIZES_ABOVE)
         usage = kv.followed(usage, load, tokens, ready=pull.pools[holder].ready, dt_s=dt_s, sizes=sizes)
-    return AdaptiveMemory(pull.at_s, made, usage, {**memory.roles, **roles})
+    quiet_since_s = (
+        None if config.scale_to_zero_after_s is None else zero.quiet_since_s(memory.quiet_since_s, pull)
+    )
+    return AdaptiveMemory(pull.at_s, made, usage, {**memory.roles, **roles}, quiet_since_s)
 
 
 def _draft(
@@ -102,7 +106,7 @@ def _draft(
     if unknown or pull.demand is None:
         step = Step("known", {"demand": "unknown" if pull.demand is None else "known"}, None, "hold")
         return replace(blank.passed(step), reason=Reason.METRIC_UNKNOWN, detail=unknown or "demand unknown")
-    case = _case(role, window, memory, workers, config)
+    case = case_of(role, window, memory, workers, config)
     findings = rules.lacks(case)
     blank = replace(blank, steps=tuple(found.step for found in findings))
     for found in findings:
@@ -151,9 +155,10 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
     return replace(proposal.passed(step), action=Action.DOWN)
 
 
-def _case(
+def case_of(
     role: Role, window: Window, memory: AdaptiveMemory, workers: Workers, config: DecideConfig
 ) -> rules.Case:
+    """Return what the rules of one role look at; the window's last pull knows its demand."""
     pull = window.pulls[-1]
     at_s, demand = pull.at_s, pull.demand
     assert demand is not None  # noqa: S101 - the caller's

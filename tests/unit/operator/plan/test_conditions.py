@@ -91,6 +91,30 @@ def test_a_graph_without_router_is_ready_with_its_workers():
     assert judged(facts)[READY] == (False, "NoReadyWorker", "no ready replica of aggregated")
 
 
+def test_a_graph_that_went_to_zero_is_ready_for_the_request_that_wakes_it():
+    """Not while a replica is wanted, not without a router, and not where nothing brings workers back."""
+    none = Replicas(0, 0, 0, 0, 0)
+    gone = {"replicas": none, "desired": 0, "target": 0, "updated": 0}
+    services = {
+        "frontend": ROUTER,
+        "prefill": replace(PREFILL, **gone),
+        "decode": replace(DECODE, **gone),
+    }
+    asleep = replace(REST, services=services, is_woken=True)
+    assert judged(asleep)[READY] == (
+        True,
+        "ScaledToZero",
+        "no replica of prefill, decode is wanted: the next request brings them back",
+    )
+    assert judged(asleep)[PROGRESSING][:2] == (False, "Stable")
+    assert judged(asleep)[DEGRADED][0] is False
+    waking = {**services, "decode": replace(DECODE, **{**gone, "target": 1})}
+    assert judged(replace(asleep, services=waking))[READY][:2] == (False, "NoReadyWorker")
+    alone = {**services, "frontend": replace(ROUTER, replicas=none)}
+    assert judged(replace(asleep, services=alone))[READY][:2] == (False, "NoReadyRouter")
+    assert judged(replace(asleep, is_woken=False))[READY][:2] == (False, "NoReadyWorker")
+
+
 @pytest.mark.parametrize(
     ("changes", "reason", "message"),
     [

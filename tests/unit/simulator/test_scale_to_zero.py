@@ -1,0 +1,56 @@
+"""A whole world that sleeps: no GPU while nobody asks, and the request that wakes it is served, not lost."""
+
+import pytest
+
+from penstock_api import Role
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_simulator.baselines import configured
+from penstock_simulator.jobs import JobOutcome
+from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock_simulator.world import World
+
+MODEL = ProfiledModel("a100-llama-8b-bf16-tp1")
+COLD_START_S = 40.0
+IDLE_S = 2000.0
+SHAPES = {
+    "apart": (PoolSpec(Role.PREFILL, 1, MODEL), PoolSpec(Role.DECODE, 1, MODEL)),
+    "aggregated": (PoolSpec(Role.AGGREGATED, 1, MODEL),),
+}
+
+
+def world_of(shape, mode, requests, **router):
+    """Return a world whose graph goes to zero after five minutes."""
+    pools = SHAPES[shape]
+    config = DecideConfig(mode=Mode.ADAPTIVE, min_gpu_budget=0, scale_to_zero_after_s=300.0)
+    scenario = Scenario(
+        pools=pools,
+        router=RouterSpec("prefix-cost", **{"max_wait_s": 10.0, "max_wake_s": 120.0, **router}),
+        planner=configured(config, mode, pools, None),
+        cold_start_s=COLD_START_S,
+        max_gpus=8,
+    )
+    return World(scenario, requests)
+
+
+@pytest.mark.parametrize("mode", [Mode.ADAPTIVE, Mode.SLA])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_idle_means_zero_gpus_and_the_first_request_is_served_after_one_start(shape, mode, request_at):
+    """Two requests half an hour apart: GPUs are held for a fraction of it, and both are answered."""
+    world = world_of(shape, mode, [request_at(0.0, 1000, 20), request_at(IDLE_S, 1000, 20)])
+    recording = world.run()
+    assert [job.outcome for job in world.jobs] == [JobOutcome.OK, JobOutcome.OK]
+    assert COLD_START_S < recording.requests.ttft_s[1] < COLD_START_S + 10.0
+    gpus = len(SHAPES[shape])
+    assert recording.gpu_s < gpus * (300.0 + 200.0)
+    down = [each for each in recording.changes if each.desired == 0]
+    up = [each for each in recording.changes if each.at_s >= IDLE_S and each.desired == 1]
+    assert {each.role for each in down} == {each.role for each in up} == {p.role for p in SHAPES[shape]}
+    assert len(down) == len(up) == gpus, "both at once, once each"
+
+
+def test_without_a_wait_that_covers_the_start_the_request_is_refused(request_at):
+    """What the option is for: ten seconds are less than the forty of a start, so the request that wakes is refused."""
+    requests = [request_at(0.0, 1000, 20), request_at(IDLE_S, 1000, 20)]
+    world = world_of("aggregated", Mode.ADAPTIVE, requests, max_wake_s=None)
+    world.run()
+    assert [job.outcome for job in world.jobs] == [JobOutcome.OK, JobOutcome.REJECTED]
