@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from penstock_api import Role
 from penstock_performance.queueing import wait_quantile_s
+from penstock_planner.decide.adaptive.gaps import GapsView
+from penstock_planner.decide.adaptive.kv import Decoding
 from penstock_planner.decide.adaptive.memory import KvLoad
 from penstock_planner.decide.adaptive.rules import KV_AHEAD_MOST
 from penstock_planner.decide.sla import learning, queueing
@@ -50,8 +52,15 @@ class Outlook:
 
     def needed(self, role: Role) -> int:
         """Return the fewest replicas of a role that hold the targets and the KV, 1 to `REPLICAS_MOST`."""
+        gaps = self.workers.gaps(self.tokens_per_s)
+        decoding = self.workers.decoding(self.kv, self.tokens_per_s)
+
+        def is_held(replicas: int) -> bool:
+            is_first = role is Role.DECODE or self._late_share(role, replicas) <= self._may_be_late
+            return is_first and (role is Role.PREFILL or _decodes(gaps, decoding, replicas))
+
         counts = range(1, REPLICAS_MOST)
-        return 1 + bisect_left(counts, True, key=lambda count: self._holds(role, count))
+        return 1 + bisect_left(counts, x=True, key=is_held)
 
     def behind(self, prefill_replicas: int) -> Outlook:
         """Return the same for decode: no more prompts than so many prefill replicas compute become answers."""
@@ -64,10 +73,6 @@ class Outlook:
         found = [each for each in (first, gaps) if each is not None]
         numbers = {name: value for each in found for name, value in each.numbers.items()}
         return Expectation(numbers, ", ".join(each.words for each in found))
-
-    def _holds(self, role: Role, replicas: int) -> bool:
-        is_first_held = role is Role.DECODE or self._late_share(role, replicas) <= self._may_be_late
-        return is_first_held and (role is Role.PREFILL or self._decodes(replicas))
 
     @property
     def _may_be_late(self) -> float:
@@ -89,11 +94,6 @@ class Outlook:
             variability=self.workers.learnt.variability,
             may_wait_s=self.workers.may_wait_s(self.service_s),
         )
-
-    def _decodes(self, replicas: int) -> bool:
-        gaps = self.workers.gaps(self.tokens_per_s)
-        load = self.workers.decoding(self.kv, self.tokens_per_s).load_on(replicas)
-        return load <= KV_AHEAD_MOST * replicas and (gaps is None or gaps.itl_with(replicas) <= gaps.target_s)
 
     def _first_token(self, role: Role, replicas: int) -> Expectation:
         servers, load = self._servers(role, replicas)
@@ -130,3 +130,9 @@ class Outlook:
         if math.isinf(itl_s):
             return Expectation({"itl_s_expected": None}, "ITL of a full batch, answers wait to begin")
         return Expectation({"itl_s_expected": itl_s}, f"ITL of {1000 * itl_s:.1f} ms")
+
+
+def _decodes(gaps: GapsView | None, decoding: Decoding, replicas: int) -> bool:
+    """Tell whether so many replicas hold the answers' KV and ITL."""
+    is_itl_held = gaps is None or gaps.itl_with(replicas) <= gaps.target_s
+    return is_itl_held and decoding.load_on(replicas) <= KV_AHEAD_MOST * replicas
