@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from penstock_api import Role
 from penstock_performance.queueing import wait_quantile_s
-from penstock_planner.decide.adaptive.gaps import GapsView
-from penstock_planner.decide.adaptive.kv import Decoding
 from penstock_planner.decide.adaptive.memory import KvLoad
 from penstock_planner.decide.adaptive.rules import KV_AHEAD_MOST
 from penstock_planner.decide.sla import learning, queueing
@@ -52,15 +51,11 @@ class Outlook:
 
     def needed(self, role: Role) -> int:
         """Return the fewest replicas of a role that hold the targets and the KV, 1 to `REPLICAS_MOST`."""
-        gaps = self.workers.gaps(self.tokens_per_s)
-        decoding = self.workers.decoding(self.kv, self.tokens_per_s)
-
-        def is_held(replicas: int) -> bool:
-            is_first = role is Role.DECODE or self._late_share(role, replicas) <= self._may_be_late
-            return is_first and (role is Role.PREFILL or _decodes(gaps, decoding, replicas))
-
-        counts = range(1, REPLICAS_MOST)
-        return 1 + bisect_left(counts, x=True, key=is_held)
+        holds, enough = self._test(role), 1
+        while enough < REPLICAS_MOST and not holds(enough):
+            enough *= 2  # the formula's cost grows with the count
+        counts = range(enough // 2 + 1, min(enough, REPLICAS_MOST))
+        return counts.start + bisect_left(counts, True, key=holds)
 
     def behind(self, prefill_replicas: int) -> Outlook:
         """Return the same for decode: no more prompts than so many prefill replicas compute become answers."""
@@ -73,6 +68,20 @@ class Outlook:
         found = [each for each in (first, gaps) if each is not None]
         numbers = {name: value for each in found for name, value in each.numbers.items()}
         return Expectation(numbers, ", ".join(each.words for each in found))
+
+    def _test(self, role: Role) -> Callable[[int], bool]:
+        """Return a function that says whether so many replicas hold targets and KV."""
+        gaps = None if role is Role.PREFILL else self.workers.gaps(self.tokens_per_s)
+        decoding = None if role is Role.PREFILL else self.workers.decoding(self.kv, self.tokens_per_s)
+
+        def holds(replicas: int) -> bool:
+            if role is not Role.DECODE and self._late_share(role, replicas) > self._may_be_late:
+                return False
+            if decoding is not None and decoding.load_on(replicas) > KV_AHEAD_MOST * replicas:
+                return False
+            return gaps is None or gaps.itl_with(replicas) <= gaps.target_s
+
+        return holds
 
     @property
     def _may_be_late(self) -> float:
@@ -130,9 +139,3 @@ class Outlook:
         if math.isinf(itl_s):
             return Expectation({"itl_s_expected": None}, "ITL of a full batch, answers wait to begin")
         return Expectation({"itl_s_expected": itl_s}, f"ITL of {1000 * itl_s:.1f} ms")
-
-
-def _decodes(gaps: GapsView | None, decoding: Decoding, replicas: int) -> bool:
-    """Tell whether so many replicas hold the answers' KV and ITL."""
-    is_itl_held = gaps is None or gaps.itl_with(replicas) <= gaps.target_s
-    return is_itl_held and decoding.load_on(replicas) <= KV_AHEAD_MOST * replicas
