@@ -269,6 +269,20 @@ def test_a_record_of_mode_sla_is_explained_with_its_profile_and_decided_again(sl
     assert (result.decisions > 10, result.differences) == (True, ())
 
 
+def test_memories_of_an_older_version_lack_keys_and_replay_all_the_same(sla_folder):
+    """What came since has its default, in the states before and after a decision alike."""
+
+    def change(record):
+        for state in (record.get("state"), record.get("before")):
+            if state is not None and state["memory"]:
+                del state["memory"]["adaptive"]["quiet_since_s"]
+                del state["memory"]["sla"]["forecast"]
+
+    _rewrite(sla_folder, change)
+    result = replay(read_ledger(sla_folder))
+    assert (result.decisions > 10, result.differences) == (True, ())
+
+
 def test_a_record_of_mode_sla_as_the_ledger_has_it_lacks_its_profile(sla_folder, tmp_path):
     """The message says where to get one, or how to give one."""
     record = [r for r in read_ledger(sla_folder).records if r["type"] == "decision"][-1]
