@@ -38,14 +38,14 @@ class Results:
             if not self.silent:
                 print("every client streams", file=sys.stderr, flush=True)
 
-    def add(self, problem: str | None, tokens: int, began_s: float) -> None:
-        """Note one request; a problem makes it a lost one."""
+    def add(self, number: int, problem: str | None, tokens: int, began_s: float) -> None:
+        """Note one request of a client; a problem makes it a lost one."""
         with self.lock:
             if problem is None:
                 self.answered += 1
             else:
                 at = time.strftime("%H:%M:%S", time.gmtime(began_s))
-                self.lost.append({"problem": problem, "tokens": tokens, "began": at})
+                self.lost.append({"client": number, "problem": problem, "tokens": tokens, "began": at})
                 print(f"lost: {problem} after {tokens} tokens, began {at}", file=sys.stderr, flush=True)
 
 
@@ -90,7 +90,7 @@ def work(number: int, url: str, model: str, max_tokens: int, results: Results) -
         body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
         began_s = time.time()
         problem, tokens = ask(url, body, lambda: results.streams(number))
-        results.add(problem, tokens, began_s)
+        results.add(number, problem, tokens, began_s)
         if problem is not None:
             time.sleep(0.5)
 

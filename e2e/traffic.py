@@ -38,7 +38,9 @@ class Outcome:
 class Load:
     """Clients in a pod that stream until stopped."""
 
-    def __init__(self, graph: Graph, name: str, *, concurrency: int, max_tokens: int) -> None:
+    def __init__(
+        self, graph: Graph, name: str, *, concurrency: int, max_tokens: int, host: str | None = None
+    ) -> None:
         """Start the pod and wait until every client has had its first token.
 
         Args:
@@ -46,10 +48,11 @@ class Load:
             name: Of the pod, made unique.
             concurrency: Clients, each with one stream at a time.
             max_tokens: Of each stream.
+            host: One router's address; None: the routers' Service.
         """
         name = f"{name}-{uuid.uuid4().hex[:4]}"
         self.graph, self.name = graph, name
-        url = f"http://{graph.name}-frontend:8000"
+        url = f"http://{host or f'{graph.name}-frontend'}:8000"
         model = graph.object()["spec"]["model"]["servedName"]
         settings = {
             "apiVersion": "v1",

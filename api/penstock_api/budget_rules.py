@@ -89,11 +89,32 @@ def _starts_above_budget(spec: GraphSpec) -> Iterator[Breach]:
         yield from _above_budget(spec, _starts(spec))
 
 
+def most_gpus(service: ServiceSpec) -> int:
+    """Return the GPUs that a worker service may grow to; the fixed number where it does not scale."""
+    return service.replica_bounds[1] * service.gpus
+
+
+def _total_floor_out_of_reach(spec: GraphSpec) -> Iterator[Breach]:
+    reach = sum(most_gpus(each) for each in spec.workers.values())
+    if not spec.planner.enabled or spec.planner.min_total_gpus <= reach:
+        return
+    related = tuple(
+        ("services", name, *keys)
+        for name in spec.workers
+        for keys in (("replicas",), ("gpusPerReplica",), ("scaling", "maxReplicas"))
+    )
+    yield Breach((spec.planner.min_total_gpus, reach), related=related)
+
+
 _FLOOR = (
     "(!has(self.services[k].scaling) ? self.services[k].replicas * self.services[k].gpusPerReplica : "
     "[self.services[k].gpusPerReplica > 0 ? (self.planner.minGpuBudget + self.services[k].gpusPerReplica - 1) / "
     "self.services[k].gpusPerReplica : 0].map(n, n > self.services[k].scaling.minReplicas ? n : self.services[k].scaling.minReplicas)[0]"
     " * self.services[k].gpusPerReplica)"
+)
+_MOST = (
+    "(has(self.services[k].scaling) ? self.services[k].scaling.maxReplicas : self.services[k].replicas)"
+    " * self.services[k].gpusPerReplica"
 )
 _START = "self.services[k].replicas * self.services[k].gpusPerReplica"
 _NO_BUDGET = "!self.planner.enabled || !has(self.planner.maxGpuBudget)"
@@ -154,5 +175,17 @@ BUDGET_RULES: tuple[Rule[GraphSpec], ...] = (
         text=_STARTS_TEXT,
         remedy=_STARTS_REMEDY,
         message=_sum_message(_STARTS_TEXT, _STARTS_REMEDY, _START),
+    ),
+    Rule(
+        path="planner.minTotalGpus",
+        must=(
+            "while the planner is enabled, the worker services may grow to minTotalGpus: the sum of gpusPerReplica "
+            "times maxReplicas"
+        ),
+        cel=f"!self.planner.enabled || self.planner.minTotalGpus <= {_sum(_MOST)}",
+        find=_total_floor_out_of_reach,
+        text="%d GPUs are more than the worker services may grow to, %d",
+        values=("self.planner.minTotalGpus", _sum(_MOST)),
+        remedy="lower it, or raise maxReplicas",
     ),
 )

@@ -135,6 +135,13 @@ class GraphSpec(SpecModel):
         return self.planner.enabled and self.planner.mode is PlannerMode.SLA
 
     @property
+    def engine_gpus(self) -> tuple[int, int] | None:
+        """GPUs of one replica that prefills and of one that decodes; None without workers."""
+        prefill = self.service(Role.PREFILL) or self.service(Role.AGGREGATED)
+        decode = self.service(Role.DECODE) or self.service(Role.AGGREGATED)
+        return None if prefill is None or decode is None else (prefill[1].gpus, decode[1].gpus)
+
+    @property
     def workers(self) -> dict[str, ServiceSpec]:
         """Services that run the model, by name."""
         return {name: each for name, each in self.services.items() if each.role.is_worker}

@@ -44,7 +44,9 @@ class SlaConfig(SpecModel):
     )
     predictor: Predictor = Field(
         default=Predictor.TREND,
-        description="How demand is forecast: trend follows its slope until a new replica is ready, constant expects it to stay.",
+        description="How demand is forecast: trend follows its slope until a new replica is ready, constant expects it to stay; "
+        "holt-winters, arima and kalman are fitted by statsmodels (extra forecast), prophet by Prophet (extra prophet), and "
+        "fall back to trend.",
     )
 
 
@@ -101,6 +103,9 @@ class PlannerConfig(SpecModel):
     )
     min_gpu_budget: Annotated[Integer, Field(ge=0, le=100_000)] = Field(
         default=1, description="Fewest GPUs of each role, prefill and decode."
+    )
+    min_total_gpus: Annotated[Integer, Field(ge=0, le=100_000)] = Field(
+        default=0, description="Fewest GPUs of prefill plus decode; 0: each role's floor alone."
     )
     max_step: Annotated[Integer, Field(ge=1, le=1000)] = Field(
         default=1,

@@ -180,6 +180,15 @@ PLANNER_RULES: tuple[Rule[PlannerConfig], ...] = (
         remedy="lower it or raise maxGpuBudget",
     ),
     Rule(
+        path="minTotalGpus",
+        must="minTotalGpus is at most maxGpuBudget",
+        cel="!has(self.maxGpuBudget) || self.minTotalGpus <= self.maxGpuBudget",
+        find=unless(lambda p: p.max_gpu_budget is None or p.min_total_gpus <= p.max_gpu_budget),
+        text="%d exceeds maxGpuBudget %d",
+        values=("self.minTotalGpus", "self.maxGpuBudget"),
+        remedy="lower it or raise maxGpuBudget",
+    ),
+    Rule(
         path="scaleToZeroAfterSeconds",
         must="scaleToZeroAfterSeconds needs mode adaptive or sla",
         cel="!has(self.scaleToZeroAfterSeconds) || self.mode != 'load'",
@@ -195,6 +204,15 @@ PLANNER_RULES: tuple[Rule[PlannerConfig], ...] = (
         find=unless(lambda p: p.scale_to_zero_after_seconds is None or p.min_gpu_budget == 0),
         text="%d GPUs of each role stay, so scaleToZeroAfterSeconds %s s has no effect",
         values=("self.minGpuBudget", "self.scaleToZeroAfterSeconds"),
+        remedy="set it to 0",
+    ),
+    Rule(
+        path="minTotalGpus",
+        must="scaleToZeroAfterSeconds needs minTotalGpus 0",
+        cel="!has(self.scaleToZeroAfterSeconds) || self.minTotalGpus == 0",
+        find=unless(lambda p: p.scale_to_zero_after_seconds is None or p.min_total_gpus == 0),
+        text="%d GPUs stay, so scaleToZeroAfterSeconds %s s has no effect",
+        values=("self.minTotalGpus", "self.scaleToZeroAfterSeconds"),
         remedy="set it to 0",
     ),
 )

@@ -1,6 +1,7 @@
 """Says which settings of a valid graph need a package that is not installed here.
 
-`validate` and `up` call it. Such a graph is valid, because it may run elsewhere; `up` refuses it.
+`validate` and `up` call it. Such a graph is valid, because it may run elsewhere; `up` refuses it if
+a process could not start.
 """
 
 from __future__ import annotations

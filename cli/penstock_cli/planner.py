@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,13 @@ from penstock_cli.planner_cluster import (
     Listen,
     run_on_cluster,
 )
+from penstock_cli.planner_decide import decide
 from penstock_core.errors import ConfigError, NotFoundError
 from penstock_engine.profiles.performance import planning_profile
 from penstock_manifests import load_graph
-from penstock_planner import decision_input
 from penstock_planner import explain as explaining
 from penstock_planner import replay as replaying
 from penstock_planner.decide.codec import to_plain
-from penstock_planner.decide.pipeline import decide as decide_once
 from penstock_planner.ledger import read_ledger
 from penstock_planner.options import PlannerOptions, join, stated
 from penstock_planner.service import PlannerService, run_until_stopped
@@ -263,30 +261,7 @@ def _print_what_if(total: int, different: list[tuple[Any, Any]], *, as_json: boo
     click.echo(f"{len(different)} of {total} decisions would differ")
 
 
-@planner.command()
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True), required=False)
-@click.option("--example", is_flag=True, help="Print an example FILE and stop.")
-@option.as_json("Decision and next state as JSON.")
-def decide(file: Path | None, example: bool, as_json: bool) -> None:
-    """Decide once from FILE (YAML or JSON; - is stdin): observations, state and configuration."""
-    if example:
-        click.echo(decision_input.EXAMPLE, nl=False)
-        return
-    if file is None:
-        raise ConfigError("FILE: missing; name one, - for stdin, or print one with --example")
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except OSError as exc:
-        raise ConfigError(f"{file}: cannot be read: {exc.strerror}; print an example with --example") from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigError(f"{file}: not UTF-8 at byte {exc.start}; save it as UTF-8") from exc
-    decision, state = decide_once(*decision_input.parse(text, name=str(file)))
-    if as_json:
-        answer = {"decision": to_plain(decision), "state": to_plain(state)}
-        click.echo(orjson.dumps(answer, option=orjson.OPT_INDENT_2))
-        return
-    record = {"decision": to_plain(decision), "kind": "adjustment", "at_s": decision.at_s, "origin_s": 0.0}
-    click.echo(explaining.in_words(record))
+planner.add_command(decide)
 
 
 def _notes(notes: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
+from penstock_core.errors import ConfigError
 from penstock_performance.fit import Fit, fit_decode, fit_prefill
 from penstock_performance.profile import PerformanceProfile
 from penstock_performance.sweep import DecodePoint, EngineSweep, Sweep, by_context, sweep_of
@@ -98,6 +99,18 @@ def mismatches(
                 _error(f"{role}_gpus", f"measured with {measured}, but a replica has {served}; {remedy}")
             )
     return found
+
+
+def check_fits(profile: PerformanceProfile, *, model: str, prefill_gpus: int, decode_gpus: int) -> None:
+    """Refuse a profile that was measured of another model or engine size; arguments as of `mismatches`.
+
+    Raises:
+        ConfigError: with every difference, and what to do about it.
+    """
+    found = mismatches(profile, model=model, prefill_gpus=prefill_gpus, decode_gpus=decode_gpus)
+    errors = [str(each) for each in found if each.severity is Severity.ERROR]
+    if errors:
+        raise ConfigError("; ".join(errors))
 
 
 def is_same_model(one: str, other: str) -> bool:

@@ -1,4 +1,4 @@
-"""TensorBoard dashboard: signals with their thresholds in one chart, replicas, GPUs, latencies, decisions.
+"""TensorBoard dashboard: signals with their thresholds, demand with its forecast, latencies with their targets, decisions.
 
 Steps are simulated seconds since the planner first started; wall times are real. Events are written by a
 thread of this module's own, because tensorboardX's queue blocks for ever once its writer has died (full
@@ -8,9 +8,10 @@ disk): then points are dropped and counted, and the planner goes on.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,17 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from penstock_api import Role
 from penstock_core.logs import get_logger
+from penstock_planner.dashboard_layout import layout_of
+from penstock_planner.dashboard_points import (
+    attainment_points,
+    demand_points,
+    forecast_in,
+    profile_points,
+    target_points,
+)
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Demand
-from penstock_planner.forecast import forecast_of
 from penstock_planner.histogram import gained, quantile
 from penstock_planner.observers import View
 from penstock_planner.sources.base import Buckets
@@ -74,6 +82,10 @@ class Dashboard:
         self._latency: dict[str, Buckets] = {}
         self._before: dict[str, Buckets] = {}
         self._demands: list[Demand] = []
+        self._expected: list[tuple[float, float]] = []
+        self._attained: dict[str, Buckets] = {}
+        self._attained_s: float | None = None
+        self._rejected = 0.0
         self._has_layout = False
         self._waiting: queue.Queue[_Call | None] = queue.Queue(MAX_WAITING)
         self.dropped = 0
@@ -89,17 +101,24 @@ class Dashboard:
         self._last_s = view.at_s
         if view.pull is not None and view.pull.demand is not None:
             self._demands.append(view.pull.demand)
+            self._rejected += view.pull.demand.refused + view.pull.demand.timed_out
         self._latency.update({key: buckets for key, buckets in view.latency.items() if buckets})
         if view.at_s - self._drawn_s < self._period_s or not view.pools:
             return
         self._drawn_s = view.at_s
         if not self._has_layout:
             self._has_layout = True
-            layout = layout_of(set(view.pools))
+            layout = layout_of(set(view.pools), self._config.mode)
             self._put(lambda: self._writer.add_custom_scalars(layout))
-        points = {**self._points(view), **self._signals(view), **demand_points(self._demands)}
+        points = {
+            **self._points(view),
+            **self._signals(view),
+            **target_points(self._config),
+            **demand_points(self._demands),
+        }
         self._demands = []
         self._draw(points, view)
+        self._draw_expected(view)
 
     def decided(self, decision: Decision, view: View) -> None:
         """Write the decision as text, and the latencies of the interval behind it."""
@@ -116,7 +135,12 @@ class Dashboard:
                 if value is not None:
                     points[f"{key}/p{q * 100:.0f}_seconds"] = value
         self._before = dict(self._latency)
-        self._draw({**points, **forecast_points(decision)}, view)
+        forecast = forecast_in(decision)
+        if forecast is not None:
+            heapq.heappush(self._expected, (view.at_s + forecast.horizon_s, forecast.tokens_per_s))
+            if forecast.supply_tokens_per_s is not None:
+                points["prefill/supply_tokens_per_second"] = forecast.supply_tokens_per_s
+        self._draw({**points, **profile_points(decision), **self._attainment(view)}, view)
 
     def close(self) -> None:
         """Write what waits, for at most `CLOSE_TIMEOUT_S`."""
@@ -164,9 +188,24 @@ class Dashboard:
             points["prefill_queue/compared"] = waiting
         return points
 
-    def _draw(self, points: dict[str, float], view: View) -> None:
+    def _attainment(self, view: View) -> dict[str, float]:
+        """Return the share within the targets, once per adjustment interval: two seconds hold few requests."""
+        if self._attained_s is not None and view.at_s - self._attained_s < self._config.adjustment_interval_s:
+            return {}
+        fresh = {key: gained(self._attained.get(key, ()), now) for key, now in self._latency.items()}
+        is_first, rejected = self._attained_s is None, self._rejected
+        self._attained, self._attained_s, self._rejected = dict(self._latency), view.at_s, 0.0
+        return {} if is_first else attainment_points(fresh, self._config, rejected=rejected)
+
+    def _draw_expected(self, view: View) -> None:
+        """Draw what was expected for a time once that time has come, so that it stands beside what came."""
+        while self._expected and self._expected[0][0] <= view.at_s:
+            at_s, tokens_per_s = heapq.heappop(self._expected)
+            self._draw({"prefill/forecast_tokens_per_second": tokens_per_s}, view, at_s=at_s)
+
+    def _draw(self, points: dict[str, float], view: View, *, at_s: float | None = None) -> None:
         if points:
-            step, wall_s = _step(view), view.wall_s
+            step, wall_s = round((view.at_s if at_s is None else at_s) - view.origin_s), view.wall_s
             self._put(lambda: self._add_scalars(points, step, wall_s))
 
     def _add_scalars(self, points: dict[str, float], step: int, wall_s: float) -> None:
@@ -228,86 +267,6 @@ def _guard(writer: Any) -> None:
     """Put a `_File` before the file of a SummaryWriter; the library has no public place for one."""
     events = writer.file_writer.event_writer
     events._ev_writer = events._worker._record_writer = _File(events._ev_writer)  # noqa: SLF001
-
-
-def demand_points(demands: Sequence[Demand]) -> dict[str, float]:
-    """Return the points of the pulls since the last ones: rates over all of them, gauges of the newest.
-
-    Args:
-        demands: In order of time; none: nothing is known and nothing is drawn.
-    """
-    if not demands:
-        return {}
-    newest, period_s = demands[-1], sum(each.period_s for each in demands)
-    return {
-        "demand/arrivals_per_second": sum(each.arrivals for each in demands) / period_s,
-        "demand/rejected_per_second": sum(each.refused + each.timed_out for each in demands) / period_s,
-        "demand/completed_per_second": sum(each.completed for each in demands) / period_s,
-        "prefill/uncached_tokens_per_second": sum(each.uncached_tokens for each in demands) / period_s,
-        "prefill/computed_tokens_per_second": sum(each.prefilled_tokens for each in demands) / period_s,
-        "wait/oldest_seconds": newest.oldest_wait_s or 0.0,
-        "wait/requests": newest.waiting,
-    }
-
-
-def forecast_points(decision: Decision) -> dict[str, float]:
-    """Return what a decision expected to arrive, and what its workers could compute; empty in a mode without forecast."""
-    points: dict[str, float] = {}
-    for role in decision.roles:
-        forecast = forecast_of((step.name, step.inputs) for step in role.steps)
-        if forecast is not None:
-            points["prefill/forecast_tokens_per_second"] = forecast.tokens_per_s
-            if forecast.supply_tokens_per_s is not None:
-                points["prefill/supply_tokens_per_second"] = forecast.supply_tokens_per_s
-    return points
-
-
-def layout_of(roles: set[Role]) -> dict[str, dict[str, list[Any]]]:
-    """Return the custom-scalars layout: categories of charts, each a list of exact tags."""
-    kinds = [role.value for role in (Role.PREFILL, Role.DECODE, Role.AGGREGATED) if role in roles]
-    load = {"KV usage": _lines("kv/mean", "kv/scale_up", "kv/scale_down")}
-    if Role.PREFILL in roles:
-        load["Prefill queue"] = _lines(
-            "prefill_queue/compared", "prefill_queue/scale_up", "prefill_queue/scale_down"
-        )
-    replicas = {
-        f"{kind} replicas": _lines(
-            *(f"replicas/{kind}_{state}" for state in ("ready", "desired", "starting", "draining"))
-        )
-        for kind in kinds
-    }
-    return {
-        "Load and thresholds": load,
-        "Demand and supply": {
-            "Requests per second": _lines(
-                "demand/arrivals_per_second", "demand/completed_per_second", "demand/rejected_per_second"
-            ),
-            "Prefill tokens per second": _lines(
-                "prefill/uncached_tokens_per_second",
-                "prefill/computed_tokens_per_second",
-                "prefill/forecast_tokens_per_second",
-                "prefill/supply_tokens_per_second",
-            ),
-            "Oldest wait and SLO": _lines("wait/oldest_seconds", "wait/slo_seconds"),
-            "Waiting requests": _lines("wait/requests"),
-            "Start-up": _lines(*(f"startup/{kind}_seconds" for kind in kinds)),
-        },
-        "Replicas": replicas,
-        "GPUs": {
-            "In use and budget": _lines("gpus/in_use", "gpus/budget"),
-            "GPU-hours": _lines("gpu_hours/cumulative"),
-        },
-        "Latency": {
-            "TTFT": _lines("ttft/p50_seconds", "ttft/p99_seconds"),
-            "ITL": _lines("itl/p50_seconds", "itl/p99_seconds"),
-        },
-        "Planner": {"Lag": _lines("lag/p99_seconds")},
-    }
-
-
-def _lines(*tags: str) -> list[Any]:
-    # TensorBoard matches tags as regular expressions; without anchors kv/mean would also match a longer tag.
-    return ["Multiline", [f"^{tag}$" for tag in tags]]
 
 
 def _step(view: View) -> int:

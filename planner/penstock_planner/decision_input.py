@@ -4,46 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import orjson
 import yaml
 from pydantic import ValidationError
 
-from penstock_api import Role
+from penstock_api import PlannerMode, Role
 from penstock_core.errors import ConfigError, InvalidSpecError
-from penstock_planner.decide.codec import config_from, state_from, window_from
+from penstock_performance.profile import PerformanceProfile
+from penstock_performance.reading import read_profile
+from penstock_planner.decide.codec import config_from, demand_from, state_from, window_from
 from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.observation import Observation, PoolCounts, Window, summarise
+from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
 from penstock_planner.decide.reading import Reading, judge
 from penstock_planner.decide.state import PlannerState
 from penstock_planner.options import PlannerOptions, refuse_contradictions
-
-EXAMPLE = """\
-# penstock planner decide FILE: what would the planner do? Every key but observations may be left out.
-config:                      # the planner's options by their names; documented defaults
-  mode: load                 # the thresholds; mode adaptive needs demand, which only a ledger's record holds
-  max-gpu-budget: 8
-  decode-kv-scale-up-threshold: 0.9
-state:                       # what the last decision left
-  sequence: 11
-  roles:
-    decode: {seen: 2, grace: 0}
-start_s: 330                 # the interval is (start_s, last observation]
-observations:                # one per pull; null, .nan or a value out of range is an unknown one
-  - at_s: 345
-    pools:
-      prefill: {ready: 1, gpus: 1}
-      decode: {ready: 2, starting: 0, draining: 0, gpus: 1}
-    kv: {llama_decode: 0.95, llama_decode_1: 0.91}
-    queue: 0.0               # requests waiting for prefill in the whole graph
-  - at_s: 360
-    pools:
-      prefill: {ready: 1, gpus: 1}
-      decode: {ready: 2, gpus: 1}
-    kv: {llama_decode: {value: 0.96, age_s: 2}, llama_decode_1: 0.92}
-    queue: 1
-"""
 
 _POOLS = (
     frozenset({Role.PREFILL, Role.DECODE}),
@@ -57,29 +35,42 @@ MAX_AGE_S = 10.0
 """Simulated seconds; the default of --metrics-max-age."""
 
 
-def parse(text: str, *, name: str) -> tuple[Window, PlannerState, DecideConfig]:
+ReadProfile = Callable[[str], PerformanceProfile]
+"""Reads the performance profile that a name or path stands for; raises `ConfigError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """Where the profile of mode sla comes from, if the input does not hold it.
+
+    Attributes:
+        read: Of a name or path.
+        named: One given beside the file, which goes before the file's own; None: none.
+    """
+
+    read: ReadProfile
+    named: str | None = None
+
+
+def parse(text: str, *, name: str, profiles: Profiles) -> tuple[Window, PlannerState, DecideConfig]:
     """Return a decision's inputs.
 
     Args:
-        text: YAML or JSON in the form of `EXAMPLE`, or a ledger's decision record.
+        text: YAML or JSON in the form of `decision_examples`, or a ledger's decision record, alone or as the one of a list.
         name: For messages.
+        profiles: For mode sla.
 
     Raises:
         ConfigError: it cannot be read; the message names the key.
     """
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as exc:
-        raise ConfigError(f"{name}: neither YAML nor JSON: {exc}") from exc
-    if not isinstance(data, dict):
-        raise ConfigError(f"{name}: expected a map; print one with --example")
+    data = _loaded(text, name)
     try:
         if "window" in data:
             recorded = _checked(window_from(data["window"]))
-            return recorded, state_from(data["before"]), config_from(data["config"])
+            return recorded, state_from(data["before"]), _recorded(config_from(data["config"]), profiles)
         window = _checked(_window(data))
         pools = window.pulls[-1].pools if window.pulls else {}
-        return window, state_from(data.get("state") or {}), _config(data.get("config") or {}, pools)
+        return window, state_from(data.get("state") or {}), _config(data, pools, profiles)
     except InvalidSpecError as exc:
         problem = exc.problems[0]
         raise ConfigError(f"{name}: config.{problem.path.removeprefix('--')}: {problem.message}") from exc
@@ -90,11 +81,59 @@ def parse(text: str, *, name: str) -> tuple[Window, PlannerState, DecideConfig]:
         raise ConfigError(f"{name}: {type(exc).__name__}: {exc}; print a valid one with --example") from exc
 
 
-def _config(plain: Mapping[str, Any], pools: Collection[Role]) -> DecideConfig:
-    # The file has no demand at the door, without which mode adaptive holds.
-    options = PlannerOptions.model_validate({"mode": Mode.LOAD.value, **plain})
+def _loaded(text: str, name: str) -> Mapping[str, Any]:
+    try:
+        data = orjson.loads(text)  # YAML would take a number such as 1e-05 for a text
+    except orjson.JSONDecodeError:
+        try:
+            data = yaml.safe_load(text)
+        except yaml.YAMLError as exc:
+            raise ConfigError(f"{name}: neither YAML nor JSON: {exc}") from exc
+    if isinstance(data, list) and len(data) == 1:
+        (data,) = data
+    if not isinstance(data, dict):
+        raise ConfigError(f"{name}: expected a map, or a list of one; print one with --example")
+    return data
+
+
+def _recorded(config: DecideConfig, profiles: Profiles) -> DecideConfig:
+    """Return a record's configuration with the profile, which a ledger holds in the header before."""
+    if profiles.named is not None:
+        _refuse_profile_beside(config.mode)
+        return replace(config, performance=profiles.read(profiles.named))
+    if config.mode is Mode.SLA and config.performance is None:
+        raise ConfigError(
+            "the record is of mode sla and has no performance profile, which the ledger's header holds; take it with"
+            " `penstock planner explain --id ID --json`, or give --profile"
+        )
+    return config
+
+
+def _config(data: Mapping[str, Any], pools: Collection[Role], profiles: Profiles) -> DecideConfig:
+    # Thresholds need no demand at the door, so that the shortest file is one of mode load.
+    options = PlannerOptions.model_validate({"mode": Mode.LOAD.value, **(data.get("config") or {})})
     refuse_contradictions(options, is_aggregated=Role.AGGREGATED in pools)
-    return options.decide_config()
+    named, inline = profiles.named or options.profile, data.get("performance")
+    if options.mode is not PlannerMode.SLA:
+        if named is not None or inline is not None:
+            _refuse_profile_beside(Mode(options.mode.value))
+        return options.decide_config()
+    if named is not None:
+        return options.decide_config(performance=profiles.read(named))
+    if inline is None:
+        raise ConfigError(
+            "mode sla plans by a performance profile: give it as `performance:`, its file as config.profile, or --profile"
+        )
+    return options.decide_config(
+        performance=read_profile(orjson.dumps(inline).decode(), origin="performance")
+    )
+
+
+def _refuse_profile_beside(mode: Mode) -> None:
+    if mode is not Mode.SLA:
+        raise ConfigError(
+            f"a performance profile has no effect in mode {mode.value}; leave it out, or set mode: sla"
+        )
 
 
 def _checked(window: Window) -> Window:
@@ -121,7 +160,7 @@ def _checked(window: Window) -> Window:
 
 
 def _window(data: Mapping[str, Any]) -> Window:
-    unknown = set(data) - {"config", "state", "start_s", "end_s", "observations"}
+    unknown = set(data) - {"config", "state", "start_s", "end_s", "observations", "performance"}
     if unknown:
         raise ValueError(f"unknown key {min(unknown)!r}")
     pulls = tuple(summarise(_observation(each)) for each in data["observations"])
@@ -133,7 +172,25 @@ def _observation(data: Mapping[str, Any]) -> Observation:
     pools = {Role(role): PoolCounts(**counts) for role, counts in data["pools"].items()}
     queue = _reading(data.get("queue"), None) if Role.PREFILL in pools else None
     kv = {name: _reading(value, 1.0) for name, value in (data.get("kv") or {}).items()}
-    return Observation(float(data["at_s"]), pools, kv, queue)
+    demand = data.get("demand")
+    return Observation(float(data["at_s"]), pools, kv, queue, None if demand is None else _demand(demand))
+
+
+def _demand(data: Mapping[str, Any]) -> Demand:
+    """Return what came; every number counts something.
+
+    Raises:
+        TypeError, ValueError: a key that is none, or a number that is not 0 or more.
+    """
+    demand = demand_from(data)
+    numbers = dataclasses.asdict(demand)
+    numbers |= {f"in_flight.{role.value}": count for role, count in numbers.pop("in_flight").items()}
+    for key, value in numbers.items():
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"demand.{key} {value!r} must be a number, 0 or more")
+    if demand.period_s == 0:
+        raise ValueError("demand.period_s 0 must be above 0 seconds")
+    return demand
 
 
 def _reading(raw: Any, upper: float | None) -> Reading:

@@ -12,7 +12,9 @@ from penstock_planner.ledger import LedgerFile
 
 
 def select(ledger: LedgerFile, *, last: int, decision_id: str | None) -> list[Record]:
-    """Return the wanted decision records, oldest first, each with its ``actuations``.
+    """Return the wanted decision records, oldest first, each with its ``actuations`` and whole ``config``.
+
+    In a ledger the performance profile of mode sla is in the header before a decision.
 
     Args:
         ledger: As read.
@@ -26,7 +28,15 @@ def select(ledger: LedgerFile, *, last: int, decision_id: str | None) -> list[Re
     for record in ledger.records:
         if record["type"] == "actuation":
             outcomes.setdefault(record["id"], []).append(record)
-    decisions = [record for record in ledger.records if record["type"] == "decision"]
+    profiles: dict[str, Any] = {}
+    profile: Any = None
+    decisions = []
+    for record in ledger.records:
+        if record["type"] == "header":
+            profile = record["config"].get("performance")
+        elif record["type"] == "decision":
+            decisions.append(record)
+            profiles[record["decision"]["id"]] = profile
     if decision_id is not None:
         chosen = [record for record in decisions if record["decision"]["id"] == decision_id]
         if not chosen:
@@ -35,7 +45,14 @@ def select(ledger: LedgerFile, *, last: int, decision_id: str | None) -> list[Re
             raise ConfigError(f"--id: no decision {decision_id!r} in the ledger; there is {there}")
     else:
         chosen = decisions[-last:]
-    return [{**record, "actuations": outcomes.get(record["decision"]["id"], [])} for record in chosen]
+    return [
+        {
+            **record,
+            "config": {**record["config"], "performance": profiles[record["decision"]["id"]]},
+            "actuations": outcomes.get(record["decision"]["id"], []),
+        }
+        for record in chosen
+    ]
 
 
 def in_words(record: Record) -> str:

@@ -43,6 +43,7 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.observation import Observation, PoolCounts, Pull, kv_role, summarise
 from penstock_planner.ledger import Ledger
 from penstock_planner.observers import Observers, View
+from penstock_planner.predict.forecasts import fits_in_thread, with_forecast
 from penstock_planner.sources.base import Query, Readings, ReadingSource
 from penstock_planner.targets.base import Target, TargetState
 
@@ -155,6 +156,8 @@ class PlannerLoop:
         self._observed: TargetState | None = None
         self._is_target_unavailable = False
         self._readings: Readings | None = None
+        self._forecasts = fits_in_thread(settings.config)
+        self._pulled: Pull | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Plan until ``stop`` is set."""
@@ -231,7 +234,7 @@ class PlannerLoop:
     # -- backend and metrics --------------------------------------------------------------------------
 
     async def _observe(self) -> Observed | TargetUnavailable:
-        self._readings = self._observed = None
+        self._readings = self._observed = self._pulled = None
         try:
             async with asyncio.timeout(TARGET_TIMEOUT_S):
                 found = await self._target.observe()
@@ -260,7 +263,7 @@ class PlannerLoop:
         self._readings = readings = await self._source.read(Query(endpoints, self._settings.max_age_s))
         pools = self._counts()
         has_kv = kv_role(pools) in pools
-        return summarise(
+        pull = summarise(
             Observation(
                 self._time.now_s(),
                 pools,
@@ -270,6 +273,8 @@ class PlannerLoop:
                 worker_waiting=readings.worker_waiting if has_kv else None,
             )
         )
+        self._pulled = with_forecast(pull, self._forecasts)
+        return self._pulled
 
     async def _scale(self, change: Change) -> str | None:
         """Ask the backend for a change; return why it refused, None if it took it."""
@@ -285,7 +290,6 @@ class PlannerLoop:
     def _view(self) -> View:
         current, config = self._state, self._settings.config
         schedule, counts = current.schedule, self._counts()
-        has_read = self._readings is not None
         return View(
             at_s=self._time.now_s(),
             origin_s=current.origin_s,
@@ -295,7 +299,7 @@ class PlannerLoop:
             desired={role: current.desired.get(role, pool.replicas) for role, pool in counts.items()},
             gpus=existing_gpus(counts, config),
             max_gpu_budget=config.max_gpu_budget,
-            pull=schedule.pulls[-1] if has_read and schedule.pulls else None,
+            pull=self._pulled,
             latency=self._readings.latency if self._readings is not None else {},
             next_decision_s=None if schedule.blocked_s is not None else schedule.end_s,
             lag_p99_s=self.lag.p99_s(),

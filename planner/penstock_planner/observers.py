@@ -30,7 +30,7 @@ class View:
         desired: Replicas desired by the last decision, by role.
         gpus: GPUs that existing workers hold, draining ones included.
         max_gpu_budget: None: no ceiling.
-        pull: Newest pull; None while nothing is pulled.
+        pull: Of this tick, the one that a decision was taken on included; None where nothing was pulled.
         latency: The source's histograms, if it has any.
         next_decision_s: When the interval ends; None while adjusting.
         lag_p99_s: How late ticks start; None before the first.

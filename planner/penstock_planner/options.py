@@ -153,6 +153,7 @@ class PlannerOptions(BaseModel):
         description="What to scale on: adaptive (demand at the router), load (thresholds) or sla (TTFT and ITL targets).",
     )
     max_step: int = _declared("max_step", "max_step")
+    min_total_gpus: int = _declared("min_total_gpus", "min_total_gpus", is_what_if=True)
     scale_to_zero_after: Annotated[float | None, BeforeValidator(_none_word)] = _declared(
         "scale_to_zero_after_seconds", "scale_to_zero_after_s"
     )

@@ -70,6 +70,7 @@ def as_json(report: RunReport, files: list[Path]) -> dict[str, Any]:
         if report.use is None
         else {**asdict(report.use), "saved_fraction": report.use.saved_fraction},
         "demand": None if report.demand is None else asdict(report.demand),
+        "targets": None if report.targets is None else asdict(report.targets),
         "violations": asdict(report.violations),
         "service": None if report.service is None else asdict(report.service),
         "counterfactual": None if report.counterfactual is None else asdict(report.counterfactual),

@@ -24,6 +24,7 @@ from penstock_report.drawing import (
     GREY,
     PURPLE,
     ROLE_COLOURS,
+    SIZE_INCHES,
     SKY,
     YELLOW,
     blank_figure,
@@ -33,6 +34,7 @@ from penstock_report.drawing import (
 )
 from penstock_report.fleet_chart import draw_fleets
 from penstock_report.ledger_view import PlannerRun
+from penstock_report.targets_chart import TALL_INCHES, draw_targets, needing_roles
 from penstock_workload.record import RequestResult, RequestStatus
 
 _MARGIN = 0.015
@@ -74,6 +76,8 @@ def draw_all(scene: Scene, directory: Path) -> list[Path]:
         pictures += [("replicas.png", replicas), ("signals.png", signals)]
         if any(sample.demand is not None for sample in scene.planner.samples):
             pictures.append(("demand.png", demand))
+        if scene.planner.config.mode is Mode.SLA:
+            pictures.append(("targets.png", targets))
     if scene.counterfactual is not None:
         pictures.append(("counterfactual.png", counterfactual))
     pictures += [("ttft.png", ttft), ("itl.png", itl), ("requests.png", requests)]
@@ -212,6 +216,24 @@ def demand(scene: Scene) -> Figure:
         axes.set_xlim(span[0], span[1] + _MARGIN * (span[1] - span[0]))
         axes.grid(alpha=0.25)
         legend_beside(axes)
+    return figure
+
+
+def targets(scene: Scene) -> Figure:
+    """Prediction against truth, attainment, correction factors, and replicas needed beside those there were."""
+    run = _planner(scene)
+    span = series.shown_span(run, duration_s=scene.duration_s)
+    roles = needing_roles(run)
+    figure = _figure(scene, "Mode sla: prediction, targets, correction, replicas")
+    figure.set_size_inches(SIZE_INCHES[0], TALL_INCHES)
+    panels = figure.subplots(3 + len(roles), 1, sharex=True)
+    draw_targets(run, scene.results, roles, panels)
+    for axes in panels:
+        _shade(axes, run, span)
+        axes.set_xlim(span[0], span[1] + _MARGIN * (span[1] - span[0]))
+        axes.grid(alpha=0.25)
+        legend_beside(axes)
+    panels[-1].set_xlabel("time (simulated s)")
     return figure
 
 

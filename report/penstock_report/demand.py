@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -41,35 +41,54 @@ def demand_summary(run: PlannerRun, *, start_s: float, end_s: float) -> DemandSu
     known = [sample.demand for sample in pulls if sample.demand is not None]
     if not known:
         return None
+    errors = [
+        abs(expected - came) / came
+        for expected, came in compared_forecasts(run, start_s=start_s, end_s=end_s)
+    ]
     waits = [each.oldest_wait_s for each in known if each.oldest_wait_s is not None]
     return DemandSummary(
         arrivals=sum(each.arrivals for each in known),
         rejected=sum(each.refused + each.timed_out for each in known),
         oldest_wait_s=max(waits, default=None),
         unknown_pulls=len(pulls) - len(known),
-        forecast_error=_forecast_error(run, pulls),
+        forecast_error=median(errors) if errors else None,
     )
 
 
-def _forecast_error(run: PlannerRun, pulls: Sequence[LedgerSample]) -> float | None:
-    """Return the median error over the forecasts whose surroundings lie within the pulls."""
-    known = [(sample.at_s, sample.demand) for sample in pulls if sample.demand is not None]
-    times = np.array([at_s for at_s, _ in known])
-    tokens = np.concatenate(([0.0], np.cumsum([demand.uncached_tokens for _, demand in known])))
-    seconds = np.concatenate(([0.0], np.cumsum([demand.period_s for _, demand in known])))
-    errors = []
+def compared_forecasts(run: PlannerRun, *, start_s: float, end_s: float) -> Iterator[tuple[float, float]]:
+    """Yield (forecast, what came), tokens/s, of the forecasts whose surroundings lie within the pulls of a span."""
+    known = _Arrivals([sample for sample in run.samples if start_s <= sample.at_s <= end_s])
     for mark in run.decisions:
         for forecast in (part.forecast for part in mark.roles if part.forecast is not None):
-            at_s = mark.at_s + forecast.horizon_s
-            begin_s, finish_s = at_s - COMPARED_S / 2, at_s + COMPARED_S / 2
-            if begin_s < times[0] or finish_s > times[-1]:
-                continue
-            begin, finish = np.searchsorted(times, (begin_s, finish_s), side="right")
-            came = tokens[finish] - tokens[begin]
-            if came > 0:
-                rate = came / (seconds[finish] - seconds[begin])
-                errors.append(abs(forecast.tokens_per_s - rate) / rate)
-    return float(median(errors)) if errors else None
+            came = known.around(mark.at_s + forecast.horizon_s)
+            if came:
+                yield forecast.tokens_per_s, came
+
+
+def arrivals_over_time(run: PlannerRun) -> list[tuple[float, float]]:
+    """Return (time, tokens/s that came around it), as forecasts are compared with, for each pull that lies within."""
+    known = _Arrivals(run.samples)
+    rates = ((at_s, known.around(at_s)) for at_s in known.times)
+    return [(float(at_s), rate) for at_s, rate in rates if rate is not None]
+
+
+class _Arrivals:
+    """Uncached tokens that came, over the pulls that know them."""
+
+    def __init__(self, samples: Sequence[LedgerSample]) -> None:
+        known = [(sample.at_s, sample.demand) for sample in samples if sample.demand is not None]
+        self.times = np.array([at_s for at_s, _ in known])
+        self._tokens = np.concatenate(([0.0], np.cumsum([demand.uncached_tokens for _, demand in known])))
+        self._seconds = np.concatenate(([0.0], np.cumsum([demand.period_s for _, demand in known])))
+
+    def around(self, at_s: float) -> float | None:
+        """Return the tokens/s over `COMPARED_S` around a time; None where the pulls do not reach so far."""
+        begin_s, finish_s = at_s - COMPARED_S / 2, at_s + COMPARED_S / 2
+        if not self.times.size or begin_s < self.times[0] or finish_s > self.times[-1]:
+            return None
+        begin, finish = np.searchsorted(self.times, (begin_s, finish_s), side="right")
+        seconds = self._seconds[finish] - self._seconds[begin]
+        return float((self._tokens[finish] - self._tokens[begin]) / seconds) if seconds > 0 else None
 
 
 def demand_line(found: DemandSummary) -> str:

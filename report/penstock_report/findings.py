@@ -14,6 +14,7 @@ from penstock_report.counterfactual import Counterfactual
 from penstock_report.demand import DemandSummary, demand_summary
 from penstock_report.ledger_view import LoadOrigin, PlannerRun, load_planner_run
 from penstock_report.service_time import ServiceTimes, service_times
+from penstock_report.targets import TargetsSummary, targets_summary
 from penstock_workload.results import LoadRun, read_run
 
 
@@ -27,6 +28,7 @@ class RunReport:
         use: None without a ledger, or where it saw nothing of the load run.
         violations: Against the targets given.
         demand: At the routers, by the ledger; None without one, or where it knew none.
+        targets: How a planner of mode sla kept them; None in another mode.
         service: What of the TTFT was service time; None without a graph, or where nothing was served.
         counterfactual: What other fleets would have done; None where they were not simulated.
         remarks: What else a reader should know.
@@ -37,6 +39,7 @@ class RunReport:
     use: GpuUse | None
     violations: Violations
     demand: DemandSummary | None = None
+    targets: TargetsSummary | None = None
     service: ServiceTimes | None = None
     counterfactual: Counterfactual | None = None
     remarks: tuple[str, ...] = ()
@@ -70,8 +73,8 @@ def analyse(
     Args:
         run: Output directory of `penstock load`.
         ledger: A ledger file or the planner's log directory.
-        ttft_target_s: Simulated seconds, > 0; None counts no violations.
-        itl_target_s: Simulated seconds, > 0; None counts no violations.
+        ttft_target_s: Simulated seconds, > 0; None: the target of a planner in mode sla, else none.
+        itl_target_s: Likewise.
 
     Raises:
         ConfigError: the run's files cannot be read, or a target is not above 0.
@@ -83,7 +86,7 @@ def analyse(
     load = read_run(run)
     summary = load.summary
     duration_s = summary["throughput"]["duration_s"]
-    planner = use = demand = None
+    planner = use = demand = targets = None
     if ledger is not None:
         started = summary["started"]
         origin = LoadOrigin(
@@ -92,8 +95,12 @@ def analyse(
         planner = load_planner_run(ledger, origin=origin)
         use = gpu_use(planner, start_s=0.0, end_s=duration_s)
         demand = demand_summary(planner, start_s=0.0, end_s=duration_s)
+        targets = targets_summary(planner, load.results, start_s=0.0, end_s=duration_s)
+    if targets is not None:
+        ttft_target_s = targets.ttft_target_s if ttft_target_s is None else ttft_target_s
+        itl_target_s = targets.itl_target_s if itl_target_s is None else itl_target_s
     missed = violations(load.results, ttft_target_s=ttft_target_s, itl_target_s=itl_target_s)
-    return RunReport(load, planner, use, missed, demand)
+    return RunReport(load, planner, use, missed, demand, targets)
 
 
 def with_graph(report: RunReport, graph: GraphDeployment) -> RunReport:

@@ -20,6 +20,7 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull
 from penstock_planner.forecast import Forecast, forecast_of
 from penstock_planner.ledger import read_ledger
+from penstock_planner.profiled import ProfileReading, profile_reading
 
 _SAME_CLOCK_S = 2.0
 """Chosen: real seconds by which two wall clocks of one host may seem to differ between two readings."""
@@ -76,6 +77,7 @@ class RoleChange:
         sentence: For people.
         mean: The interval's mean that was compared with the thresholds; None when it was unknown or not asked.
         forecast: Of what would arrive; None where the mode makes none.
+        profile: What it took from the performance profile; None where the mode has none.
         outcome: applied, failed, abandoned; ``not asked`` for a hold or in no-operation mode; ``unknown``
             when the ledger ends before it.
     """
@@ -89,6 +91,7 @@ class RoleChange:
     mean: float | None
     outcome: str
     forecast: Forecast | None = None
+    profile: ProfileReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +231,9 @@ def _sample(pull: Pull, zero_s: float, config: DecideConfig) -> LedgerSample:
 
 def _decision(record: Record, zero_s: float, outcomes: Mapping[tuple[str, str], str]) -> DecisionMark:
     plain = record["decision"]
+    steps = {
+        role["role"]: [(step["name"], step["inputs"]) for step in role["steps"]] for role in plain["roles"]
+    }
     roles = tuple(
         RoleChange(
             role=Role(role["role"]),
@@ -236,9 +242,10 @@ def _decision(record: Record, zero_s: float, outcomes: Mapping[tuple[str, str], 
             action=role["action"],
             reason=role["reason"],
             sentence=role["sentence"],
-            mean=next((step["inputs"]["mean"] for step in role["steps"] if step["name"] == "signal"), None),
+            mean=next((inputs["mean"] for name, inputs in steps[role["role"]] if name == "signal"), None),
             outcome=_outcome(plain, role, outcomes),
-            forecast=forecast_of((step["name"], step["inputs"]) for step in role["steps"]),
+            forecast=forecast_of(steps[role["role"]]),
+            profile=profile_reading(steps[role["role"]]),
         )
         for role in plain["roles"]
     )

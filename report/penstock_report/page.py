@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from penstock_planner.decide.config import DecideConfig
 from penstock_report.counterfactual import Counterfactual, sentences
 from penstock_report.demand import demand_line
 from penstock_report.findings import RunReport
 from penstock_report.html_parts import figure, page, pairs, table, text
 from penstock_report.ledger_view import DecisionMark
 from penstock_report.service_time import service_lines
+from penstock_report.targets import target_lines
 from penstock_report.text import (
     COUNTERFACTUAL_COLUMNS,
     LATENCIES,
@@ -33,6 +35,7 @@ _CAPTIONS = {
     "signals.png": "What the planner measured, the thresholds it compares with, and its changes, each at the interval's mean that it was decided on. The lines"
     " rest while an adjustment is under way (shaded): metrics are not pulled then.",
     "demand.png": "What came to the routers, what they rejected, the uncached prompt tokens that came and those that were computed, beside the planner's forecast (at the time that it was made for) and what its workers could compute, and the oldest wait against the TTFT that is aimed for.",
+    "targets.png": "Mode sla: what was predicted, drawn at the time that it was meant for, against the tokens that came (30 s means); the share of requests within the targets by arrival; how far observation is from the profile; and the replicas that profile and targets need beside those there were.",
     "counterfactual.png": "The same traffic on other fleets: GPU-hours against the share of requests in time. The star was measured, everything else simulated; grey are the other fixed fleets that were tried.",
     "ttft.png": "Time to first token by arrival, with running percentiles, and its distribution.",
     "itl.png": "Gaps between successive tokens over time, and their distribution beside each request's TPOT.",
@@ -62,8 +65,21 @@ def render_page(report: RunReport, pictures: Sequence[Path]) -> str:
         pairs(summary["trace"].items()),
     ]
     if report.planner is not None:
-        parts += ["<h3>Planner</h3>", pairs(asdict(report.planner.config).items())]
+        parts += ["<h3>Planner</h3>", pairs(_planner_settings(report.planner.config))]
     return page("Penstock report", parts)
+
+
+def _planner_settings(config: DecideConfig) -> list[tuple[str, object]]:
+    """Return the settings by name; of a performance profile only what it is of, because its tables are long."""
+    shown: dict[str, object] = asdict(replace(config, performance=None))
+    profile = config.performance
+    if profile is not None:
+        prompts, contexts = profile.prefill.prompt_tokens, profile.decode.contexts
+        shown["performance"] = (
+            f"{profile.model or 'model not named'}: prompts of {prompts[0]:g} to {prompts[-1]:g} tokens, contexts of"
+            f" {contexts[0]:g} to {contexts[-1]:g}"
+        )
+    return list(shown.items())
 
 
 def _marks(report: RunReport) -> list[str]:
@@ -95,6 +111,8 @@ def _counts(report: RunReport) -> str:
         rows += [("service time", line) for line in service_lines(report.service)]
     if report.demand is not None:
         rows.append(("demand", demand_line(report.demand).removeprefix("demand: ")))
+    if report.targets is not None:
+        rows += [("targets", line) for line in target_lines(report.targets)]
     if report.use is not None:
         rows.append(("GPU-hours", gpu_line(report.use).removeprefix("GPU-hours: ")))
     return pairs(rows)

@@ -15,6 +15,7 @@ from penstock_report.demand import demand_line
 from penstock_report.findings import RunReport
 from penstock_report.ledger_view import PlannerRun
 from penstock_report.service_time import service_lines
+from penstock_report.targets import target_lines
 
 LATENCIES: Final = (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("tpot_s", "TPOT"), ("e2e_s", "E2E"))
 """The summary's latencies by their key, in the order shown."""
@@ -185,6 +186,8 @@ def report_text(report: RunReport) -> RenderableType:
         parts.extend(Text(line) for line in service_lines(report.service))
     if report.demand is not None:
         parts.append(Text(demand_line(report.demand)))
+    if report.targets is not None:
+        parts.extend(Text(line) for line in target_lines(report.targets))
     if report.planner is not None:
         parts.append(planner_summary(report.planner, report.use))
     if report.counterfactual is not None:

@@ -43,7 +43,8 @@ class RouterMetrics:
         requests: Answers by (endpoint, status code); 499 when the client left first.
         errors: Failures by reason (see ``proxy.failures``).
         retries: Retries by reason.
-        forwarded: Requests that another router decides about, by what became of them: answered there, or fell back here.
+        forwarded: Requests that another router decides about, by what became of them: answered there, broken
+            off there too late to be decided here, or fell back here.
         kv_releases: Prompts given back that no decode worker was asked for, by outcome.
         rejections: Requests turned away to protect others, by (endpoint, reason); they are among the refused.
         prompt_tokens: Prompt tokens of answered requests.
@@ -318,7 +319,7 @@ class RouterCollector:
         )
         yield _counter(
             names.ROUTER_FORWARDED,
-            "Requests about which another router decides: answered by it, or fallen back to this one. Counted nowhere else.",
+            "Requests about which another router decides: answered by it, broken off there, or fallen back to this one.",
             ["outcome"],
             (((outcome,), count) for outcome, count in metrics.forwarded.items()),
         )

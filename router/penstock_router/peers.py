@@ -2,7 +2,8 @@
 
 Each is asked for its own share alone (`own_load`), so shares add up. A router that does not answer counts as last heard,
 for as long as a worker's metrics do; then it is taken to be gone. It decides about nothing as soon as it misses three
-answers or refuses a connection.
+answers or refuses a connection. Those that requests wait for are asked as long as they are waited for, listed or not, so
+that their silence is noticed.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import Any, Final
 import orjson
 
 from penstock_core.clock import SimulatedClock
-from penstock_core.errors import PenstockError, UpstreamConnectError
+from penstock_core.errors import PenstockError, StreamBroken, UpstreamConnectError, UpstreamTimeout
 from penstock_core.logs import get_logger
 from penstock_router.admission import Admission
 from penstock_router.busy_cores import BusyCores
 from penstock_router.policy.load import KV_MAX_AGE_S
 from penstock_router.policy.prefix_owner import PrefixOwners, RouterState, owners_among
+from penstock_router.silence import ASK_REAL_S, SilenceWatch
 from penstock_wire.client import ConnectionPool, Timeouts
 
 log = get_logger(__name__)
@@ -59,6 +61,7 @@ class Peers:
     Attributes:
         instance: Unique name of this process, by which it knows itself among the addresses.
         forwards: Whether requests are passed on between routers; turned off while this one stops.
+        silence: Ends waits for routers that answer no more.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Peers:
         clock: SimulatedClock,
         *,
         timeout_real_s: float,
+        interval_real_s: float,
         forwards: bool = False,
     ) -> None:
         """Prepare; nothing is asked before `ask`.
@@ -78,7 +82,8 @@ class Peers:
             pool: Connections.
             urls: Tells the routers' base URLs; this one's own may be among them.
             clock: Simulated time.
-            timeout_real_s: Longest wait for one router, real seconds.
+            timeout_real_s: Longest wait for one router, real seconds; at most `ASK_REAL_S` counts.
+            interval_real_s: Between two calls of `ask`, real seconds.
             forwards: Whether requests are passed on between routers.
         """
         self.instance = uuid.uuid4().hex
@@ -89,7 +94,8 @@ class Peers:
         self._pool = pool
         self._urls = urls
         self._clock = clock
-        self._timeouts = Timeouts.each(timeout_real_s)
+        self.silence = SilenceWatch(interval_real_s)
+        self._timeouts = Timeouts.each(min(timeout_real_s, ASK_REAL_S))
         self._heard: dict[str, PeerLoad] = {}
         self._missed: Counter[str] = Counter()
         self._own_urls: set[str] = set()
@@ -130,9 +136,12 @@ class Peers:
         self._busy.measure(time.process_time(), time.monotonic())
         listed = self._urls()
         self._own_urls.intersection_update(listed)
-        urls = [url for url in listed if url not in self._own_urls]
+        urls = frozenset(listed) - self._own_urls
+        asked = urls | self.silence.urls
+        await asyncio.gather(*(self._ask_one(url) for url in asked))
+        self.silence.forget_all_but(asked)
+        # One that is listed no more, as it stops, decides about nothing, though it may still answer.
         self._missed = Counter({url: self._missed[url] for url in urls})
-        await asyncio.gather(*(self._ask_one(url) for url in urls))
         now_s = self._clock.now_s()
         self._heard = {
             url: load
@@ -162,12 +171,18 @@ class Peers:
         self._admission.set_deciders(deciders, is_scattered=is_scattered)
 
     async def _ask_one(self, url: str) -> None:
+        began_s = time.monotonic()
         try:
             response = await self._pool.request("GET", url + PATH, timeouts=self._timeouts)
         except PenstockError as exc:
             self._missed[url] += _MISSES if isinstance(exc, UpstreamConnectError) else 1
+            if _shows_life(exc):
+                self.silence.heard(url)
+            elif isinstance(exc, UpstreamTimeout | UpstreamConnectError):
+                self.silence.missed(url, time.monotonic() - began_s)
             log.debug("router did not answer", url=url, problem=str(exc))
             return
+        self.silence.heard(url)
         load = None if response.status != 200 else read_load(response.body, self._clock.now_s())
         if load is None:
             self._missed[url] += 1
@@ -176,6 +191,12 @@ class Peers:
         else:
             self._heard[url] = load
             self._missed[url] = 0
+
+
+def _shows_life(problem: PenstockError) -> bool:
+    """Return whether a failed ask was turned down by a machine that is there, as a router that stops does."""
+    is_refused = isinstance(problem, UpstreamConnectError) and problem.is_refused
+    return is_refused or isinstance(problem, StreamBroken)
 
 
 def read_load(body: bytes, heard_s: float) -> PeerLoad | None:

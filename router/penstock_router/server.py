@@ -227,6 +227,7 @@ class RouterServer:
             discovery.routers if discovery is not None else tuple,
             self._clock,
             timeout_real_s=health.timeout_real_seconds,
+            interval_real_s=self._settings.config.peers.interval_real_seconds,
             forwards=self._settings.config.peers.forward and discovery is not None,
         )
 

@@ -32,6 +32,7 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Pull, summarise
 from penstock_planner.decide.reading import Reading, judge
+from penstock_planner.predict.forecasts import Forecasts, fits_at_once, with_forecast
 
 _SOURCE = "simulator"
 _TIMELINE = "simulated"
@@ -95,7 +96,7 @@ class VirtualPlanner:
         next_s: When `tick` is due.
     """
 
-    __slots__ = ("_core", "_max_age_s", "_state", "decisions", "next_s")
+    __slots__ = ("_core", "_forecasts", "_max_age_s", "_state", "decisions", "next_s")
 
     def __init__(
         self, config: DecideConfig, *, max_age_s: float = 10.0, deadline_s: float = DEADLINE_S
@@ -111,6 +112,7 @@ class VirtualPlanner:
         self._core = PlannerCore(
             CoreSettings(config, deadline_s, _TIMELINE, rolls_back=config.mode.has_ledger)
         )
+        self._forecasts: Forecasts | None = fits_at_once(config)
         self.decisions: list[Decision] = []
         self._start(0.0, first_sequence=0)
 
@@ -126,7 +128,8 @@ class VirtualPlanner:
         while event is not None:
             match self._step(event, now_s):
                 case ReadMetrics():
-                    event = Pulled(seen.pull(now_s, max_age_s=self._max_age_s))
+                    pull = seen.pull(now_s, max_age_s=self._max_age_s)
+                    event = Pulled(with_forecast(pull, self._forecasts))
                 case RecordDecision() as asked:
                     event = DecisionRecorded(asked, is_written=True)
                 case Scale(change):
@@ -135,7 +138,11 @@ class VirtualPlanner:
                     event = None
 
     def restart(self, now_s: float) -> None:
-        """Replace the process: one with a ledger goes on, one without begins from nothing."""
+        """Replace the process: one with a ledger goes on, one without begins from nothing.
+
+        The history that predictors are fitted to is in no ledger.
+        """
+        self._forecasts = fits_at_once(self._core.settings.config)
         if not self._core.settings.config.mode.has_ledger:
             self._start(now_s, first_sequence=self._state.decided.sequence)
 

@@ -15,7 +15,7 @@ from penstock_core.errors import ConfigError
 from penstock_engine.core.latency import LatencyModel
 from penstock_engine.profiles.loading import load, names
 from penstock_performance.profile import PerformanceProfile
-from penstock_performance.quality import Severity, mismatches
+from penstock_performance.quality import check_fits
 from penstock_performance.reading import PROFILE_FILE, read_profile
 from penstock_performance.tables import DecodeTable, PrefillTable
 
@@ -109,20 +109,14 @@ def planning_profile(spec: GraphSpec | None, named: str | None) -> PerformancePr
             f" one of {', '.join(names())}"
         ) from exc
     profile = read_profile(text, origin=str(file))
-    if spec is not None:
-        _check_fits(profile, spec, origin=str(file))
+    sizes = spec.engine_gpus if spec is not None else None
+    if spec is None or sizes is None:
+        return profile
+    try:
+        check_fits(profile, model=spec.model.name, prefill_gpus=sizes[0], decode_gpus=sizes[1])
+    except ConfigError as exc:
+        raise ConfigError(f"planner.sla.profile: {file}: {exc}") from exc
     return profile
-
-
-def _check_fits(profile: PerformanceProfile, spec: GraphSpec, *, origin: str) -> None:
-    entry = spec.service(Role.PREFILL) or spec.service(Role.AGGREGATED)
-    holder = spec.service(Role.DECODE) or spec.service(Role.AGGREGATED)
-    if entry is None or holder is None:
-        return
-    found = mismatches(profile, model=spec.model.name, prefill_gpus=entry[1].gpus, decode_gpus=holder[1].gpus)
-    errors = [str(each) for each in found if each.severity is Severity.ERROR]
-    if errors:
-        raise ConfigError(f"planner.sla.profile: {origin}: {'; '.join(errors)}")
 
 
 def _engine(spec: GraphSpec, service: ServiceSpec) -> SimulatedEngine:

@@ -15,6 +15,7 @@ from penstock_core.errors import ConfigError, NotFoundError, UnavailableError
 from penstock_kube.kinds import CONFIG_MAP, Kind
 from penstock_objects.names import PROFILE_KEY
 from penstock_performance.profile import PerformanceProfile
+from penstock_performance.quality import check_fits
 from penstock_performance.reading import read_profile
 from penstock_planner.cluster.status import PlannerReason
 from penstock_planner.cluster.watch import Key
@@ -89,7 +90,7 @@ class ConfigMapProfiles:
             return None
         name = self._name_of(spec)
         if name is not None:
-            return await self._kept(key, name)
+            return _fitting(await self._kept(key, name), spec, name)
         if spec.runtime is not Runtime.SIMULATED:
             raise ProfileError(
                 PlannerReason.PROFILE_MISSING, f"spec.planner.sla.profile: null; {_what_to_run(key[1], '')}"
@@ -122,6 +123,19 @@ class ConfigMapProfiles:
         profile = _parsed(found.get("data") or {}, key, name)
         self._parsed[key] = (name, version, profile)
         return profile
+
+
+def _fitting(profile: PerformanceProfile, spec: GraphSpec, name: str) -> PerformanceProfile:
+    """Return the profile if it was measured of what the graph runs; the graph may change while the ConfigMap does not."""
+    sizes = spec.engine_gpus
+    if sizes is None:
+        return profile
+    try:
+        check_fits(profile, model=spec.model.name, prefill_gpus=sizes[0], decode_gpus=sizes[1])
+    except ConfigError as exc:
+        message = f"spec.planner.sla.profile: ConfigMap {name}: {PROFILE_KEY}: {exc}"
+        raise ProfileError(PlannerReason.PROFILE_INVALID, message) from exc
+    return profile
 
 
 def _parsed(data: Mapping[str, str], key: Key, name: str) -> PerformanceProfile:

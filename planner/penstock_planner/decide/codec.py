@@ -14,6 +14,7 @@ from penstock_api import Predictor, Role
 from penstock_performance.profile import profile_from
 from penstock_planner.decide.baselines.settings import settings_from
 from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.demand_forecast import forecast_from
 from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock_planner.decide.reading import Quality, Reading
 from penstock_planner.decide.state import PlannerState, RoleState
@@ -87,17 +88,24 @@ def pull_from(plain: Mapping[str, Any]) -> Pull:
         KeyError, TypeError, ValueError: the data is not a pull.
     """
     queue, demand, waiting = plain.get("queue"), plain.get("demand"), plain.get("worker_waiting")
+    forecast = plain.get("forecast")
     return Pull(
         at_s=plain["at_s"],
         pools={Role(role): PoolCounts(**counts) for role, counts in plain["pools"].items()},
         kv=WorkerSummary(**plain["kv"]),
         queue=None if queue is None else reading_from(queue),
-        demand=None if demand is None else _demand_from(demand),
+        demand=None if demand is None else demand_from(demand),
         worker_waiting=None if waiting is None else WorkerSummary(**waiting),
+        forecast=None if forecast is None else forecast_from(forecast),
     )
 
 
-def _demand_from(plain: Mapping[str, Any]) -> Demand:
+def demand_from(plain: Mapping[str, Any]) -> Demand:
+    """Return the demand that `to_plain` wrote; absent keys take their default.
+
+    Raises:
+        KeyError, TypeError, ValueError: the data is not a demand.
+    """
     in_flight = {Role(role): count for role, count in plain.get("in_flight", {}).items()}
     return Demand(**{**plain, "in_flight": in_flight})
 

@@ -77,6 +77,7 @@ class DecideConfig:
         metric_pulling_interval_s: Simulated seconds between pulls, in (0, adjustment_interval_s].
         max_gpu_budget: Ceiling of prefill + decode GPUs together, draining workers' included; None: no ceiling.
         min_gpu_budget: Floor of each role's GPUs, >= 0.
+        min_total_gpus: Floor of prefill + decode GPUs together, draining workers' not counted, >= 0.
         kv_up: Scale decode (or aggregated) up above this mean KV usage fraction, open.
         kv_down: Scale it down below this, open.
         queue_up: Scale prefill up above this many queued requests, open.
@@ -109,6 +110,7 @@ class DecideConfig:
     metric_pulling_interval_s: float = 1.0
     max_gpu_budget: int | None = 8
     min_gpu_budget: int = 1
+    min_total_gpus: int = 0
     kv_up: float = 0.9
     kv_down: float = 0.5
     queue_up: float = 0.5
@@ -148,6 +150,12 @@ class DecideConfig:
         if not self.mode.follows_demand:
             return self.interval_s
         return min(self.interval_s, max(AGAIN_S, self.metric_pulling_interval_s))
+
+    @property
+    def total_floor(self) -> int:
+        """Return the fewest GPUs of all roles together; a budget below the floor goes before it."""
+        budget = self.max_gpu_budget
+        return self.min_total_gpus if budget is None else min(self.min_total_gpus, budget)
 
     def engine_gpus(self, role: Role, observed: int) -> int:
         """Return the GPUs of one engine of ``role``: the larger of configured and observed.

@@ -23,6 +23,7 @@ class Reason(StrEnum):
     ABOVE_THRESHOLD = "above_threshold"
     BELOW_THRESHOLD = "below_threshold"
     BELOW_FLOOR = "below_floor"
+    BELOW_TOTAL_FLOOR = "below_total_floor"
     NEVER_READY = "never_ready"
     WITHIN_THRESHOLDS = "within_thresholds"
     METRIC_UNKNOWN = "metric_unknown"
@@ -32,6 +33,7 @@ class Reason(StrEnum):
     PREFILL_QUEUE_FALLING = "prefill_queue_falling"
     WITHDRAWAL_BACKOFF = "withdrawal_backoff"
     AT_FLOOR = "at_floor"
+    AT_TOTAL_FLOOR = "at_total_floor"
     AT_MAX_REPLICAS = "at_max_replicas"
     GPU_BUDGET = "gpu_budget"
     GPU_BUDGET_YIELDED = "gpu_budget_yielded"
@@ -46,6 +48,7 @@ class Reason(StrEnum):
     REQUESTS_WAITING = "requests_waiting"
     HOLD_DOWN = "hold_down"
     ABOVE_BUDGET = "above_budget"
+    BUDGET_SHARE = "budget_share"
     IDLE = "idle"
     WAKE = "wake"
 

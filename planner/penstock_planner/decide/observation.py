@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock_api import Role
+from penstock_planner.decide.demand_forecast import DemandForecast
 from penstock_planner.decide.reading import Quality, Reading, missing
 
 SHOWN_REASONS = 3
@@ -159,6 +160,7 @@ class Pull:
         demand: At the door; None when unknown.
         worker_waiting: Requests that wait inside the decode (or aggregated) workers; None when no source
             reports them.
+        forecast: Of a predictor that was fitted since the pull before; None where none was.
     """
 
     at_s: float
@@ -167,6 +169,7 @@ class Pull:
     queue: Reading | None
     demand: Demand | None = None
     worker_waiting: WorkerSummary | None = None
+    forecast: DemandForecast | None = None
 
     @property
     def queue_per_worker(self) -> float | None:

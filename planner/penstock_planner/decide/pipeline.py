@@ -18,6 +18,7 @@ from penstock_planner.decide.rebalance import release, reserve
 from penstock_planner.decide.registry import POLICIES
 from penstock_planner.decide.stabilise import age, rolled_back
 from penstock_planner.decide.state import PlannerState
+from penstock_planner.decide.total_floor import kept, raised
 
 
 def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[Decision, PlannerState]:
@@ -64,7 +65,8 @@ def finish(
     gpus = existing_gpus(pools, config)
     owed = frozenset(role for role in pools if seen[role].owed)
     stepped = [_limit(proposal, config) for proposal in proposed.proposals]
-    bounded = within_bounds(release(stepped, owed), gpus, config, owed=owed)
+    raised_all = raised(stepped, gpus, config, seen=seen)
+    bounded = kept(within_bounds(release(raised_all, owed), gpus, config, owed=owed), config)
     bounded, reserved = reserve(bounded, owed, pools)
     again_s = _again_s(bounded, config)
     if again_s is not None:

@@ -1,21 +1,23 @@
 """Passes requests on to the router that decides about them, whole: it queues, dispatches, counts and answers them.
 
-A request is passed on once at most. Where the other router cannot be reached, or breaks off before the first byte, this
-one decides, which costs a cache miss at worst.
+A request is passed on once at most. Where the other router cannot be reached, or breaks off or falls silent before the
+first byte, this one decides, which costs a cache miss at worst.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock_core.errors import ClientDisconnected, PenstockError, UpstreamTimeout
+from penstock_core.errors import ClientDisconnected, PenstockError, StreamBroken, UpstreamTimeout
 from penstock_core.logs import get_logger
 from penstock_router.metrics import RouterMetrics
 from penstock_router.peers import Peers
 from penstock_router.proxy.failures import error_response_of
 from penstock_router.proxy.upstream import read_whole
+from penstock_router.silence import Wait
 from penstock_wire.client import ConnectionPool, StreamingResponse, Timeouts
 from penstock_wire.messages import Headers
 from penstock_wire.problem import EVENT_STREAM, JSON
@@ -109,16 +111,12 @@ class Forwarder:
             return False
         passage.is_passed_on = True
         try:
-            await self._exchange(passage, url)
+            await self._exchange_while_heard(passage, url)
         except ClientDisconnected:
             raise
         except PenstockError as exc:
-            if passage.responder.started:
-                self._break_off(passage.responder, exc)
-                return True
-            if isinstance(exc, UpstreamTimeout) and exc.phase != "connect":
-                problem = error_response_of(exc)
-                passage.responder.send(problem.status, problem.body(), headers=passage.headers)
+            if self._is_final(passage, exc):
+                self._metrics.forwarded["broken"] += 1
                 return True
             log.warning("router did not take a request; deciding here", url=url, problem=str(exc))
             self._peers.lost(url)
@@ -127,6 +125,32 @@ class Forwarder:
             return False
         self._metrics.forwarded["answered"] += 1
         return True
+
+    def _is_final(self, passage: Passage, problem: PenstockError) -> bool:
+        """Answer a request that it is too late to decide here; return whether it was."""
+        if passage.responder.started:
+            self._break_off(passage.responder, problem)
+            return True
+        if isinstance(problem, UpstreamTimeout) and problem.phase != "connect":
+            answer = error_response_of(problem)
+            passage.responder.send(answer.status, answer.body(), headers=passage.headers)
+            return True
+        return False
+
+    async def _exchange_while_heard(self, passage: Passage, url: str) -> None:
+        """Exchange, as long as the other router gives signs of life.
+
+        Raises:
+            StreamBroken: it has fallen silent.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as limit:
+                wait = Wait(lambda: passage.responder.started, lambda: limit.reschedule(loop.time()))
+                with self._peers.silence.waiting(url, wait):
+                    await self._exchange(passage, url)
+        except TimeoutError as exc:
+            raise StreamBroken(f"{url} has fallen silent: it does not answer other routers either") from exc
 
     async def _exchange(self, passage: Passage, url: str) -> None:
         request, timeouts = passage.request, self._timeouts

@@ -18,6 +18,7 @@ from penstock_local.private import make_endpoints
 from penstock_local.recovery import recover
 from penstock_local.store import StateStore
 from penstock_local.up import UpOptions, prepare, up
+from penstock_runtimes import extras
 
 GRAPH = """
 apiVersion: penstock.dev/v1alpha1
@@ -56,16 +57,18 @@ def ignore(*_args):
     """Take no note of progress."""
 
 
-def test_settings_without_effect_are_said_before_anything_starts(tmp_path, state_folder):
+def test_a_missing_package_is_said_before_anything_starts(tmp_path, state_folder, monkeypatch):
     """What `validate` notices, `up` says too, on stderr and even if the graph cannot start."""
+    monkeypatch.setattr(extras, "find_spec", lambda _name: None)
     path = tmp_path / "tiny.yaml"
-    path.write_text(GRAPH + "  planner: {mode: sla}\n")
+    path.write_text(GRAPH + "  planner: {metrics: {source: prometheus, prometheusUrl: 'http://p:9090'}}\n")
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(1)
-        result = CliRunner().invoke(cli.up, [str(path), "--port", str(server.getsockname()[1])])
+        port = str(server.getsockname()[1])
+        result = CliRunner().invoke(cli.up, [str(path), "--no-planner", "--port", port])
     assert isinstance(result.exception, PortInUseError)
-    assert f"warning: {path}: spec.planner.mode" in result.stderr
+    assert f"warning: {path}: spec.planner.metrics.prometheusUrl" in result.stderr
 
 
 def test_a_vllm_that_is_not_there_is_refused(tmp_path, state_folder):
@@ -115,8 +118,6 @@ async def test_a_graph_whose_planner_lacks_a_package_is_refused_and_validated_wi
     tmp_path, state_folder, monkeypatch
 ):
     """`up` names the package and pip's command; without the planner it is no obstacle."""
-    from penstock_runtimes import extras
-
     monkeypatch.setattr(extras, "find_spec", lambda _name: None)
     path = tmp_path / "tiny.yaml"
     path.write_text(GRAPH + "  planner: {metrics: {source: prometheus, prometheusUrl: 'http://p:9090'}}\n")
@@ -127,6 +128,19 @@ async def test_a_graph_whose_planner_lacks_a_package_is_refused_and_validated_wi
     result = CliRunner().invoke(validate, [str(path)])
     assert result.exit_code == 0
     assert "pip install 'penstock[prometheus]'" in result.stderr
+
+
+async def test_a_predictor_whose_library_is_absent_is_said_and_hinders_nothing(tmp_path, monkeypatch):
+    """The planner goes by its own trend, so `up` starts the graph, and `validate` says what is missing."""
+    from penstock_runtimes import extras
+
+    monkeypatch.setattr(extras, "find_spec", lambda _name: None)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(GRAPH + "  planner: {mode: sla, sla: {predictor: holt-winters}}\n")
+    prepare(path, UpOptions())
+    result = CliRunner().invoke(validate, [str(path)])
+    assert result.exit_code == 0
+    assert "it goes by its own trend; pip install 'penstock[forecast]'" in result.stderr
 
 
 async def test_a_running_graph_is_not_started_twice(manifest, state_of):

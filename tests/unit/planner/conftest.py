@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from penstock_planner.loop import LoopSettings, PlannerLoop
 from penstock_planner.observers import Observers, View
 from penstock_planner.sources.base import Query, Readings
 from penstock_planner.targets.base import Endpoint, PoolState, TargetState
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 class _Make:

@@ -97,7 +97,7 @@ SCENARIOS = {
     "never ready": (_prepare_failing, 260.0, [(D, 2), (D, 2)]),
     # How much it asks for is the policy's own tests' business.
     "adaptive": (_prepare_adaptive, 30.0, None),
-    "sla": (_prepare_sla, 30.0, None),
+    "sla": (_prepare_sla, 15.0, None),
     "up while others start": (_prepare_going_on, 110.0, [(D, 2), (P, 3), (D, 3)]),
     "never ready while others start": (
         _prepare_failing_on,

@@ -53,6 +53,7 @@ configs = st.builds(
     DecideConfig,
     max_gpu_budget=st.one_of(st.none(), st.integers(1, 30)),
     min_gpu_budget=st.integers(0, 4),
+    min_total_gpus=st.integers(0, 30),
     kv_up=st.floats(0.5, 1),
     kv_down=st.floats(0.01, 0.49),
     queue_up=st.floats(0.5, 3),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_core.histogram import ROUTER_ITL_BOUNDS_S, ROUTER_TTFT_BOUNDS_S, BucketCounts
-from penstock_planner.histogram import gained, quantile
+from penstock_planner.histogram import gained, quantile, share_within
 
 INF = math.inf
 
@@ -59,3 +59,20 @@ def test_a_restarted_counter_counts_from_zero():
     """A count that fell is a new process."""
     assert gained(((0.1, 10.0), (INF, 10.0)), ((0.1, 2.0), (INF, 3.0))) == ((0.1, 2.0), (INF, 3.0))
     assert gained((), ((0.1, 2.0), (INF, 3.0))) == ((0.1, 2.0), (INF, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("bound_s", "missed", "share"),
+    [(0.1, 0, 0.0), (0.2, 0, 0.5), (0.3, 0, 0.75), (0.4, 0, 1.0), (0.4, 20, 0.5), (9.0, 0, 1.0)],
+)
+def test_the_share_within_a_bound_counts_its_bucket_in_part(bound_s, missed, share):
+    """Ten samples in (0.1, 0.2], ten in (0.2, 0.4]; what was missed lies beyond any bound."""
+    buckets = ((0.1, 0.0), (0.2, 10.0), (0.4, 20.0), (INF, 20.0))
+    assert share_within(buckets, bound_s, missed=missed) == pytest.approx(share)
+
+
+def test_samples_beyond_the_largest_bound_are_within_none():
+    """One of four is in the infinite bucket; without samples nothing is known, and only missed ones are 0."""
+    assert share_within(((0.1, 3.0), (INF, 4.0)), 100.0) == pytest.approx(0.75)
+    assert share_within((), 1.0) is None
+    assert share_within((), 1.0, missed=2) == 0.0

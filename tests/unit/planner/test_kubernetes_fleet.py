@@ -234,6 +234,16 @@ _SLA = {"mode": "sla", "sla": {"profile": "fast"}}
         ("{", PlannerReason.PROFILE_INVALID, "ConfigMap fast: profile.json: not JSON"),
         ("[" * 100_000, PlannerReason.PROFILE_INVALID, "ConfigMap fast: profile.json: not JSON"),
         ("{}", PlannerReason.PROFILE_INVALID, "no key 'prefill'"),
+        (
+            _profile(model="org/other-70b"),
+            PlannerReason.PROFILE_INVALID,
+            "ConfigMap fast: profile.json: model: measured of org/other-70b, but the graph serves m",
+        ),
+        (
+            _profile(decode_gpus=2),
+            PlannerReason.PROFILE_INVALID,
+            "decode_gpus: measured with 2, but a replica has 1; set gpusPerReplica 2, or profile with --tp 1",
+        ),
     ],
 )
 async def test_without_a_usable_profile_a_graph_waits_and_says_what_to_run(world, text, reason, words):
@@ -268,9 +278,21 @@ async def test_a_changed_profile_restarts_the_loop_and_a_rewritten_one_does_not(
     world.profile(_profile(), version="2")
     await asyncio.sleep(0.1)
     assert len(world.begun) == 1
-    world.profile(_profile(decode_gpus=2), version="3")
+    world.profile(_profile(model="org/M"), version="3")
     await _until(lambda: len(world.begun) == 2 and A in world.running)
-    assert world.running[A].plan.config.performance.decode_gpus == 2
+    assert world.running[A].plan.config.performance.model == "org/M"
+
+
+async def test_a_graph_that_outgrows_its_profile_is_no_longer_planned_by_it(world):
+    """The ConfigMap stays as it was; the graph now runs decode replicas of two GPUs."""
+    world.profile(_profile())
+    await world.put(_graph("a", **_SLA))
+    assert set(world.running) == {A}
+    larger = _graph("a", generation=2, **_SLA)
+    larger["spec"]["services"]["decode"]["gpusPerReplica"] = 2
+    await world.put(larger)
+    assert world.running == {}
+    assert world.said[-1][1] is PlannerReason.PROFILE_INVALID
 
 
 async def test_a_profile_that_goes_ends_the_loop_and_one_that_cannot_be_read_does_not(world, monkeypatch):

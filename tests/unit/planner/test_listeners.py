@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import threading
 from dataclasses import replace
 
@@ -16,8 +17,12 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from penstock_api import Role
 from penstock_core.errors import PortInUseError
 from penstock_core.exposition import parse_samples
+from penstock_performance.profile import PerformanceProfile
+from penstock_performance.tables import DecodeTable, PrefillTable
 from penstock_planner import dashboard as dashboard_module
-from penstock_planner.dashboard import Dashboard, demand_points, layout_of
+from penstock_planner.dashboard import Dashboard
+from penstock_planner.dashboard_layout import layout_of
+from penstock_planner.dashboard_points import attainment_points, demand_points, target_points
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.observation import Demand
 from penstock_planner.metrics import PlannerMetrics, serve
@@ -116,7 +121,7 @@ def test_demand_supply_and_waits_are_drawn(drawn):
     assert set(_values(drawn, "prefill/uncached_tokens_per_second").values()) == {4000.0}
     assert set(_values(drawn, "prefill/computed_tokens_per_second").values()) == {3000.0}
     waits = _values(drawn, "wait/oldest_seconds")
-    assert all(step == waited_s for step, waited_s in waits.items())
+    assert all(0 <= step - waited_s <= 2 for step, waited_s in waits.items())
     assert max(waits) <= 100
     assert set(_values(drawn, "wait/slo_seconds").values()) == {5.0}
     assert _values(drawn, "replicas/decode_starting")[33] == 1
@@ -129,6 +134,96 @@ def test_demand_is_averaged_over_the_pulls_of_a_point():
     points = demand_points([short, long])
     assert (points["demand/arrivals_per_second"], points["wait/requests"]) == (3.0, 3)
     assert demand_points([]) == {}
+
+
+async def test_no_pull_goes_undrawn_where_every_second_one_is_decided_on(world, tmp_path):
+    """Two and four arrivals by turns are three a second."""
+    world.config = replace(world.config, mode=Mode.ADAPTIVE)
+    world.load.demand = lambda now: Demand(period_s=1.0, arrivals=2 + 2 * (round(now) % 2))
+    board = Dashboard(tmp_path / "board", world.config)
+    world.watcher.tick, world.watcher.decided = board.tick, board.decided
+    await world.run_until(20)
+    board.close()
+    assert set(_values(_drawn(tmp_path / "board"), "demand/arrivals_per_second").values()) >= {3.0}
+
+
+def test_latencies_are_means_over_the_samples_of_a_point():
+    """Not means of means; without a sample there is no latency."""
+    some = Demand(period_s=1.0, ttft_sum_s=6.0, ttft_count=3, itl_sum_s=1.0, itl_count=100)
+    more = Demand(period_s=1.0, ttft_sum_s=4.0, ttft_count=1)
+    points = demand_points([some, more])
+    assert (points["ttft/mean_seconds"], points["itl/mean_seconds"]) == (2.5, 0.01)
+    assert "ttft/mean_seconds" not in demand_points([Demand(period_s=1.0)])
+
+
+def test_targets_and_the_share_within_them_are_those_of_mode_sla():
+    """8 of 10 first tokens within 2 s, and 6 requests rejected: half. Gaps only where there is a target for them."""
+    latency = {"ttft": ((1.0, 4.0), (2.0, 8.0), (math.inf, 10.0)), "itl": ((0.05, 90.0), (math.inf, 100.0))}
+    config = DecideConfig(mode=Mode.SLA, ttft_slo_s=2.0, itl_slo_s=0.05, attainment=0.95)
+
+    assert target_points(config) == {
+        "ttft/target_seconds": 2.0,
+        "itl/target_seconds": 0.05,
+        "attainment/goal": 0.95,
+    }
+    shares = attainment_points(latency, config, rejected=6)
+    assert shares == pytest.approx({"attainment/ttft": 0.5, "attainment/itl": 0.9})
+    assert list(attainment_points(latency, replace(config, itl_slo_s=None), rejected=0)) == [
+        "attainment/ttft"
+    ]
+    assert attainment_points({}, config, rejected=0) == {}
+    adaptive = replace(config, mode=Mode.ADAPTIVE)
+    assert (target_points(adaptive), attainment_points(latency, adaptive, rejected=6)) == ({}, {})
+
+
+def _engine():
+    """Return a profile of 1,000 prompt tokens/s and an ITL of 20 ms at any load."""
+    decode = DecodeTable((100.0, 9000.0), (0.1, 1.0), ((0.02, 0.02),) * 2, ((500.0, 5000.0),) * 2, 100_000.0)
+    return PerformanceProfile(PrefillTable((100.0, 10_000.0), (0.1, 10.0)), decode)
+
+
+async def test_mode_sla_draws_prediction_targets_attainment_factors_and_need(world, tmp_path):
+    """1,500 tokens/s on workers of 1,000 that take twice as long as their profile says, so the factor goes to two."""
+    world.config = replace(
+        world.config, mode=Mode.SLA, ttft_slo_s=2.0, itl_slo_s=0.05, attainment=0.9, performance=_engine()
+    )
+    demand = Demand(
+        period_s=1.0,
+        arrivals=3,
+        prompt_tokens=1500,
+        uncached_tokens=1500,
+        prefilled_tokens=1500,
+        prefilling_workers=3,
+        refused=1,
+    )
+    world.load.demand = lambda _now: demand
+    read = world.load.read
+
+    async def with_latency(query):
+        answer = await read(query)
+        count = world.time.at_s - 1000
+        return replace(answer, latency={"ttft": ((2.0, 2 * count), (math.inf, 2 * count)), "itl": ()})
+
+    world.load.read = with_latency
+    board = Dashboard(tmp_path / "board", world.config)
+    world.watcher.tick, world.watcher.decided = board.tick, board.decided
+    await world.run_until(120)
+    board.close()
+    drawn = _drawn(tmp_path / "board")
+
+    assert set(_values(drawn, "ttft/target_seconds").values()) == {2.0}
+    assert set(_values(drawn, "attainment/goal").values()) == {0.9}
+    # Two first tokens in time for each request that is refused, once per interval of 30 s.
+    shares = _values(drawn, "attainment/ttft")
+    assert list(shares.values()) == pytest.approx([2 / 3] * len(shares), abs=0.01)
+    assert len(shares) == 3
+    assert "attainment/itl" not in drawn.Tags()["scalars"]
+    factors = _values(drawn, "correction/prefill")
+    assert factors[max(factors)] == pytest.approx(2.0, abs=0.1)
+    needed, desired = _values(drawn, "replicas/prefill_needed"), _values(drawn, "replicas/prefill_desired")
+    assert needed[max(needed)] >= 4 > needed[min(needed)]
+    assert desired[max(desired)] >= needed[max(needed)]
+    _each_scalar_is_in_one_chart(drawn)
 
 
 async def test_forecast_and_supply_are_drawn_beside_what_came(world, tmp_path):
@@ -146,7 +241,23 @@ async def test_forecast_and_supply_are_drawn_beside_what_came(world, tmp_path):
     forecasts = _values(drawn, "prefill/forecast_tokens_per_second")
     newest = max(forecasts)
     assert forecasts[newest] == pytest.approx(1500, rel=0.1)
-    assert _values(drawn, "prefill/supply_tokens_per_second")[newest] == pytest.approx(3000)
+    supply = _values(drawn, "prefill/supply_tokens_per_second")
+    assert supply[max(supply)] == pytest.approx(3000)
+
+
+async def test_a_forecast_is_drawn_at_the_time_that_it_was_made_for(world, tmp_path):
+    """A start-up is expected to take 30 s and a pull 1 s: the first decision, after 2 s, foretells second 33."""
+    world.config = replace(world.config, mode=Mode.ADAPTIVE)
+    world.load.demand = lambda _now: Demand(
+        period_s=1.0, arrivals=2, uncached_tokens=500, prefilled_tokens=1000, prefilling_workers=1
+    )
+    board = Dashboard(tmp_path / "board", world.config)
+    world.watcher.tick, world.watcher.decided = board.tick, board.decided
+    await world.run_until(60)
+    board.close()
+
+    forecasts = _values(_drawn(tmp_path / "board"), "prefill/forecast_tokens_per_second")
+    assert (min(forecasts), max(forecasts) <= 60) == (33, True)
 
 
 def test_decisions_are_texts_with_reasons(drawn):
@@ -156,14 +267,19 @@ def test_decisions_are_texts_with_reasons(drawn):
     assert "decode 1 -> 2: KV 0.95 > 0.90 (`above_threshold`)" in texts[0][1]
 
 
-def test_the_layout_arranges_every_drawn_tag(drawn):
-    """TensorBoard opens with the charts; each scalar is in exactly one of them."""
-    import re
-
+def _each_scalar_is_in_one_chart(drawn):
+    """Check it, and return the categories' titles."""
     proto = drawn.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
     layout = layout_pb2.Layout.FromString(proto)
     patterns = [tag for c in layout.category for chart in c.chart for tag in chart.multiline.tag]
-    assert [c.title for c in layout.category] == [
+    for tag in drawn.Tags()["scalars"]:
+        assert sum(bool(re.match(pattern, tag)) for pattern in patterns) == 1, tag
+    return [c.title for c in layout.category]
+
+
+def test_the_layout_arranges_every_drawn_tag(drawn):
+    """TensorBoard opens with the charts; each scalar is in exactly one of them."""
+    assert _each_scalar_is_in_one_chart(drawn) == [
         "Load and thresholds",
         "Demand and supply",
         "Replicas",
@@ -171,15 +287,14 @@ def test_the_layout_arranges_every_drawn_tag(drawn):
         "Latency",
         "Planner",
     ]
-    for tag in drawn.Tags()["scalars"]:
-        assert sum(bool(re.match(pattern, tag)) for pattern in patterns) == 1, tag
 
 
 def test_an_aggregated_graph_has_no_queue_chart():
     """Only what there is."""
-    layout = layout_of({Role.AGGREGATED})
+    layout = layout_of({Role.AGGREGATED}, Mode.ADAPTIVE)
     assert list(layout["Load and thresholds"]) == ["KV usage"]
     assert list(layout["Replicas"]) == ["aggregated replicas"]
+    assert "Targets and profile" not in layout
 
 
 async def test_a_dashboard_that_cannot_write_stops_nothing(world, tmp_path, caplog):

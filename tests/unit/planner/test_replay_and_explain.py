@@ -21,6 +21,13 @@ from penstock_planner.replay import replay, settings, what_if
 D = Role.DECODE
 
 
+def _no_profile(named):
+    raise ConfigError(f"no profile is called {named}")
+
+
+NO_PROFILES = decision_input.Profiles(_no_profile)
+
+
 @pytest.fixture(name="folder")
 async def _folder(world):
     """A ledger of six decisions: up, three of grace, down, hold."""
@@ -215,6 +222,64 @@ def test_the_example_can_be_decided_as_it_is():
     assert "decode 2 -> 3: KV 0.93 > 0.90  [above_threshold]" in answer.stdout
 
 
+def test_the_example_of_mode_sla_can_be_decided_as_it_is():
+    """18,000 tokens/s on two workers of 10,000, of whom the wait leaves fewer; the profile is in the file."""
+    example = _invoke("decide", "--example", "--mode", "sla").stdout
+    answer = _invoke("decide", "-", input=example)
+    assert answer.exit_code == 0
+    assert (
+        "prefill 2 -> 3: 18000 tokens/s in 31 s against 19883 that 2 can compute, 15424 of them"
+        in answer.stdout
+    )
+    assert "needed       replicas=3 replicas_now=2" in answer.stdout
+
+
+def test_a_profile_beside_the_file_goes_before_its_own(tmp_path):
+    """The same load on the simulated A100, which computes a prompt of 1,000 tokens otherwise."""
+    file = tmp_path / "sla.yaml"
+    file.write_text(_invoke("decide", "--example", "--mode", "sla").stdout)
+    own = _invoke("decide", file, "--json")
+    other = _invoke("decide", file, "--profile", "a100-llama-8b-bf16-tp1", "--json")
+    assert (own.exit_code, other.exit_code) == (0, 0)
+    assert orjson.loads(own.stdout)["decision"] != orjson.loads(other.stdout)["decision"]
+
+
+@pytest.fixture(name="sla_folder")
+async def _sla_folder(world):
+    """A ledger of mode sla, its profile in the header."""
+    text = _invoke("decide", "--example", "--mode", "sla").stdout
+    *_, config = decision_input.parse(text, name="x", profiles=NO_PROFILES)
+    world.config = replace(world.config, mode=Mode.SLA, ttft_slo_s=1.0, performance=config.performance)
+    world.load.demand = lambda _now: Demand(
+        period_s=1.0, arrivals=9, prompt_tokens=9000, uncached_tokens=9000, prefilled_tokens=9000
+    )
+    await world.run_until(60)
+    return world.folder
+
+
+def test_a_record_of_mode_sla_is_explained_with_its_profile_and_decided_again(sla_folder, tmp_path):
+    """What `explain --json` prints is a FILE: the same decision and state come out."""
+    file = tmp_path / "record.json"
+    file.write_text(_invoke("explain", "--log-dir", sla_folder, "--json").stdout)
+    (record,) = orjson.loads(file.read_bytes())
+    answer = _invoke("decide", file, "--json")
+    assert answer.exit_code == 0, answer.output
+    assert orjson.loads(answer.stdout) == {"decision": record["decision"], "state": record["state"]}
+    result = replay(read_ledger(sla_folder))
+    assert (result.decisions > 10, result.differences) == (True, ())
+
+
+def test_a_record_of_mode_sla_as_the_ledger_has_it_lacks_its_profile(sla_folder, tmp_path):
+    """The message says where to get one, or how to give one."""
+    record = [r for r in read_ledger(sla_folder).records if r["type"] == "decision"][-1]
+    file = tmp_path / "record.json"
+    file.write_bytes(orjson.dumps(record))
+    with pytest.raises(ConfigError, match="explain --id ID --json`, or give --profile"):
+        decision_input.parse(file.read_text(), name="x", profiles=NO_PROFILES)
+    answer = _invoke("decide", file, "--profile", "a100-llama-8b-bf16-tp1")
+    assert answer.exit_code == 0, answer.output
+
+
 def test_a_decision_can_be_asked_for_from_a_ledgers_record(folder, tmp_path):
     """The same answer as was recorded."""
     record = next(r for r in read_ledger(folder).records if r["type"] == "decision")
@@ -230,7 +295,7 @@ def test_bad_numbers_in_a_file_are_unknown_and_hold():
 observations:
   - {at_s: 1, pools: {prefill: {ready: 1}, decode: {ready: 3}}, kv: {a: null, b: .nan, c: 1.7}, queue: -1}
 """
-    decision, _ = decide(*decision_input.parse(text, name="x"))
+    decision, _ = decide(*decision_input.parse(text, name="x", profiles=NO_PROFILES))
     assert {r.reason.value for r in decision.roles} == {"metric_unknown"}
 
 
@@ -245,12 +310,24 @@ observations:
         ("observations: [{at_s: 1, pools: {queen: {ready: 1}}}]", "'queen' is not a valid Role"),
         ("observations: [{at_s: 1, pools: {decode: {redy: 1}}}]", "unexpected keyword argument 'redy'"),
         ("observations: [{at_s: 1, pools: {decode: {ready: 1}}, kv: {a: b}}]", "could not convert"),
+        ("observations: []\nconfig: {mode: sla}", "mode sla plans by a performance profile: give it as"),
+        ("observations: []\nconfig: {mode: sla}\nperformance: {}", "performance: no key 'prefill'"),
+        ("observations: []\nperformance: {}", "has no effect in mode load"),
+        ("observations: []\nconfig: {mode: sla, profile: gone}", "no profile is called gone"),
+        (
+            "observations: [{at_s: 1, pools: {decode: {ready: 1}}, demand: {period_s: 1, arrivals: -2}}]",
+            "demand.arrivals -2 must be a number, 0 or more",
+        ),
+        (
+            "observations: [{at_s: 1, pools: {decode: {ready: 1}}, demand: {period_s: 0}}]",
+            "demand.period_s 0 must be above 0",
+        ),
     ],
 )
 def test_a_file_that_is_no_question_is_refused(text, message):
     """One message that names what is wrong."""
     with pytest.raises(ConfigError, match=message):
-        decision_input.parse(text, name="x.yaml")
+        decision_input.parse(text, name="x.yaml", profiles=NO_PROFILES)
 
 
 _SEEN = "at_s: 1, pools: {prefill: {ready: 1}, decode: {ready: 1}}"
@@ -293,10 +370,11 @@ _SEEN = "at_s: 1, pools: {prefill: {ready: 1}, decode: {ready: 1}}"
 def test_decide_refuses_what_no_running_planner_sees(text, message):
     """Counts that are none, pools that no planner scales together, times that go back, options that contradict."""
     with pytest.raises(ConfigError, match=message):
-        decision_input.parse(text, name="x.yaml")
+        decision_input.parse(text, name="x.yaml", profiles=NO_PROFILES)
 
 
 def test_decide_without_a_file_says_how_to_get_one(tmp_path):
     """As a configuration error, which the main command turns into exit 2."""
     assert isinstance(_invoke("decide").exception, ConfigError)
+    assert isinstance(_invoke("decide", "-", "--mode", "sla").exception, ConfigError)
     assert isinstance(_invoke("decide", tmp_path / "none.yaml").exception, ConfigError)

@@ -98,7 +98,12 @@ def _pull(at_s, ready, draining):
         kv=WorkerSummary(kv * ready[Role.DECODE], ready[Role.DECODE], 0, 0.5, "router", ""),
         queue=Reading(Quality.FRESH, queue, 0.5, "router"),
         demand=Demand(
-            period_s=1.0, arrivals=4 * load, refused=load, uncached_tokens=900 * load, waiting=queue
+            period_s=1.0,
+            arrivals=4 * load,
+            refused=load,
+            prompt_tokens=1200 * load,
+            uncached_tokens=900 * load,
+            waiting=queue,
         ),
     )
 
@@ -155,11 +160,11 @@ def write_run():
 
 @pytest.fixture(scope="session")
 def write_ledger():
-    """Return a function that writes a synthetic ledger under a budget of four GPUs by the planner's own writer."""
+    """Return a function that writes a synthetic ledger by the planner's own writer, under a budget of four GPUs."""
 
-    def write(path):
+    def write(path, config=DecideConfig(max_gpu_budget=4)):  # noqa: B008 - frozen
         ledger = Ledger(path)
-        for record in _ledger_records(DecideConfig(max_gpu_budget=4)):
+        for record in _ledger_records(config):
             ledger.append(record)
         ledger.close()
         return ledger.path

@@ -279,3 +279,32 @@ async def harness(no_cover):
     harness = Harness()
     yield harness
     await harness.close()
+
+
+@pytest.fixture
+def write_graph(tmp_path):
+    """Write the workers and routers into the statefile."""
+    file = tmp_path / "state.json"
+
+    def write(workers, routers):
+        entries = {
+            each.name: {
+                "role": each.role,
+                "url": each.url,
+                "state": "ready",
+                "pid": 1,
+                "started": 1,
+                "restarts": 0,
+            }
+            for each in workers
+        }
+        entries |= {
+            f"router-{number}": {"role": "router", "url": each.url, "state": "ready"}
+            for number, each in enumerate(routers)
+        }
+        fresh = file.with_suffix(".new")
+        fresh.write_bytes(orjson.dumps(entries))
+        fresh.replace(file)
+        return file
+
+    return write

@@ -4,7 +4,6 @@ import asyncio
 import time
 
 import orjson
-import pytest
 
 from penstock_router.policy.prefix_owner import RouterState
 from penstock_router.proxy.forwarding import FORWARDED
@@ -39,35 +38,6 @@ async def start(harness, write_graph, *workers, **settings):
     await first.until(lambda: len(first.server._peers._heard) == 1)
     assert first.server._peers.owner_url(()) is None
     return Routers(first, second)
-
-
-@pytest.fixture
-def write_graph(tmp_path):
-    """Write the workers and routers into the statefile."""
-    file = tmp_path / "state.json"
-
-    def write(workers, routers):
-        entries = {
-            each.name: {
-                "role": each.role,
-                "url": each.url,
-                "state": "ready",
-                "pid": 1,
-                "started": 1,
-                "restarts": 0,
-            }
-            for each in workers
-        }
-        entries |= {
-            f"router-{number}": {"role": "router", "url": each.url, "state": "ready"}
-            for number, each in enumerate(routers)
-        }
-        fresh = file.with_suffix(".new")
-        fresh.write_bytes(orjson.dumps(entries))
-        fresh.replace(file)
-        return file
-
-    return write
 
 
 async def test_the_older_router_decides_and_counts(harness, write_graph):
@@ -250,3 +220,83 @@ async def test_routers_that_do_not_forward_keep_to_pairs(harness, write_graph):
     write_graph((worker,), (router, other))
     estimates = router.server.core.entry_queue._estimates
     await router.until(lambda: estimates.is_scattered)
+
+
+async def test_routers_that_take_each_other_for_the_owner_do_not_loop(harness, write_graph):
+    """Each request makes one hop, comes to the worker once, and is decided by the router it was passed on to."""
+    worker = await harness.worker("aggregated")
+    routers = await start(harness, write_graph, worker)
+    first, second = routers.first.server, routers.second.server
+    for server, other, url in ((first, second, routers.second.url), (second, first, routers.first.url)):
+        server._peers._choose_owners = lambda: None
+        server._peers._owners.set_owners([other._peers.instance])
+        server._peers._url_of = {other._peers.instance: url}
+    answers = await asyncio.gather(*(router.post() for router in (routers.first, routers.second) * 5))
+    assert {answer.status for answer in answers} == {200}
+    assert len(worker.seen) == 10
+    assert [each.metrics.arrivals for each in (first, second)] == [5, 5]
+    assert [each.metrics.forwarded["answered"] for each in (first, second)] == [5, 5]
+    assert all(FORWARDED not in seen.headers for seen in worker.seen)
+
+
+async def test_a_full_queue_of_the_owner_is_full_for_all(harness, write_graph):
+    """The router that was asked does not take what the owner refused: together they admit what one would."""
+    worker, gate = await harness.worker("aggregated"), asyncio.Event()
+
+    async def complete_late(request, responder):
+        await gate.wait()
+        await worker.complete(request, responder)
+
+    worker.otherwise = complete_late
+    config = {"prefillQueue": {"maxRequests": 1, "workerTokens": 1}}
+    routers = await start(harness, write_graph, worker, config=config)
+    first, second = routers.first, routers.second
+    running = asyncio.ensure_future(second.post())
+    await first.until(lambda: len(worker.seen) == 1)
+    queued = asyncio.ensure_future(second.post())
+    await first.until(lambda: len(first.server.core.entry_queue) == 1)
+    refused = await asyncio.gather(*(second.post() for _ in range(3)))
+    assert [(each.status, b"retry-after" in each.headers) for each in refused] == [(429, True)] * 3
+    assert {orjson.loads(each.body)["error"]["code"] for each in refused} == {"queue_full"}
+    assert second.server.metrics.arrivals == second.server.metrics.forwarded["fell_back"] == 0
+    assert len(worker.seen) == 1
+    gate.set()
+    assert [(await each).status for each in (running, queued)] == [200, 200]
+
+
+async def test_a_body_above_the_bound_is_refused_at_the_door(harness, write_graph):
+    """The owner does not hear of it; one just below the bound comes through whole."""
+    worker = await harness.worker("aggregated")
+    routers = await start(harness, write_graph, worker, config={"limits": {"maxBodyBytes": 4096}})
+    refused = await routers.second.post(prompt="x" * 4096)
+    assert refused.status == 413
+    assert not routers.second.server.metrics.forwarded
+    assert (await routers.second.post(prompt="x" * 3900)).status == 200
+    assert worker.seen[0].body["prompt"] == "x" * 3900
+    assert routers.first.server.metrics.arrivals == 1
+
+
+async def test_a_key_that_workers_ask_for_comes_to_them_unchanged(harness, write_graph):
+    """Routers without keys of their own are transparent, however many there are; a proxy's credentials stay outside."""
+    worker = await harness.worker("aggregated")
+    routers = await start(harness, write_graph, worker)
+    key = (b"authorization", b"Bearer sk-Some_Key==")
+    answer = await routers.second.post(headers=(JSON, key, (b"proxy-authorization", b"Basic eDp5")))
+    assert answer.status == 200
+    assert routers.second.server.metrics.forwarded["answered"] == 1
+    assert worker.seen[0].headers[b"authorization"] == key[1]
+    assert b"proxy-authorization" not in worker.seen[0].headers
+
+
+async def test_a_client_that_leaves_a_stream_frees_the_worker(harness, write_graph):
+    """Across both routers, behind the first token."""
+    worker, gate = await harness.worker("aggregated"), asyncio.Event()
+    worker.script = [harness.answers.events_then(harness.token_event(0), event=gate)]
+    routers = await start(harness, write_graph, worker)
+    response = await routers.second.stream()
+    await anext(aiter(response))
+    response.abort()
+    await routers.first.until(lambda: worker.disconnects == 1)
+    await routers.first.assert_idle()
+    await routers.second.until(lambda: not routers.second.server._peers.silence.urls)
+    gate.set()

@@ -106,7 +106,7 @@ def _draft(
     if unknown or pull.demand is None:
         step = Step("known", {"demand": "unknown" if pull.demand is None else "known"}, None, "hold")
         return replace(blank.passed(step), reason=Reason.METRIC_UNKNOWN, detail=unknown or "demand unknown")
-    case = _case(role, window, memory, workers, config)
+    case = case_of(role, window, memory, workers, config)
     findings = rules.lacks(case)
     blank = replace(blank, steps=tuple(found.step for found in findings))
     for found in findings:
@@ -155,9 +155,10 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
     return replace(proposal.passed(step), action=Action.DOWN)
 
 
-def _case(
+def case_of(
     role: Role, window: Window, memory: AdaptiveMemory, workers: Workers, config: DecideConfig
 ) -> rules.Case:
+    """Return what the rules of one role look at; the window's last pull knows its demand."""
     pull = window.pulls[-1]
     at_s, demand = pull.at_s, pull.demand
     assert demand is not None  # noqa: S101 - the caller's

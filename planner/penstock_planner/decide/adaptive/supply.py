@@ -109,6 +109,12 @@ def held_s(memory: RoleMemory, expected_s: float, now_s: float) -> float:
     return max(until) - now_s
 
 
+def is_rested(memory: AdaptiveMemory, role: Role, now_s: float) -> bool:
+    """Tell whether the role neither grew nor shrank lately, so that a replica may go whatever there is to spare."""
+    own = replace(memory.of(role), spare_s=None)
+    return held_s(own, startup_s(memory, role, now_s), now_s) <= 0
+
+
 def startup_s(memory: AdaptiveMemory, role: Role, at_s: float) -> float:
     """Return the start-up to expect of a role: its own, else another role's; never below a start's present age."""
     own = memory.of(role)

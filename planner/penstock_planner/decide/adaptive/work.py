@@ -65,6 +65,14 @@ class Speed(Protocol):
         ...
 
 
+class Outlook(Speed, Protocol):
+    """Says what arrives, too."""
+
+    def arriving_per_s(self, ahead_s: float) -> float | None:
+        """Return the requests/s expected so far ahead; None: along the trend."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class WorkView:
     """What is known of prefill work at a decision.
@@ -183,7 +191,7 @@ def _shadowed(work: Work, demand: Demand, *, speed: float, ready: int, sizes: in
     return replace(work, backlogs=tuple(backlogs), late=tuple(late), recent=tuple(recent))
 
 
-def view(work: Work, demand: Demand, workers: Speed, *, horizon_s: float, far_s: float) -> WorkView:
+def view(work: Work, demand: Demand, workers: Outlook, *, horizon_s: float, far_s: float) -> WorkView:
     """Return what the rules look at, ``horizon_s`` and ``far_s`` ahead."""
     minute = work.arrivals * RECENT_TAU_S / LATE_TAU_S
     size = work.sized_tokens / work.sized if work.sized > 0 else 0.0
@@ -191,14 +199,21 @@ def view(work: Work, demand: Demand, workers: Speed, *, horizon_s: float, far_s:
     error = math.sqrt(work.level / min(2.0 * LEVEL_TAU_S, work.rate.seen_s)) if work.rate.seen_s > 0 else 0.0
     return WorkView(
         tokens_per_s=workers.tokens_per_s(work),
-        rate=_times(trend.forecast(work.rate, horizon_s, RATE_TAU_S), size),
+        rate=_times(_ahead(work, workers, horizon_s), size),
         level=_times(Forecast(work.level, work.level, error), size),
-        far_rate=trend.forecast(work.rate, far_s, RATE_TAU_S).ahead * size,
+        far_rate=_ahead(work, workers, far_s).ahead * size,
         peak=work.peak * size,
         backlog_tokens=demand.waiting_tokens + demand.in_flight_tokens,
         late=tuple(_share(late, work.arrivals) for late in work.late),
         recent=tuple(_share(late, minute) for late in work.recent),
     )
+
+
+def _ahead(work: Work, workers: Outlook, ahead_s: float) -> Forecast:
+    """Return the requests/s expected so far ahead; the error is the trend's, whoever says what is expected."""
+    along = trend.forecast(work.rate, ahead_s, RATE_TAU_S)
+    told = workers.arriving_per_s(ahead_s)
+    return along if told is None else replace(along, ahead=told)
 
 
 def _times(requests: Forecast, tokens: float) -> Forecast:

@@ -91,6 +91,10 @@ class Workers(Protocol):
         """Return the prompt tokens that one worker computes per second; None: not known yet."""
         ...
 
+    def arriving_per_s(self, ahead_s: float) -> float | None:
+        """Return the requests/s expected so far ahead; None: along the trend."""
+        ...
+
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
         """Return what holds the KV of prompts that end at so many uncached tokens/s."""
         ...
@@ -134,6 +138,11 @@ class ObservedWorkers:
     def tokens_per_s(self, work: Work) -> float | None:
         """Return what a worker was seen to do while it computed."""
         return tokens_per_s(work)
+
+    def arriving_per_s(self, ahead_s: float) -> float | None:
+        """Return None: the trend says."""
+        del ahead_s
+        return None
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
         """Return workers that hold as much KV per token as they were seen to, slower the fuller they are."""

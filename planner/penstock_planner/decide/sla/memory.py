@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from penstock_planner.decide.demand_forecast import DemandForecast, forecast_from
 from penstock_planner.decide.state import Memory
 
 _KEY = "sla"
@@ -45,6 +46,7 @@ class SlaMemory:
         prefill: Seconds of computing prompts.
         ttft: Seconds to first tokens.
         itl: Seconds between tokens.
+        forecast: The newest of a fitted predictor; None before the first.
     """
 
     arrived: float = 0.0
@@ -57,6 +59,7 @@ class SlaMemory:
     prefill: Correction = Correction()
     ttft: Correction = Correction()
     itl: Correction = Correction()
+    forecast: DemandForecast | None = None
 
     @property
     def isl(self) -> float | None:
@@ -86,7 +89,9 @@ def read(plain: Memory) -> SlaMemory:
     known = {each.name for each in fields(SlaMemory)}
     values = {key: value for key, value in data.items() if key in known}
     corrections = {key: Correction(**values[key]) for key in ("prefill", "ttft", "itl") if key in values}
-    return SlaMemory(**{**values, **corrections})
+    forecast = values.get("forecast")
+    made = None if forecast is None else forecast_from(forecast)
+    return SlaMemory(**{**values, **corrections, "forecast": made})
 
 
 def write(memory: SlaMemory) -> Memory:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock_core.errors import ConfigError
-from penstock_performance.profile import PerformanceProfile
 from penstock_planner.decide.adaptive import memory as adaptive_memory
-from penstock_planner.decide.adaptive.policy import followed, proposed
+from penstock_planner.decide.adaptive import rules, supply
+from penstock_planner.decide.adaptive.memory import AdaptiveMemory
+from penstock_planner.decide.adaptive.policy import MOST_AT_ONCE, case_of, followed, proposed
+from penstock_planner.decide.adaptive.rules import arriving_per_s
+from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Step
-from penstock_planner.decide.observation import Window
-from penstock_planner.decide.proposal import Proposal
+from penstock_planner.decide.observation import Pull, Window, entry_role
+from penstock_planner.decide.proposal import Proposal, RoleProposal
 from penstock_planner.decide.sla import learning, memory
-from penstock_planner.decide.sla.memory import SlaMemory
+from penstock_planner.decide.sla.expected_rate import judged
+from penstock_planner.decide.sla.limits import limited
+from penstock_planner.decide.sla.outlook import Outlook
 from penstock_planner.decide.sla.workers import ProfiledWorkers
 from penstock_planner.decide.state import PlannerState
 
@@ -34,34 +40,97 @@ def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     for pull in window.pulls:
         learnt = learning.followed(learnt, pull, profile, mean_rate=shared.work.rate.first)
         shared = followed(shared, pull, ProfiledWorkers(profile, learnt, config), config)
-    made = proposed(window, state, shared, ProfiledWorkers(profile, learnt, config), config)
-    step = _profile_step(learnt, profile, config)
+    pull = window.pulls[-1]
+    expected, forecast_step = judged(
+        learnt.forecast,
+        config.predictor,
+        at_s=pull.at_s,
+        horizon_s=_horizon_s(shared, pull, config),
+        peak_per_s=shared.work.peak,
+    )
+    workers = ProfiledWorkers(profile, learnt, config, expected)
+    made = proposed(window, state, shared, workers, config)
+    steps = [_profile_step(workers)]
+    if forecast_step is not None:
+        steps.append(forecast_step)
     return replace(
         made,
-        proposals=[replace(each, steps=(step, *each.steps)) for each in made.proposals],
+        proposals=[
+            replace(each, steps=(*steps, *_needed(each, window, shared, workers), *each.steps))
+            for each in _limited(made.proposals, window, shared, workers)
+        ],
         memory={**made.memory, **memory.write(learnt)},
     )
 
 
-def _profile_step(learnt: SlaMemory, profile: PerformanceProfile, config: DecideConfig) -> Step:
+def _limited(
+    proposals: Sequence[RoleProposal], window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers
+) -> Sequence[RoleProposal]:
+    """Return the proposals within what budget and bounds allow, as far as the demand is known."""
+    pools, config = window.pulls[-1].pools, workers.config
+    speed, service_s = (
+        workers.tokens_per_s(shared.work),
+        learning.service_s(workers.learnt, workers.profile),
+    )
+    if window.pulls[-1].demand is None or speed is None or service_s is None:
+        return proposals
+    case = case_of(entry_role(pools), window, shared, workers, config)
+    if case.work is None:
+        return proposals
+    outlook = Outlook(workers, shared.kv, arriving_per_s(case.work), service_s, speed)
+    rested = {role for role in pools if supply.is_rested(shared, role, window.end_s)}
+    return limited(proposals, outlook, config, gpus=existing_gpus(pools, config), rested=rested)
+
+
+def _horizon_s(shared: AdaptiveMemory, pull: Pull, config: DecideConfig) -> float:
+    """Return how far ahead the pool that takes longest to grow looks."""
+    startup_s = max((supply.startup_s(shared, role, pull.at_s) for role in pull.pools), default=0.0)
+    return startup_s + config.metric_pulling_interval_s
+
+
+def _needed(
+    proposal: RoleProposal, window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers
+) -> tuple[Step, ...]:
+    """Return how many workers the targets ask for by the profile; none where it is not asked yet."""
+    if not window.pulls[-1].demand or not workers.knows(proposal.role, shared.work):
+        return ()
+    case = case_of(proposal.role, window, shared, workers, workers.config)
+    now = proposal.pool.replicas
+    count = rules.needed(case, now + MOST_AT_ONCE)
+    return (Step("needed", {"replicas": count, "replicas_now": now}, None, "by profile and targets"),)
+
+
+def _profile_step(workers: ProfiledWorkers) -> Step:
     """Return what the decision took from the profile, and where the load lies outside of it."""
+    learnt, profile, config = workers.learnt, workers.profile, workers.config
+    prompts, contexts = profile.prefill.prompt_tokens, profile.decode.contexts
+    context, prompt_s = learning.context_of(learnt), learning.service_s(learnt, profile)
     inputs = {
         "isl": learnt.isl,
         "uncached_isl": learnt.uncached_isl,
+        "profile_isl_least": prompts[0],
+        "profile_isl_most": prompts[-1],
         "osl": learnt.osl,
+        "context": context,
+        "profile_context_least": contexts[0],
+        "profile_context_most": contexts[-1],
         "prefill_factor": learning.factor(learnt.prefill),
         "ttft_factor": learning.factor(learnt.ttft),
         "itl_factor": learning.factor(learnt.itl),
         "variability": learnt.variability,
         "running": learnt.running,
+        "prompt_s": prompt_s,
+        "may_wait_s": None if prompt_s is None else workers.may_wait_s(prompt_s),
         "ttft_target_s": config.ttft_slo_s,
         "itl_target_s": config.itl_slo_s,
+        "attainment": config.attainment,
+        "predictor": config.predictor.value,
     }
     outside = [
         f"{name} {value:.0f} lies outside the profile's {points[0]:g} to {points[-1]:g}: its edge holds"
         for name, value, points in (
-            ("uncached ISL", learnt.uncached_isl, profile.prefill.prompt_tokens),
-            ("context", learning.context_of(learnt), profile.decode.contexts),
+            ("uncached ISL", learnt.uncached_isl, prompts),
+            ("context", context, contexts),
         )
         if value is not None and not points[0] <= value <= points[-1]
     ]

@@ -15,6 +15,7 @@ from penstock_planner.decide.adaptive.workers import ObservedWorkers, Restraint
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.sla import learning, queueing
 from penstock_planner.decide.sla.answers import ProfiledAnswers
+from penstock_planner.decide.sla.expected_rate import TREND, ExpectedRate
 from penstock_planner.decide.sla.memory import SlaMemory
 
 KEPT = 0.9
@@ -49,11 +50,13 @@ class ProfiledWorkers:
         profile: Of one engine that prefills and one that decodes.
         learnt: What was observed so far.
         config: Targets.
+        expected: Requests/s to expect.
     """
 
     profile: PerformanceProfile
     learnt: SlaMemory
     config: DecideConfig
+    expected: ExpectedRate = TREND
 
     @property
     def is_bursty(self) -> bool:
@@ -67,8 +70,8 @@ class ProfiledWorkers:
 
     @property
     def follows_trend(self) -> bool:
-        """Whether the predictor is the trend."""
-        return self.config.predictor is Predictor.TREND
+        """Whether demand is not taken to stay; a fitted predictor that fails leaves it to the trend."""
+        return self.config.predictor is not Predictor.CONSTANT
 
     @property
     def sigmas_ahead(self) -> float:
@@ -85,13 +88,22 @@ class ProfiledWorkers:
         size, own_s = self.learnt.uncached_isl, learning.service_s(self.learnt, self.profile)
         return None if size is None or own_s is None or work.rate.seen_s < LEAST_SEEN_S else size / own_s
 
+    def arriving_per_s(self, ahead_s: float) -> float | None:
+        """Return what a fitted predictor expects; None: the trend says."""
+        return self.expected.per_s(ahead_s)
+
+    def knows(self, role: Role, work: Work) -> bool:
+        """Return whether enough was seen to look a role up: some seconds of arrivals, and an answer where it decodes."""
+        is_answered = role is Role.PREFILL or self.learnt.osl is not None
+        return is_answered and self.tokens_per_s(work) is not None
+
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
         """Return the answers by the profile; before the first was complete, as mode adaptive has them."""
-        return self._answers(tokens_per_s) or OBSERVED.decoding(kv, tokens_per_s)
+        return self.answers(tokens_per_s) or OBSERVED.decoding(kv, tokens_per_s)
 
     def gaps(self, tokens_per_s: float) -> GapsView | None:
         """Return the same answers; None without a target, and before the first answer was complete."""
-        return None if self.config.itl_slo_s is None else self._answers(tokens_per_s)
+        return None if self.config.itl_slo_s is None else self.answers(tokens_per_s)
 
     def busy_most(self, role: Role, workers: int) -> float:
         """Return the utilisation at which the wait still fits what is left of the TTFT target."""
@@ -122,7 +134,8 @@ class ProfiledWorkers:
         target_s = self.config.ttft_slo_s
         return max(target_s - own_s * learning.factor(self.learnt.ttft), WAIT_LEAST * target_s)
 
-    def _answers(self, tokens_per_s: float) -> ProfiledAnswers | None:
+    def answers(self, tokens_per_s: float) -> ProfiledAnswers | None:
+        """Return the answers to prompts that end at so many uncached tokens/s; None before the first was complete."""
         learnt = self.learnt
         uncached, osl, context = learnt.uncached_isl, learnt.osl, learning.context_of(learnt)
         if uncached is None or osl is None or context is None:

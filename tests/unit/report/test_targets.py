@@ -1,0 +1,163 @@
+"""How mode sla kept its targets: prediction against truth, attainment, factors, replicas; values by hand."""
+
+from array import array
+from io import StringIO
+from pathlib import Path
+
+import orjson
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from penstock_api import Role
+from penstock_cli.report import report as report_command
+from penstock_performance.profile import PerformanceProfile
+from penstock_performance.tables import DecodeTable, PrefillTable
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.observation import Demand
+from penstock_planner.forecast import Forecast
+from penstock_planner.profiled import ProfileReading
+from penstock_report.demand import arrivals_over_time, demand_summary
+from penstock_report.findings import analyse
+from penstock_report.ledger_view import DecisionMark, LedgerSample, PlannerRun, RoleChange
+from penstock_report.targets import attainment_over_time, kept, target_lines, targets_summary
+from penstock_report.text import report_text
+from penstock_workload.record import RequestResult, RequestStatus
+
+CONFIG = DecideConfig(mode=Mode.SLA, ttft_slo_s=2.0, itl_slo_s=0.05, attainment=0.9)
+ENGINE = PerformanceProfile(
+    PrefillTable((100.0, 10_000.0), (0.1, 10.0)),
+    DecodeTable((100.0, 9000.0), (0.1, 1.0), ((0.02, 0.02),) * 2, ((500.0, 5000.0),) * 2, 100_000.0),
+    model="synthetic-engine",
+)
+
+
+def _decision(at_s, tokens_per_s, needed, had, *, factor=1.0, is_outside=False):
+    profile = ProfileReading({"prefill": factor, "ttft": 1.0, "itl": 1.0}, is_outside, needed, had)
+    forecast = Forecast(10.0, tokens_per_s, had, 2000.0)
+    part = RoleChange(
+        Role.PREFILL, had, had, "hold", "r", "s", None, "not asked", forecast=forecast, profile=profile
+    )
+    return DecisionMark("d", float(at_s), "adjustment", no_operation=False, roles=(part,), gpus_after=had)
+
+
+def _result(arrival_s, *, ttft_s=1.0, tpot_s=0.04, status=RequestStatus.OK):
+    return RequestResult(
+        id=f"r{arrival_s}",
+        line=1,
+        arrival_s=float(arrival_s),
+        sent_s=float(arrival_s),
+        ended_s=arrival_s + 5.0,
+        status=status,
+        http_status=200,
+        error=None,
+        error_class=None,
+        trace_input_tokens=10,
+        trace_output_tokens=10,
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        itl_s=array("f"),
+    )
+
+
+@pytest.fixture(name="run")
+def _run():
+    """Return 100 s of 1,000 tokens/s with three decisions; the last one's forecast is for after the end."""
+    samples = [
+        LedgerSample(float(second), {}, 2, None, None, Demand(period_s=1.0, arrivals=2, uncached_tokens=1000))
+        for second in range(101)
+    ]
+    decisions = (
+        _decision(30, 1100.0, 2, 1),
+        _decision(50, 600.0, 2, 2, factor=2.0),
+        _decision(95, 9000.0, 1, 2, factor=1.5, is_outside=True),
+    )
+    return PlannerRun(CONFIG, tuple(samples), decisions, (), 100.0, ())
+
+
+def test_prediction_replicas_and_factors_are_summed_up(run):
+    """Off by 10% and 40%: 25%. One decision of three had too few; one lay outside the profile."""
+    found = targets_summary(run, [], start_s=0, end_s=100)
+
+    assert (found.forecasts, found.forecast_mape) == (2, pytest.approx(0.25))
+    need = found.replicas["prefill"]
+    assert (need.decisions, need.needed, need.had) == (3, pytest.approx(5 / 3), pytest.approx(5 / 3))
+    assert need.short == pytest.approx(1 / 3)
+    factor = found.factors["prefill"]
+    assert (factor.least, factor.median, factor.most, factor.last) == (1.0, 1.5, 2.0, 1.5)
+    assert found.outside == pytest.approx(1 / 3)
+    assert (found.ttft_attainment, found.itl_attainment) == (None, None)
+
+
+def test_a_request_keeps_its_targets_one_by_one(run):
+    """A lost one keeps neither; an answer of one token has no gap to miss; on the bound is within."""
+    results = [
+        _result(1),
+        _result(2, ttft_s=2.0, tpot_s=None),
+        _result(3, ttft_s=2.1),
+        _result(4, tpot_s=0.06),
+        _result(5, status=RequestStatus.REJECTED, ttft_s=None, tpot_s=None),
+    ]
+    is_ttft, is_itl = kept(results, ttft_s=2.0, itl_s=0.05)
+    assert (is_ttft.tolist(), is_itl.tolist()) == ([1, 1, 0, 1, 0], [1, 1, 1, 0, 0])
+    found = targets_summary(run, results, start_s=0, end_s=100)
+    assert (found.ttft_attainment, found.itl_attainment) == (0.6, 0.6)
+    lines = target_lines(found)
+    assert "TTFT within 2 s: 60.0% of 5 requests, lost ones counted as late; to hold are 90.0%" in lines
+    assert "prediction of tokens/s: off by 25% on average (MAPE of 2, against 30 s means)" in lines
+
+
+def test_attainment_over_time_is_by_arrival(run):
+    """Windows of 5 s; one without arrivals is a gap, not a zero."""
+    results = [_result(1), _result(2, ttft_s=9.0), _result(12)]
+    times, shares = attainment_over_time(results, kept(results, ttft_s=2.0, itl_s=None)[0])
+    assert times.tolist() == [2.5, 7.5, 12.5]
+    assert (shares[0], shares[2]) == (0.5, 1.0)
+    assert shares[1] != shares[1]
+
+
+def test_truth_is_what_came_around_each_pull(run):
+    """Where 30 s around it are known: from second 15 to second 85."""
+    came = arrivals_over_time(run)
+    assert (came[0], came[-1]) == ((15.0, 1000.0), (85.0, 1000.0))
+    assert demand_summary(run, start_s=0, end_s=100).forecast_error == pytest.approx(0.25)
+
+
+def test_another_mode_has_no_targets_to_keep(make_run, ledger_file):
+    """A report of mode load is as it was."""
+    report = analyse(make_run(), ledger=ledger_file)
+    assert report.targets is None
+    assert report.violations.ttft_target_s is None
+
+
+@pytest.fixture(name="written", scope="module")
+def _written(write_run, write_ledger, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("targets")
+    config = DecideConfig(mode=Mode.SLA, max_gpu_budget=4, ttft_slo_s=2.0, itl_slo_s=0.05, performance=ENGINE)
+    run, ledger = write_run(folder / "run"), write_ledger(folder / "ledger.jsonl", config)
+    arguments = ["--run", str(run), "--ledger", str(ledger), "--output", str(folder / "out"), "--json"]
+    ended = CliRunner().invoke(report_command, arguments)
+    assert ended.exit_code == 0, ended.output
+    return orjson.loads(ended.stdout), folder
+
+
+def test_a_report_of_mode_sla_shows_them_in_page_text_and_json(written):
+    """The targets are the ledger's where none are given; the page names the profile and does not print its tables."""
+    found, folder = written
+    page = Path(found["files"][-1]).read_text()
+    console = Console(width=400, file=StringIO())
+    console.print(report_text(analyse(folder / "run", ledger=folder / "ledger.jsonl")))
+
+    assert "targets.png" in [Path(each).name for each in found["files"]]
+    assert (found["targets"]["ttft_target_s"], found["violations"]["itl_target_s"]) == (2.0, 0.05)
+    assert 0 < found["targets"]["ttft_attainment"] < 1
+    assert found["targets"]["replicas"]["prefill"]["decisions"] > 10
+    for line in (
+        "prediction of tokens/s: off by",
+        "observed over profile, median: prefill",
+        "TTFT within 2 s: ",
+    ):
+        assert line in page
+        assert line in console.file.getvalue()
+    assert "synthetic-engine: prompts of 100 to 10000 tokens" in page
+    assert "prompt_tokens&#x27;: (" not in page
