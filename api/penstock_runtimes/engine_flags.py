@@ -10,6 +10,7 @@ from penstock_api.graph import GraphSpec
 from penstock_api.service import ServiceSpec
 
 _KV_EVENTS = "--kv-events-config"
+_LAST_PORT = 65535
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 
 
@@ -54,24 +55,49 @@ def parallel_flags(service: ServiceSpec) -> list[str]:
     return flags
 
 
-def kv_event_flags(spec: GraphSpec, role: Role, endpoint: str) -> list[str]:
+def kv_event_flags(spec: GraphSpec, role: Role, endpoint: str, replay_endpoint: str) -> list[str]:
     """Return the publishing of KV events, where the router follows them: of caches that decide who gets a prompt.
 
     Args:
         spec: Says whether.
         role: The worker's.
         endpoint: What it binds.
+        replay_endpoint: What it binds to be asked for earlier events.
     """
     if spec.router.kv_events_port is None or role is Role.DECODE:
         return []
-    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": endpoint,
+        "replay_endpoint": replay_endpoint,
+    }
     return [_KV_EVENTS, json.dumps(config)]
+
+
+def kv_replay_port(port: int) -> int:
+    """Return the port on which workers are asked for earlier KV events: the one after the graph's, or before the last."""
+    return port + 1 if port < _LAST_PORT else port - 1
+
+
+def kv_cluster_endpoints(port: int | None) -> tuple[str, str]:
+    """Return what workers with an address each bind for KV events and their replay; of no use without a port."""
+    return ("", "") if port is None else (f"tcp://*:{port}", f"tcp://*:{kv_replay_port(port)}")
 
 
 def kv_events_endpoint(argv: Sequence[str]) -> str | None:
     """Return where a worker of this command publishes KV events; None: nowhere."""
+    return _kv_endpoint(argv, "endpoint")
+
+
+def kv_replay_endpoint(argv: Sequence[str]) -> str | None:
+    """Return where a worker of this command is asked for earlier KV events; None: nowhere."""
+    return _kv_endpoint(argv, "replay_endpoint")
+
+
+def _kv_endpoint(argv: Sequence[str], key: str) -> str | None:
     try:
-        endpoint = json.loads(argv[argv.index(_KV_EVENTS) + 1])["endpoint"]
+        endpoint = json.loads(argv[argv.index(_KV_EVENTS) + 1])[key]
     except (ValueError, LookupError, TypeError):
         return None
     return endpoint if isinstance(endpoint, str) else None

@@ -1,7 +1,7 @@
 """What a process needs to run; the local backend and the operator start it.
 
 Placeholders in `argv` and `env` are filled by what starts the process: ``{port}``,
-``{side_channel_port}`` and ``{kv_events_port}``. They are replaced as text, because arguments hold JSON with braces of its own.
+``{side_channel_port}``, ``{kv_events_port}`` and ``{kv_replay_port}``. They are replaced as text, because arguments hold JSON with braces of its own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from penstock_api.service import EnvFrom, EnvVar
 PORT = "port"
 SIDE_CHANNEL_PORT = "side_channel_port"
 KV_EVENTS_PORT = "kv_events_port"
+KV_REPLAY_PORT = "kv_replay_port"
 KV_EVENTS_SUFFIX = ".kv"
 """Of sockets beside the statefile on which vLLM publishes KV events; before it the graph's name and a number."""
+KV_REPLAY_SUFFIX = ".kr"
+"""Of those on which it is asked for earlier ones."""
 PLANNER_ROLE = "planner"
 """Role of the planner's process, which is no service of the graph."""
 

@@ -9,12 +9,13 @@ from penstock_api.graph import GraphSpec
 from penstock_api.service import ServiceSpec
 from penstock_runtimes.engine_flags import (
     batch_flags,
+    kv_cluster_endpoints,
     kv_event_flags,
     kv_transfer_flags,
     preemption_config,
     stream_flags,
 )
-from penstock_runtimes.process import KV_EVENTS_PORT, PORT, RuntimeContext, WorkerCommand
+from penstock_runtimes.process import KV_EVENTS_PORT, KV_REPLAY_PORT, PORT, RuntimeContext, WorkerCommand
 
 
 def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
@@ -37,12 +38,14 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
     reached_elsewhere = context.peer_host != context.host and service.role is not Role.AGGREGATED
     env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host} if reached_elsewhere else {}
     has_own_port = events and context.environment is Environment.LOCAL
-    ports = (PORT, KV_EVENTS_PORT) if has_own_port else (PORT,)
+    ports = (PORT, KV_EVENTS_PORT, KV_REPLAY_PORT) if has_own_port else (PORT,)
     return WorkerCommand(argv=tuple(argv), ports=ports, env=env)
 
 
 def _kv_events(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:
     if context.environment is Environment.KUBERNETES:
-        return kv_event_flags(spec, service.role, f"tcp://*:{spec.router.kv_events_port}")
-    # Workers of one host need a port each; the router reads it in the statefile.
-    return kv_event_flags(spec, service.role, f"tcp://{context.host}:{{{KV_EVENTS_PORT}}}")
+        return kv_event_flags(spec, service.role, *kv_cluster_endpoints(spec.router.kv_events_port))
+    # Workers of one host need ports each; the router reads them in the statefile.
+    ports = (KV_EVENTS_PORT, KV_REPLAY_PORT)
+    events, replay = (f"tcp://{context.host}:{{{port}}}" for port in ports)
+    return kv_event_flags(spec, service.role, events, replay)

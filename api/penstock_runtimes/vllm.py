@@ -13,6 +13,7 @@ from penstock_api.graph import GraphSpec
 from penstock_api.service import ServiceSpec
 from penstock_runtimes.engine_flags import (
     batch_flags,
+    kv_cluster_endpoints,
     kv_event_flags,
     kv_transfer_flags,
     parallel_flags,
@@ -21,6 +22,7 @@ from penstock_runtimes.engine_flags import (
 from penstock_runtimes.process import (
     KV_EVENTS_PORT,
     KV_EVENTS_SUFFIX,
+    KV_REPLAY_SUFFIX,
     PORT,
     SIDE_CHANNEL_PORT,
     RuntimeContext,
@@ -35,7 +37,7 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
     argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
     argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
     argv += kv_transfer_flags(spec, service)
-    events = kv_event_flags(spec, service.role, _events_endpoint(spec, context))
+    events = kv_event_flags(spec, service.role, *_events_endpoints(spec, context))
     argv += events
     is_local = context.environment is Environment.LOCAL
     ports = (PORT, KV_EVENTS_PORT) if events and is_local else (PORT,)
@@ -50,15 +52,16 @@ def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> Wo
     return WorkerCommand(argv=tuple(argv), ports=(*ports, SIDE_CHANNEL_PORT), env=env)
 
 
-def _events_endpoint(spec: GraphSpec, context: RuntimeContext) -> str:
-    """Return where a worker publishes KV events.
+def _events_endpoints(spec: GraphSpec, context: RuntimeContext) -> tuple[str, str]:
+    """Return where a worker publishes KV events, and where it is asked for earlier ones.
 
-    Of TCP addresses vLLM binds wildcards alone, which on a host would show the prompts' token ids to its whole network;
-    there it gets a socket in the folder of the statefile, which its owner alone may enter.
+    Of TCP addresses vLLM publishes on wildcards alone, which on a host would show the prompts' token ids to its whole
+    network; there it gets sockets in the folder of the statefile, which its owner alone may enter.
     """
     if context.environment is Environment.KUBERNETES:
-        return f"tcp://*:{spec.router.kv_events_port}"
-    return f"ipc://{PurePath(context.discovery).with_suffix('')}.{{{KV_EVENTS_PORT}}}{KV_EVENTS_SUFFIX}"
+        return kv_cluster_endpoints(spec.router.kv_events_port)
+    start = f"ipc://{PurePath(context.discovery).with_suffix('')}.{{{KV_EVENTS_PORT}}}"
+    return f"{start}{KV_EVENTS_SUFFIX}", f"{start}{KV_REPLAY_SUFFIX}"
 
 
 def _shared_cores(spec: GraphSpec, context: RuntimeContext) -> dict[str, str]:

@@ -24,7 +24,7 @@ from penstock_local import private
 from penstock_local.liveness import arbiter_is_alive
 from penstock_local.statefile import StateFile
 from penstock_local.statefile_json import from_json, to_json
-from penstock_runtimes import KV_EVENTS_SUFFIX
+from penstock_runtimes import KV_EVENTS_SUFFIX, KV_REPLAY_SUFFIX
 
 LOCK_TIMEOUT_S = 5.0
 """Real seconds. Chosen: an edit takes milliseconds, so a longer hold is a stuck process."""
@@ -197,8 +197,9 @@ class StateStore:
     def remove(self) -> None:
         """Delete the file, its lock, and what Dynamo or vLLM left beside it; nothing happens when they are gone already."""
         shutil.rmtree(self.dynamo_folder, ignore_errors=True)
-        for socket in self.path.parent.glob(f"{self.path.stem}.[0-9]*{KV_EVENTS_SUFFIX}"):
-            socket.unlink(missing_ok=True)
+        for suffix in (KV_EVENTS_SUFFIX, KV_REPLAY_SUFFIX):
+            for socket in self.path.parent.glob(f"{self.path.stem}.[0-9]*{suffix}"):
+                socket.unlink(missing_ok=True)
         with contextlib.suppress(ConfigError), self.locked():
             self.path.unlink(missing_ok=True)
             self.lock_path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Follows the KV events that workers publish over ZMQ, as vLLM does; needs the extra ``penstock[kv-events]``.
 
-One subscription per worker of the first stage, renewed with each new process. Messages are three frames: topic, batch
+One subscription per worker of the first stage, renewed with each new process (`kv_subscription`). Messages are three frames: topic, batch
 number, and msgpack that `kv_wire` reads. What is no such message is counted and passed over: a worker that
 talks nonsense costs hits, never a request.
 """
@@ -10,39 +10,36 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from penstock_core.errors import ConfigError
 from penstock_core.logs import get_logger
 from penstock_router.admission import Admission
 from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.kv_replay import NUMBER_BYTES
+from penstock_router.kv_subscription import KvAddress, KvSink, KvSubscription
 from penstock_router.kv_wire import Cleared, Elsewhere, Removed, Stored, read_batch, read_event
 from penstock_router.policy.kv_events import KvEvents
 from penstock_router.policy.prefix_index import PrefixIndex
+from penstock_runtimes.engine_flags import kv_replay_port
 
 log = get_logger(__name__)
 
 ENGINE_BLOCK_TOKENS = 16
 """Tokens of an engine block where the graph says nothing. Source: vLLM's default."""
-_NUMBER_BYTES = 8
 _FRAMES = 3
+_TURNS = 32
+"""Chosen: workers whose buffers are read at once. A thousand that do not answer hold up each other for half a minute."""
 
 
-class _Socket(Protocol):
-    async def recv_multipart(self) -> Sequence[bytes]:
-        """Return the next message."""
-
-    def close(self, linger: int) -> None:
-        """Close without waiting."""
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Followed:
-    """What one subscription has learnt: of which index, from which events; None before the first."""
+    """A process that is followed: which, by what, and the task that does."""
 
-    index: PrefixIndex | None = None
-    events: KvEvents | None = None
+    process: tuple[KvAddress, str]
+    subscription: KvSubscription
+    task: asyncio.Task[None]
 
 
 class KvListener:
@@ -50,7 +47,7 @@ class KvListener:
 
     Attributes:
         batches: Applied so far.
-        gaps: How often a worker's batches were lost, or it started anew, and its cache was forgotten.
+        gaps: How often a worker's batches were lost for good, or its connection broke, and its cache was forgotten.
         malformed: Messages and events that were none.
     """
 
@@ -90,7 +87,8 @@ class KvListener:
         self._index_of = index_of
         self._port = port
         self._engine_block_tokens = engine_block_tokens
-        self._tasks: dict[str, tuple[tuple[str, str], asyncio.Task[None]]] = {}
+        self._followed: dict[str, _Followed] = {}
+        self._turns = asyncio.Semaphore(_TURNS)
         # The context may end only after the last socket, so those of cancelled tasks are waited for, too.
         self._running: set[asyncio.Task[None]] = set()
         self.batches = 0
@@ -106,7 +104,7 @@ class KvListener:
     async def close(self) -> None:
         """End all subscriptions."""
         context, self._context = self._context, None
-        self._tasks = {}
+        self._followed = {}
         for task in self._running:
             task.cancel()
         if self._running:
@@ -122,77 +120,47 @@ class KvListener:
             for each in self._pool
             if each.spec.role is self._role
         }
-        for name in [name for name, (process, _) in self._tasks.items() if wanted.get(name) != process]:
-            self._tasks.pop(name)[1].cancel()
+        for name in [name for name, each in self._followed.items() if wanted.get(name) != each.process]:
+            self._followed.pop(name).task.cancel()
         for name, process in wanted.items():
-            if name not in self._tasks:
-                task = asyncio.create_task(self._follow(name, process[0]), name=f"kv events {name}")
-                self._tasks[name] = (process, task)
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
+            if name not in self._followed:
+                self._followed[name] = self._follow(name, process)
+            self._followed[name].subscription.worker_changed()
 
-    def _address(self, spec: WorkerSpec) -> str:
+    def _follow(self, name: str, process: tuple[KvAddress, str]) -> _Followed:
+        sink = KvSink(
+            index=lambda: self._index_of(name),
+            begin=lambda index: KvEvents(index, engine_block_tokens=self._engine_block_tokens),
+            apply=self.apply,
+            lost=self._connection_lost,
+            turns=self._turns,
+        )
+        subscription = KvSubscription(self._zmq, self._context, process[0], sink)
+        task = asyncio.create_task(subscription.follow(), name=f"kv events {name}")
+        log.debug("kv events followed", worker=name, address=process[0].events)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return _Followed(process, subscription, task)
+
+    def _address(self, spec: WorkerSpec) -> KvAddress:
         if spec.kv_events is not None:
-            return spec.kv_events
+            return KvAddress(spec.kv_events, spec.kv_replay)
         parts = urlsplit(spec.url)
         # Of an IPv6 address `hostname` drops the brackets, which tell it from the port.
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        return f"tcp://{host}:{self._port}"
+        return KvAddress(f"tcp://{host}:{self._port}", f"tcp://{host}:{kv_replay_port(self._port)}")
 
-    async def _follow(self, name: str, address: str) -> None:
-        if self._context is None:
-            return
-        socket = self._context.socket(self._zmq.SUB)
-        monitor = socket.get_monitor_socket(self._zmq.EVENT_DISCONNECTED)
-        try:
-            socket.setsockopt(self._zmq.SUBSCRIBE, b"")
-            socket.setsockopt(self._zmq.IPV6, 1)
-            socket.connect(address)
-            log.debug("kv events followed", worker=name, address=address)
-            followed = _Followed()
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._read(name, socket, followed))
-                group.create_task(self._watch(name, monitor, followed))
-        finally:
-            socket.disable_monitor()
-            socket.close(linger=0)
-
-    async def _read(self, name: str, socket: _Socket, followed: _Followed) -> None:
-        while True:
-            frames = await socket.recv_multipart()
-            index = self._index_of(name)
-            if index is None:
-                followed.events = None
-                continue
-            if followed.events is None or index is not followed.index:
-                # Whoever joins anew begins with an empty index, and so does what is known of its blocks.
-                followed.index, followed.events = (
-                    index,
-                    KvEvents(index, engine_block_tokens=self._engine_block_tokens),
-                )
-            self.apply(followed.events, frames)
-
-    async def _watch(self, name: str, monitor: _Socket, followed: _Followed) -> None:
-        """Forget a worker's cache with its connection: what it evicts until the next is told to nobody.
-
-        Numbers alone would not do: a process that starts anew may reach the expected one before it is heard.
-        """
-        while True:
-            await monitor.recv_multipart()
-            followed.events = None
-            index = self._index_of(name)
-            if index is not None:
-                index.clear()
-                self.gaps += 1
+    def _connection_lost(self) -> None:
+        self.gaps += 1
 
     def blocks(self) -> dict[str, int]:
         """Return the prefix blocks that each worker is believed to hold; without those that take no requests."""
-        found = {name: self._index_of(name) for name in self._tasks}
+        found = {name: self._index_of(name) for name in self._followed}
         return {name: index.count for name, index in found.items() if index is not None}
 
     def apply(self, events: KvEvents, frames: Sequence[bytes]) -> None:
         """Apply one message; anything that is none is counted."""
-        if len(frames) != _FRAMES or len(frames[1]) != _NUMBER_BYTES:
+        if len(frames) != _FRAMES or len(frames[1]) != NUMBER_BYTES:
             self._not_understood()
             return
         try:

@@ -42,35 +42,48 @@ def post(url, body=None, timeout_s=30):
     return json.loads(content) if content else None
 
 
+def port_of(endpoint):
+    """Return an endpoint's port."""
+    return int(endpoint.rpartition(":")[2])
+
+
 class Engine:
     """A worker in this process that can be started again on its ports."""
 
-    def __init__(self, name, pool):
+    def __init__(self, name, pool, *, replays=False):
         self.name = name
         self.pool = pool
         self.server = None
-        self.ports = {"port": 0, "kv_events_port": "*"}
+        self.replays = replays
+        self.ports = {"port": 0, "kv_events_port": "*", "kv_replay_port": "*"}
         self._group = None
 
-    async def start(self):
-        """Listen and publish, where it did before if it did."""
-        self._group = await asyncio.TaskGroup().__aenter__()
+    @property
+    def events_config(self):
+        """What the flag says."""
         config = {
             "enable_kv_cache_events": True,
             "endpoint": f"tcp://127.0.0.1:{self.ports['kv_events_port']}",
         }
+        replay = {"replay_endpoint": f"tcp://127.0.0.1:{self.ports['kv_replay_port']}"}
+        return {**config, **replay} if self.replays else config
+
+    async def start(self):
+        """Listen and publish, where it did before if it did."""
+        self._group = await asyncio.TaskGroup().__aenter__()
         flags = ServeFlags(
             model="m",
             profile="h200-llama-3.1-8b-tp1",
             port=self.ports["port"],
             speed=100.0,
             num_gpu_blocks_override=CACHE_BLOCKS,
-            kv_events_config=json.dumps(config),
+            kv_events_config=json.dumps(self.events_config),
         )
         self.server = EngineServer(resolve(flags), self._group)
         await self.server.start()
-        endpoint = self.server.worker.kv_events_endpoint
-        self.ports = {"port": self.server.port, "kv_events_port": int(endpoint.rpartition(":")[2])}
+        publisher = self.server.worker._publisher
+        self.ports = {"port": self.server.port, "kv_events_port": port_of(publisher.endpoint)}
+        self.ports["kv_replay_port"] = port_of(publisher.replay_endpoint) if self.replays else "*"
 
     async def stop(self):
         """End without a word."""
@@ -85,7 +98,16 @@ class Engine:
 
     def entry(self):
         """Return what the statefile says of it."""
-        return {"role": "aggregated", "state": "ready", "url": self.server.url, "ports": self.ports}
+        cmd = ["engine", "--kv-events-config", json.dumps(self.events_config)]
+        url = self.server.url
+        return {"role": "aggregated", "state": "ready", "url": url, "ports": self.ports, "cmd": cmd}
+
+
+class Deaf:
+    """A socket whose messages never arrive."""
+
+    def send_multipart(self, frames):
+        """Lose them."""
 
 
 class Scene:
@@ -137,11 +159,13 @@ def scene(tmp_path):
     """Make a scene."""
 
     @asynccontextmanager
-    async def make():
+    async def make(*, replays=False, before=()):
         pool = ConnectionPool()
-        engines = [Engine("a", pool), Engine("b", pool)]
+        engines = [Engine("a", pool, replays=replays), Engine("b", pool, replays=replays)]
         for engine in engines:
             await engine.start()
+            for text in before:
+                await engine.complete(text)
         statefile = tmp_path / "state.json"
         statefile.write_text(json.dumps({each.name: each.entry() for each in engines}))
         config = RouterConfig.model_validate({**EVENTS, **POLICY})
@@ -152,7 +176,8 @@ def scene(tmp_path):
         made = Scene(router, engines, pool)
         try:
             await made.until(lambda: not router.admission.problems(), "the router serves")
-            await made.joined()
+            if not before:
+                await made.joined()
             yield made
         finally:
             await pool.close()
@@ -210,6 +235,48 @@ async def test_lost_events_forget_the_workers_cache(scene):
 
         assert made.believed(holder, ours) == 0
         assert made.believed(other, prompt("others", 1024)) == 2
+
+
+async def test_a_router_that_joins_late_knows_what_was_published_before(scene):
+    """Its workers publish nothing more: what they hold, and what they have evicted since, comes from their buffers."""
+    evicted, held = prompt("evicted", 1024), prompt("held", 2048)
+    async with scene(replays=True, before=(evicted, held)) as made:
+        for engine in made.engines:
+            await made.until(lambda engine=engine: made.believed(engine, held) == 4, "what it holds is known")
+            assert made.believed(engine, evicted) == 1
+
+
+async def test_events_lost_on_the_way_cost_nothing_where_they_can_be_asked_for(scene, monkeypatch):
+    """Batches never arrive; with the next they are asked for, and what was known before is still known."""
+    ours, lost, later = prompt("ours", 1024), prompt("lost", 512), prompt("later", 512)
+    async with scene(replays=True) as made:
+        holder = await made.complete(ours)
+        publisher = holder.server.worker._publisher
+        with monkeypatch.context() as patch:
+            patch.setattr(publisher, "_socket", Deaf())
+            await holder.complete(lost)
+            await asyncio.sleep(0.1)
+        assert made.believed(holder, lost) == 0
+
+        await holder.complete(later)
+        await made.until(lambda: made.believed(holder, later) == 1, "what came after the gap is known")
+
+        assert (made.believed(holder, ours), made.believed(holder, lost)) == (2, 1)
+        assert made.router._kv_events.gaps == 0
+
+
+async def test_a_connection_that_broke_is_caught_up_with(scene):
+    """The worker starts anew unseen by discovery and computes before the router is back: its first batches are known."""
+    ours, first = prompt("ours", 1024), prompt("first", 1024)
+    async with scene(replays=True) as made:
+        holder = await made.complete(ours)
+        await holder.stop()
+        await made.until(lambda: made.believed(holder, ours) == 0, "ours is forgotten")
+        await holder.start()
+        await holder.complete(first)
+
+        await made.until(lambda: made.believed(holder, first) == 2, "what it computed is known")
+        assert made.believed(holder, ours) == 0
 
 
 async def test_a_worker_that_starts_anew_is_forgotten_and_followed(scene):

@@ -1,7 +1,8 @@
 """Publishes what changes in a worker's KV cache over ZMQ, as vLLM 0.32 does; needs the extra ``penstock[kv-events]``.
 
 Messages have three frames: topic, number (8 bytes, big-endian, from 0) and msgpack of ``[time, events, rank]``, each
-event a map. Sending never waits: what a slow subscriber cannot take is dropped, and shows as a gap in the numbers.
+event a map. Sending never waits: what a slow subscriber cannot take is dropped, and shows as a gap in the numbers; it
+may ask for it again (`kv_replay`).
 
 Source: vLLM, vllm/distributed/kv_events.py; maps instead of arrays since its pull request 42892.
 """
@@ -12,6 +13,7 @@ import errno
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,6 +22,7 @@ from penstock_core.errors import ConfigError, PortInUseError
 from penstock_core.logs import get_logger
 from penstock_core.simulated_tokens import token_ids
 from penstock_engine.core.kv_facts import BlocksRemoved, BlocksStored, KvFact
+from penstock_engine.serve.kv_replay import NUMBER_BYTES, KvReplay
 
 log = get_logger(__name__)
 
@@ -37,6 +40,8 @@ class KvEventsConfig(BaseModel):
     enable_kv_cache_events: bool = False
     publisher: Literal["null", "zmq"] | None = None
     endpoint: str = Field(default="tcp://*:5557", pattern=r"^(tcp|ipc|inproc)://.+")
+    replay_endpoint: str | None = Field(default=None, pattern=r"^(tcp|ipc|inproc)://.+")
+    buffer_steps: int = Field(default=10_000, ge=1)
     hwm: int = Field(default=100_000, ge=0)
     topic: str = ""
 
@@ -92,6 +97,9 @@ class KvPublisher:
         self._block_size = block_size
         self._topic = config.topic.encode()
         self._numbers = itertools.count()
+        self._replay = (
+            None if config.replay_endpoint is None else KvReplay(zmq, self._topic, config.buffer_steps)
+        )
         self._context: Any = None
         self._socket: Any = None
 
@@ -100,6 +108,11 @@ class KvPublisher:
         """Where it publishes, with the port that was taken."""
         return str(self._socket.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
+    @property
+    def replay_endpoint(self) -> str | None:
+        """Where it answers for what it published, with the port that was taken; None: nowhere."""
+        return None if self._replay is None else self._replay.endpoint
+
     def start(self) -> None:
         """Bind. vLLM connects to an endpoint without a wildcard; a simulated worker is always the one that binds.
 
@@ -107,12 +120,18 @@ class KvPublisher:
             PortInUseError: the port is taken.
             ConfigError: the address cannot be bound.
         """
-        zmq, endpoint = self._zmq, self._config.endpoint
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PUB)
-        self._socket.set_hwm(self._config.hwm)
+        config = self._config
+        self._context = self._zmq.Context()
+        self._socket = self._context.socket(self._zmq.PUB)
+        self._socket.set_hwm(config.hwm)
+        self._bind(self._socket.bind, config.endpoint)
+        if self._replay is not None and config.replay_endpoint is not None:
+            self._bind(partial(self._replay.start, self._context), config.replay_endpoint)
+
+    def _bind(self, bind: Callable[[str], None], endpoint: str) -> None:
+        zmq = self._zmq
         try:
-            self._socket.bind(endpoint)
+            bind(endpoint)
         except zmq.ZMQError as exc:
             self.close()
             if exc.errno == errno.EADDRINUSE:
@@ -124,11 +143,16 @@ class KvPublisher:
         if self._socket is None:
             return
         batch = [time.time(), [self._event(fact) for fact in facts], _RANK]
-        number = next(self._numbers).to_bytes(8, "big")
-        self._socket.send_multipart((self._topic, number, self._encode(batch)))
+        number = next(self._numbers).to_bytes(NUMBER_BYTES, "big")
+        payload = self._encode(batch)
+        self._socket.send_multipart((self._topic, number, payload))
+        if self._replay is not None:
+            self._replay.add(number, payload)
 
     def close(self) -> None:
         """Stop; what subscribers have not taken is dropped."""
+        if self._replay is not None:
+            self._replay.close()
         if self._context is not None:
             self._context.destroy(linger=0)
             self._context = self._socket = None

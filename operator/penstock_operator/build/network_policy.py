@@ -20,6 +20,7 @@ from penstock_objects.names import (
 from penstock_operator.build.context import BuildContext
 from penstock_operator.build.labels import graph_labels
 from penstock_operator.build.metadata import ROUTER_SUFFIX, WORKER_SUFFIX, metadata
+from penstock_runtimes.engine_flags import kv_replay_port
 
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 
@@ -85,7 +86,9 @@ def _http() -> list[dict[str, Any]]:
 
 def _kv_events(graph: GraphDeployment) -> list[dict[str, Any]]:
     port = graph.spec.router.kv_events_port
-    return [] if port is None else [{"port": port, "protocol": "TCP"}]
+    if port is None:
+        return []
+    return [{"port": each, "protocol": "TCP"} for each in (port, kv_replay_port(port))]
 
 
 def _namespace(name: str) -> dict[str, Any]:

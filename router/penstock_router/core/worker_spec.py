@@ -21,6 +21,7 @@ class WorkerSpec:
         incarnation: Changes with every start of the process; what was learnt about the last one is void.
         reason: Why it is not ready, or empty.
         kv_events: Where it publishes KV events; None: at its host on the graph's port, if at all.
+        kv_replay: Where it answers for what it published before; of meaning beside ``kv_events``. None: nowhere.
     """
 
     name: str
@@ -32,3 +33,4 @@ class WorkerSpec:
     incarnation: str = ""
     reason: str = ""
     kv_events: str | None = None
+    kv_replay: str | None = None

@@ -16,7 +16,7 @@ from penstock_core.local_state import ARBITER_KEY, EMPTY_STATES, EntryState
 from penstock_core.logs import get_logger
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_runtimes import fill
-from penstock_runtimes.engine_flags import kv_events_endpoint
+from penstock_runtimes.engine_flags import kv_events_endpoint, kv_replay_endpoint
 
 log = get_logger(__name__)
 
@@ -125,6 +125,7 @@ def _spec(name: str, entry: Any) -> WorkerSpec | None:
     if state not in set(EntryState):
         log.warning("statefile entry with an unknown state is not served", worker=name, state=str(state))
         return None
+    kv_events, kv_replay = _kv_endpoints(entry)
     return WorkerSpec(
         name=name,
         role=Role(entry["role"]),
@@ -134,14 +135,16 @@ def _spec(name: str, entry: Any) -> WorkerSpec | None:
         supervised=state != EntryState.DRAINING,
         incarnation=f"{entry.get('pid')}/{entry.get('started')}/{entry.get('restarts')}",
         reason="" if state in {EntryState.READY, EntryState.DRAINING} else str(state),
-        kv_events=_kv_events(entry),
+        kv_events=kv_events,
+        kv_replay=kv_replay,
     )
 
 
-def _kv_events(entry: dict[str, Any]) -> str | None:
-    """Return where the worker's own command makes it publish."""
+def _kv_endpoints(entry: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Return where the worker's own command makes it publish KV events, and answer for earlier ones."""
     command, ports = entry.get("cmd"), entry.get("ports")
     if not isinstance(command, list) or not isinstance(ports, dict):
-        return None
-    endpoint = kv_events_endpoint(command)
-    return None if endpoint is None else fill(endpoint, ports)
+        return None, None
+    found = kv_events_endpoint(command), kv_replay_endpoint(command)
+    events, replay = (None if each is None else fill(each, ports) for each in found)
+    return events, replay

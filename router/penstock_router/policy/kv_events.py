@@ -67,6 +67,11 @@ class KvEvents:
         """Return the engine blocks known."""
         return len(self._blocks)
 
+    @property
+    def expected(self) -> int | None:
+        """Number of the next batch; None before the first."""
+        return self._expected
+
     def numbered(self, sequence: int) -> bool:
         """Take note of a batch's number before it is applied; return whether there was a gap.
 

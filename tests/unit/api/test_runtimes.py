@@ -16,7 +16,7 @@ from penstock_runtimes import (
     masked_env,
     process_specs,
 )
-from penstock_runtimes.engine_flags import kv_events_endpoint
+from penstock_runtimes.engine_flags import kv_events_endpoint, kv_replay_endpoint, kv_replay_port
 
 LEASE = {"kv_lease_duration": 30, "decoder_kv_blocks_ttl": 480}
 
@@ -401,10 +401,12 @@ def test_vllm_publishes_kv_events_in_a_cluster_where_the_router_follows_them(bui
         "enable_kv_cache_events": True,
         "publisher": "zmq",
         "endpoint": "tcp://*:5557",
+        "replay_endpoint": "tcp://*:5558",
     }
     assert "--kv-events-config" not in specs["decode"].argv
     local = by_service(graph, context)["prefill"]
     assert kv_events_endpoint(filled_argv(local, {"kv_events_port": 7})) == "ipc:///state/llama.7.kv"
+    assert kv_replay_endpoint(filled_argv(local, {"kv_events_port": 7})) == "ipc:///state/llama.7.kr"
     assert local.ports == ("port", "kv_events_port", "side_channel_port")
 
 
@@ -420,8 +422,10 @@ def test_simulated_workers_publish_kv_events_where_the_router_follows_them(build
 
     assert (endpoint(local["prefill"]), local["prefill"].ports) == (
         "tcp://127.0.0.1:{kv_events_port}",
-        ("port", "kv_events_port"),
+        ("port", "kv_events_port", "kv_replay_port"),
     )
+    assert kv_replay_endpoint(local["prefill"].argv) == "tcp://127.0.0.1:{kv_replay_port}"
+    assert kv_replay_endpoint(remote["prefill"].argv) == "tcp://*:5558"
     assert endpoint(remote["prefill"]) == "tcp://*:5557"
     assert remote["prefill"].ports == ("port",)
     filled = filled_argv(local["prefill"], {"port": 1, "kv_events_port": 2})
@@ -429,3 +433,8 @@ def test_simulated_workers_publish_kv_events_where_the_router_follows_them(build
     assert local["decode"].ports == ("port",)
     assert "--kv-events-config" not in local["decode"].argv
     assert "--kv-events-config" not in by_service(build(), context)["prefill"].argv
+
+
+def test_the_port_of_replays_is_one():
+    """Beside the graph's, whichever that is."""
+    assert [kv_replay_port(port) for port in (1, 5557, 65535)] == [2, 5558, 65534]

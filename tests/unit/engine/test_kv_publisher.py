@@ -10,6 +10,7 @@ from penstock_core.errors import ConfigError, PortInUseError
 from penstock_core.simulated_tokens import token_ids
 from penstock_engine.core.prefix_keys import prefix_keys
 from penstock_engine.serve.kv_publisher import KvEventsConfig, KvPublisher, parse_events_config
+from penstock_engine.serve.kv_replay import KvReplay
 
 msgspec = pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
@@ -178,3 +179,50 @@ def test_a_missing_library_names_its_extra(monkeypatch, missing):
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ConfigError, match=rf"the package {missing}; pip install 'penstock\[kv-events\]'"):
         KvPublisher(KvEventsConfig(), 16)
+
+
+async def replayed(endpoint, first):
+    """Ask a worker for what it published, as a router does; return the frames of each answer after the delimiter."""
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.connect(endpoint)
+    socket.send_multipart((b"", first.to_bytes(8, "big")))
+    found = []
+    try:
+        async with asyncio.timeout(5):
+            while not found or found[-1][1] != b"\xff" * 8:
+                try:
+                    found.append(socket.recv_multipart(zmq.NOBLOCK)[1:])
+                except zmq.Again:
+                    await asyncio.sleep(0.005)
+    finally:
+        context.destroy(linger=0)
+    return found
+
+
+async def test_what_was_published_is_replayed_from_a_number_on(serving):
+    """As vLLM's publisher does: topic, number and payload of what the buffer holds, then the end."""
+    replay = {"replay_endpoint": "tcp://127.0.0.1:*", "buffer_steps": 2, "topic": "kv"}
+    async with serving(kv_events_config=config(**replay)) as worker:
+        for _ in range(3):
+            assert await reset(worker)
+        endpoint = worker.server.worker._publisher.replay_endpoint
+        whole, last = await replayed(endpoint, 0), await replayed(endpoint, 2)
+
+    assert [(topic, int.from_bytes(number, "big")) for topic, number, _ in whole[:-1]] == [
+        (b"kv", 1),
+        (b"kv", 2),
+    ]
+    assert msgspec.msgpack.decode(whole[0][2])[1] == [{"type": "AllBlocksCleared"}]
+    assert whole[-1] == [b"", b"\xff" * 8, b""]
+    assert last == whole[1:]
+
+
+def test_a_buffer_is_bounded_in_size(monkeypatch):
+    """The oldest go first."""
+    monkeypatch.setattr("penstock_engine.serve.kv_replay.MAX_BYTES", 10)
+    buffer = KvReplay(zmq, b"", 100)
+    for number in range(5):
+        buffer.add(bytes([number]), b"1234")
+
+    assert [number for number, _ in buffer._held] == [b"\x03", b"\x04"]

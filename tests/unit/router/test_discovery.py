@@ -60,6 +60,17 @@ def test_where_a_worker_publishes_is_in_its_command(cmd, ports, expected):
     (spec,) = parse_statefile(json.dumps({"w": _entry(cmd=cmd, ports=ports)}).encode())
 
     assert spec.kv_events == expected
+    assert spec.kv_replay is None
+
+
+def test_where_a_worker_is_asked_for_earlier_events_is_in_its_command():
+    """Beside where it publishes."""
+    config = '{"endpoint": "tcp://127.0.0.1:5", "replay_endpoint": "tcp://127.0.0.1:{kv_replay_port}"}'
+    cmd, ports = ["vllm", "--kv-events-config", config], {"port": 9, "kv_replay_port": 8}
+
+    (spec,) = parse_statefile(json.dumps({"w": _entry(cmd=cmd, ports=ports)}).encode())
+
+    assert (spec.kv_events, spec.kv_replay) == ("tcp://127.0.0.1:5", "tcp://127.0.0.1:8")
 
 
 @pytest.mark.parametrize(

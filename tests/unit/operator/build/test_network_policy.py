@@ -55,8 +55,8 @@ def test_workers_are_reached_by_routers_each_other_and_readers(objects):
 def test_routers_that_follow_kv_events_reach_their_port(objects):
     """The graph's port beside HTTP, for routers alone."""
     ingress = objects(router={"kvEventsPort": 5557})["NetworkPolicy", "llama-worker"]["spec"]["ingress"]
-    port = {"port": 5557, "protocol": "TCP"}
-    assert ingress[0] == {"from": [{"podSelector": pods("router")}], "ports": [*HTTP, port]}
+    ports = [{"port": 5557, "protocol": "TCP"}, {"port": 5558, "protocol": "TCP"}]
+    assert ingress[0] == {"from": [{"podSelector": pods("router")}], "ports": [*HTTP, *ports]}
     assert ingress[2] == readers("penstock")
 
 
