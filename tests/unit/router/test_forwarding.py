@@ -251,9 +251,10 @@ async def test_a_full_queue_of_the_owner_is_full_for_all(harness, write_graph):
     config = {"prefillQueue": {"maxRequests": 1, "workerTokens": 1}}
     routers = await start(harness, write_graph, worker, config=config)
     first, second = routers.first, routers.second
-    running = asyncio.ensure_future(second.post())
+    # Streams: of whole answers it is guessed when a prompt is computed.
+    running = asyncio.ensure_future(second.post(stream=True))
     await first.until(lambda: len(worker.seen) == 1)
-    queued = asyncio.ensure_future(second.post())
+    queued = asyncio.ensure_future(second.post(stream=True))
     await first.until(lambda: len(first.server.core.entry_queue) == 1)
     refused = await asyncio.gather(*(second.post() for _ in range(3)))
     assert [(each.status, b"retry-after" in each.headers) for each in refused] == [(429, True)] * 3
