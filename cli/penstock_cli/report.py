@@ -58,12 +58,12 @@ _NOT_SHOWN = "what other fleets would have cost is not shown: "
 @click.option(
     "--ttft-target-s",
     type=float,
-    help="Count requests whose TTFT is above this, simulated seconds.  [default: the graph's SLO, else no target]",
+    help="Count requests whose TTFT is above this, simulated seconds.  [default: the ledger's in mode sla, the graph's SLO, else no target]",
 )
 @click.option(
     "--itl-target-s",
     type=float,
-    help="Count inter-token gaps above this, simulated seconds.  [default: no target]",
+    help="Count inter-token gaps above this, simulated seconds.  [default: the ledger's in mode sla, else no target]",
 )
 @option.as_json("Print the analysis as JSON, without progress.")
 def report(**options: Any) -> None:

@@ -156,8 +156,8 @@ class PlannerLoop:
         self._observed: TargetState | None = None
         self._is_target_unavailable = False
         self._readings: Readings | None = None
-        self._forecasts = fits_in_thread(settings.config)
         self._pulled: Pull | None = None
+        self._forecasts = fits_in_thread(settings.config)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Plan until ``stop`` is set."""

@@ -248,8 +248,21 @@ def join(
     if graph is not None and layers["mode"] == PlannerMode.SLA:
         layers = {**layers, "ttft-slo": graph.spec.planner.sla.ttft_seconds, **said}
     options = _checked(layers, given, file)
+    _refuse_zero_elsewhere(options, graph)
     refuse_contradictions(options, is_aggregated=graph is not None and not graph.spec.is_disaggregated)
     return options
+
+
+def _refuse_zero_elsewhere(options: PlannerOptions, graph: GraphDeployment | None) -> None:
+    """Refuse scaling to zero of a graph that is not made for it: its routers would refuse the request that wakes it."""
+    is_declared = graph is not None and graph.spec.planner.scale_to_zero_after_seconds is not None
+    if options.scale_to_zero_after is None or is_declared:
+        return
+    message = (
+        f"{options.scale_to_zero_after:g} s, but no graph says planner.scaleToZeroAfterSeconds, which its router and "
+        "services have to be set up for; give it there"
+    )
+    raise InvalidSpecError([Problem("--scale-to-zero-after", message, "planner")])
 
 
 def refuse_contradictions(options: PlannerOptions, *, is_aggregated: bool) -> None:

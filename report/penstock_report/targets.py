@@ -142,11 +142,11 @@ def attainment_over_time(results: Sequence[RequestResult], values: Floats) -> tu
         return np.empty(0), np.empty(0)
     width_s = window_for(float(arrivals.max()))
     bins = np.floor(arrivals / width_s).astype(int)
-    counts = np.bincount(bins)
-    sums = np.bincount(bins, weights=values)
-    shares = np.divide(sums, counts, out=np.full(counts.shape, np.nan), where=counts > 0)
-    middles = np.asarray((np.arange(counts.size) + 0.5) * width_s, dtype=np.float64)
-    return middles, shares
+    counts, sums = np.bincount(bins), np.bincount(bins, weights=values)
+    shares = np.full(counts.size, np.nan)
+    np.divide(sums, counts, out=shares, where=counts > 0)
+    centres = (np.arange(counts.size, dtype=np.float64) + 0.5) * width_s
+    return centres, shares
 
 
 def target_lines(found: TargetsSummary) -> list[str]:

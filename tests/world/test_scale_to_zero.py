@@ -4,7 +4,6 @@ import json
 import urllib.request
 
 import pytest
-from tests.world.conftest import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -26,7 +25,7 @@ spec:
 LIVE = ("requested", "starting", "ready", "draining")
 
 
-def test_an_idle_graph_holds_no_worker_and_the_next_request_is_served(world):
+def test_an_idle_graph_holds_no_worker_and_the_next_request_is_served(world, eventually):
     """Up with one of each, then none, then one of each again for the request that waited for them."""
     path = world.folder / "graph.yaml"
     path.write_text(ZERO)

@@ -18,6 +18,7 @@ from penstock_core.errors import NotFoundError, PenstockError
 from penstock_core.logs import get_logger
 from penstock_core.stamps import stamp
 from penstock_objects.names import PLANNER
+from penstock_planner.cluster.beyond import BeyondLimits
 from penstock_planner.cluster.watch import PLANNER_CONDITION, Key
 from penstock_planner.core.state import PlannerPhase
 from penstock_planner.decide.config import DecideConfig
@@ -127,6 +128,7 @@ class StatusListener:
         self._say = say
         self._known_s: float | None = None
         self._needs_demand = config.mode.follows_demand
+        self._beyond = BeyondLimits()
         if config.no_operation:
             self._calm = (
                 PlannerReason.NO_OPERATION,
@@ -151,7 +153,8 @@ class StatusListener:
         self._say(self._report)
 
     def decided(self, decision: Decision, view: View) -> None:  # noqa: ARG002 - the listener's shape
-        """Keep the sentences of a decision that changes something."""
+        """Keep the sentences of a decision that changes something, and which limits bind."""
+        self._beyond.decided(decision)
         if decision.changes:
             sentence = "; ".join(role.sentence for role in decision.changes)
             self._report = replace(self._report, last_decision=sentence, decision_id=decision.id)
@@ -176,7 +179,8 @@ class StatusListener:
                 PlannerReason.METRICS_MISSING,
                 f"{unknown} unknown{_asked(view)}: nothing shrinks, and grows only if what is known suffices",
             )
-        return self._calm
+        reason, message = self._calm
+        return reason, f"{message}; {self._beyond.words}" if self._beyond.words else message
 
 
 def _unknown(view: View, *, needs_demand: bool) -> str | None:

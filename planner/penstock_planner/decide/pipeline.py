@@ -67,7 +67,7 @@ def finish(
     stepped = [_limit(proposal, config) for proposal in proposed.proposals]
     raised_all = raised(stepped, gpus, config, seen=seen)
     bounded = kept(within_bounds(release(raised_all, owed), gpus, config, owed=owed), config)
-    bounded, reserved = reserve(bounded, owed, pools)
+    bounded, reserved = reserve(bounded, owed, pools, freeable=_freeable(bounded, gpus, config))
     again_s = _again_s(bounded, config)
     if again_s is not None:
         bounded = [_once_more(proposal, again_s) for proposal in bounded]
@@ -127,6 +127,18 @@ def roll_back(
     )
     roles = {**state.roles, role: after}
     return decision, replace(state, sequence=sequence, roles=roles, interval_s=None)
+
+
+def _freeable(proposals: Sequence[RoleProposal], gpus: int, config: DecideConfig) -> int:
+    """Return the GPUs that are free, drain, or stand above the floors of roles that shrink."""
+    free = max(0, (config.max_gpu_budget or 0) - gpus)
+    draining = sum(each.pool.draining * each.engine_gpus for each in proposals)
+    given = sum(
+        (each.pool.replicas - config.floor(each.role, each.engine_gpus)) * each.engine_gpus
+        for each in proposals
+        if each.action is Action.DOWN
+    )
+    return free + draining + given
 
 
 def _limit(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:

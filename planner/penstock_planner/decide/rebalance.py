@@ -31,18 +31,23 @@ def release(proposals: Sequence[RoleProposal], owed: frozenset[Role]) -> list[Ro
 
 
 def reserve(
-    proposals: Sequence[RoleProposal], owed: frozenset[Role], pools: Mapping[Role, PoolCounts]
+    proposals: Sequence[RoleProposal],
+    owed: frozenset[Role],
+    pools: Mapping[Role, PoolCounts],
+    *,
+    freeable: int,
 ) -> tuple[list[RoleProposal], frozenset[Role]]:
     """Return the bounded proposals with what becomes of every reservation, and the roles that are owed GPUs now.
 
-    A reservation begins when the budget alone holds a role back and another one shrinks in the same decision. It
-    is kept while a worker still drains or shrinks for it, ends when the role grows, and is released when
+    A reservation begins when the budget alone holds a role back and another one shrinks in the same decision, if
+    enough for one engine can come free at all. It is kept while a worker still drains or shrinks for it, ends when the role grows, and is released when
     nothing that could free GPUs is under way.
 
     Args:
         proposals: After the bounds.
         owed: Roles with a reservation from earlier decisions.
         pools: Counts at the interval's newest pull.
+        freeable: GPUs that are free, drain, or stand above the floors of roles that shrink.
     """
     givers = [proposal.role for proposal in proposals if proposal.action is Action.DOWN]
     is_draining = any(pool.draining for pool in pools.values())
@@ -50,7 +55,9 @@ def reserve(
     reserved: set[Role] = set()
     for proposal in proposals:
         decided = proposal
-        if proposal.reason is Reason.GPU_BUDGET and givers:
+        if proposal.reason is Reason.GPU_BUDGET and givers and freeable < proposal.engine_gpus:
+            decided = _not_begun(proposal, freeable)
+        elif proposal.reason is Reason.GPU_BUDGET and givers:
             decided = _waiting(proposal, f"{givers[0].value} gives up one for it")
             reserved.add(proposal.role)
         elif proposal.role in owed and proposal.reason is Reason.GPU_BUDGET and is_draining:
@@ -69,6 +76,11 @@ def reserve(
 def _waiting(proposal: RoleProposal, why: str) -> RoleProposal:
     step = Step(STEP, {"gpus_needed": proposal.engine_gpus}, None, f"waits: {why}")
     return replace(proposal, detail=f"{proposal.detail}; {why}", steps=(*proposal.steps, step))
+
+
+def _not_begun(proposal: RoleProposal, freeable: int) -> RoleProposal:
+    why = f"no more than {freeable} of {proposal.engine_gpus} GPUs can come free for it"
+    return proposal.passed(Step(STEP, {"gpus_needed": proposal.engine_gpus}, None, f"not begun: {why}"))
 
 
 def _released(proposal: RoleProposal, why: str) -> RoleProposal:

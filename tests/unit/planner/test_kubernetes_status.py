@@ -12,10 +12,12 @@ from penstock_core.errors import NotFoundError, UnavailableError
 from penstock_kube.events import MAX_NOTE, EventMessage
 from penstock_planner.cluster import events as events_module
 from penstock_planner.cluster import status as status_module
+from penstock_planner.cluster.beyond import BeyondLimits
 from penstock_planner.cluster.events import DecisionEventWriter, EventListener
 from penstock_planner.cluster.fleet import last_report
 from penstock_planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter, is_said
 from penstock_planner.decide.config import Mode
+from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
 from penstock_planner.decide.observation import Demand
 
 KEY = ("serving", "llama")
@@ -309,3 +311,41 @@ def test_a_long_sentence_is_cut_before_its_id(world):
     text = events_module._with_id("é" * 2000, "d000001")
     assert text.endswith("é (d000001)")
     assert len(text.encode()) <= MAX_NOTE
+
+
+def _limited(at_s, binds="maxGpuBudget 6", expect="TTFT without end", name="limit"):
+    step = Step(name, {"binds": binds}, 3, f"{binds} binds: expect {expect}")
+    role = RoleDecision(D, 3, 3, Action.HOLD, Reason.GPU_BUDGET, "decode 3: held", (step,))
+    return Decision("d000001", at_s, False, (role,), 6, 6, 6)
+
+
+def test_the_condition_tells_which_limit_binds_and_changes_its_words_no_more_often_than_each_minute():
+    """New figures under the same limit are no news; another limit is after a minute, and none after a minute without."""
+    beyond, said = BeyondLimits(), []
+    for decision in (
+        _limited(0),
+        _limited(2, expect="TTFT of 3 s"),
+        _limited(4, binds="maxReplicas 3 of decode"),
+        _limited(30, name="demand"),
+        _limited(64, binds="maxReplicas 3 of decode"),
+        _limited(100, name="demand"),
+        _limited(130, name="demand"),
+    ):
+        beyond.decided(decision)
+        said.append(beyond.words)
+    first, second = (
+        f"decode: {binds} binds: expect TTFT without end"
+        for binds in ("maxGpuBudget 6", "maxReplicas 3 of decode")
+    )
+    assert said == [first, first, first, first, second, second, ""]
+
+
+async def test_the_limit_stands_in_the_graphs_condition(world):
+    """Behind the interval."""
+    said = []
+    listener = StatusListener(Report(PlannerReason.OBSERVING, "", 1), world.config, say=said.append)
+    await world.run_until(40)
+    view = world.watcher.views[-1]
+    listener.decided(_limited(view.at_s), view)
+    listener.tick(view)
+    assert said[-1].message == ("decides every 30 s; decode: maxGpuBudget 6 binds: expect TTFT without end")

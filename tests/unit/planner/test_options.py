@@ -260,3 +260,26 @@ def test_the_queue_is_divided_by_the_workers_only_on_request():
     """The document compares the whole queue."""
     assert join(given={}).decide_config().queue_per_worker is False
     assert join(given={"prefill-queue-per-worker": "true"}).decide_config().queue_per_worker is True
+
+
+def test_scaling_to_zero_is_the_graphs_to_say_and_the_flags_to_change(tmp_path):
+    """Its router and its services are set up for it; any other's would refuse the request that should wake it."""
+    with pytest.raises(InvalidSpecError) as excinfo:
+        join(given={"scale-to-zero-after": 60, "mode": "adaptive", "min-gpu-budget": 0})
+    assert "no graph says planner.scaleToZeroAfterSeconds" in _problems(excinfo)[0]
+    path = tmp_path / "zero.yaml"
+    path.write_text(
+        GRAPH.replace("minReplicas: 1", "minReplicas: 0")
+        .replace("minReplicas: 2", "minReplicas: 0")
+        .replace("  planner:\n", "  router: {prefillQueue: {maxWakeSeconds: 300}}\n  planner:\n")
+        .replace(
+            "maxGpuBudget: null", "maxGpuBudget: null\n    minGpuBudget: 0\n    scaleToZeroAfterSeconds: 600"
+        )
+    )
+    graph = load_graph(path)
+    assert join(given={}, graph=graph).decide_config(graph).scale_to_zero_after_s == 600
+    assert join(given={"scale-to-zero-after": 60}, graph=graph).scale_to_zero_after == 60
+    assert join(given={"scale-to-zero-after": "none"}, graph=graph).scale_to_zero_after is None
+    with pytest.raises(InvalidSpecError) as excinfo:
+        join(given={"mode": "load"}, graph=graph)
+    assert "mode load has no signal" in " ".join(_problems(excinfo))

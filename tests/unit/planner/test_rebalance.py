@@ -121,6 +121,16 @@ def test_an_engine_of_several_gpus_is_paid_for_by_several_workers(make):
     assert seen == [(Action.HOLD, True), (Action.HOLD, True), (Action.UP, False)]
 
 
+def test_a_move_that_the_giver_can_never_pay_for_is_not_begun(make):
+    """Decode needs 4 GPUs and prefill can give one before its floor: it shrinks because it is idle, for nobody."""
+    config = replace(FULL, max_gpu_budget=6, decode_gpus=4)
+    window = make.steady(kv=[0.95], queue=0.0, prefill=_pool(2), decode=PoolCounts(1, gpus=4))
+    decision, state = decide(window, PlannerState(), config)
+    assert _role(decision, P).action is Action.DOWN
+    assert _steps(decision, D) == [("rebalance", "not begun: no more than 1 of 4 GPUs can come free for it")]
+    assert not state.of(D).owed
+
+
 def test_a_withdrawal_ends_the_claim():
     """What never became ready is not owed another try."""
     assert not rolled_back(RoleState(seen=2, asked=3, owed=True), DecideConfig()).owed

@@ -122,7 +122,7 @@ def test_unknown_demand_holds_every_role():
 
 
 @pytest.mark.parametrize(("rate", "needed"), [(2.0, 1), (18.0, 3), (45.0, 5)])
-def test_the_replicas_that_profile_and_targets_need_are_a_step(rate, needed):
+def test_the_replicas_that_profile_and_targets_need_are_astep_of(rate, needed):
     """Whatever runs: 18 prompts/s of 0.1 s keep 1.8 workers busy, and two are too few for the wait; of 45/s five suffice."""
     for prefill in (1, 2, 8):
         found, _ = decided_after(60, rate=rate, prefill=prefill, prefilled_tokens=0.0, prefilling_workers=0.0)
@@ -130,7 +130,7 @@ def test_the_replicas_that_profile_and_targets_need_are_a_step(rate, needed):
         assert (inputs["replicas"], inputs["replicas_now"]) == (needed, prefill)
 
 
-def test_what_was_read_off_the_profile_is_a_step():
+def test_what_was_read_off_the_profile_is_astep_of():
     """Its edges beside the load, a prompt's own time, and what the target leaves for waiting."""
     found, _ = decided_after(60)
     inputs = step_of(found[Role.PREFILL], "profile").inputs

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from penstock_router.core.dispatch_queue import DispatchQueue
 from penstock_router.core.queue_settings import QueueSettings
 from penstock_router.policy.load import WorkerLoad
-from penstock_router.policy.prefix_cost import HIT_WEIGHT, PrefixCost
+from penstock_router.policy.prefix_cost import HIT_WEIGHT, PrefixCost, prefix_cost
 from penstock_router.policy.routing_policy import Arrival
-from penstock_router.policy.shortlist import ALL_UP_TO
+from penstock_router.policy.shortlist import ALL_UP_TO, Shortlist
 
 FLEET = 100
 _NOISE = 0.02
@@ -74,6 +74,39 @@ def test_the_choice_costs_no_more_than_the_idlest_or_a_holder(seed):
             continue
         idle = min(queues._workers.values(), key=lambda each: each.pending_tokens)
         assert costs[last] <= (1 + _NOISE) * (idle.pending_tokens + HIT_WEIGHT * 1500) + 1500
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 1 << 30), st.integers(1, 4))
+def test_the_choice_is_as_good_as_a_full_scan(seed, holders):
+    """Exactly, but for the policy's own noise: with four holders of a beginning at most, and each load seen once as it is."""
+    rng = random.Random(seed)
+    policy = PrefixCost()
+    queues = DispatchQueue(policy, QueueSettings(tokens_per_s=10_000.0))
+    names = [f"w{number}" for number in range(FLEET)]
+    queues.set_workers([WorkerLoad(name) for name in names], 0.0)
+    homes = [rng.sample(names, holders) for _ in range(20)]
+    for item in range(200):
+        family = rng.randrange(len(homes))
+        chain = [family, 100 + rng.randrange(60), 1000 + item][: rng.randrange(1, 4)]
+        away = frozenset(names) - frozenset(homes[family])
+        submit(queues, item, chain, rng.randrange(1, 20_000), avoid=away)
+    for probe in range(20):
+        chain = (probe, 100 + rng.randrange(60), 9000 + probe)
+        arrival = Arrival(chain, rng.randrange(1, 20_000))
+        see_each_load(policy._shortlist, queues)
+        costs = {
+            name: prefix_cost(each, arrival, each.uncached(arrival), queues._estimates)
+            for name, each in queues._workers.items()
+        }
+        chosen = submit(queues, f"probe {probe}", chain, arrival.tokens)
+        assert costs[chosen] <= min(costs.values()) * (1 + _NOISE)
+
+
+def see_each_load(shortlist: Shortlist, queues):
+    """Let one turn of the fleet pass in which nothing is placed."""
+    for _ in range(FLEET // 8 + 1):
+        shortlist.candidates(Arrival((), 1), queues._workers, queues._estimates)
 
 
 def test_small_fleets_are_asked_whole():

@@ -158,7 +158,7 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
 def case_of(
     role: Role, window: Window, memory: AdaptiveMemory, workers: Workers, config: DecideConfig
 ) -> rules.Case:
-    """Return what the rules of one role look at; the window's last pull knows its demand."""
+    """Return what a role's rules look at; the newest pull knows the demand."""
     pull = window.pulls[-1]
     at_s, demand = pull.at_s, pull.demand
     assert demand is not None  # noqa: S101 - the caller's

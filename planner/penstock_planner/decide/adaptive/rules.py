@@ -6,7 +6,6 @@ Each rule gives a finding with its numbers, whether it applies or not, so that `
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -104,19 +103,6 @@ def missing(case: Case, most: int) -> int:
             break
         count += 1
     return count
-
-
-def needed(case: Case, most: int) -> int:
-    """Return the fewest workers, 1 to ``most``, of which demand, KV and ITL ask for no more, all of them ready."""
-
-    def suffice(workers: int) -> bool:
-        each = replace(case, pool=PoolCounts(workers, gpus=case.pool.gpus))
-        found = [] if each.work is None else [_demand(each, each.work)]
-        found += [] if each.kv is None else [_kv(each, each.kv)]
-        found += [] if each.gaps is None else [gaps.lacking(each.gaps, workers)]
-        return not any(one.applies for one in found)
-
-    return min(most, 1 + bisect_left(range(1, most + 1), True, key=suffice))
 
 
 def spares(case: Case) -> list[RoleFinding]:

@@ -112,7 +112,12 @@ def _told(proposal: RoleProposal, limits: Limits, outlook: Outlook) -> RolePropo
     if role is Role.DECODE and Role.PREFILL in limits.allowed:
         outlook = outlook.behind(limits.allowed[Role.PREFILL])
     expected = outlook.expected(role, max(1, allowed))
-    inputs = {"replicas_needed": need.needed, "gpus_needed": limits.gpus_needed, **expected.numbers}
+    inputs = {
+        "binds": binds,
+        "replicas_needed": need.needed,
+        "gpus_needed": limits.gpus_needed,
+        **expected.numbers,
+    }
     words = f"{need.needed} are needed and {binds} allows {allowed}: expect {expected.words}"
     step = Step("limit", inputs, allowed, f"{binds} binds: expect {expected.words}")
     return replace(proposal.passed(step), detail=f"{proposal.detail}; {words}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from penstock_api import Role
@@ -50,8 +51,11 @@ class Outlook:
 
     def needed(self, role: Role) -> int:
         """Return the fewest replicas of a role that hold the targets and the KV, 1 to `REPLICAS_MOST`."""
-        counts = range(1, REPLICAS_MOST)
-        return 1 + bisect_left(counts, True, key=lambda count: self._holds(role, count))
+        holds, enough = self._test(role), 1
+        while enough < REPLICAS_MOST and not holds(enough):
+            enough *= 2  # the formula's cost grows with the count
+        counts = range(enough // 2 + 1, min(enough, REPLICAS_MOST))
+        return counts.start + bisect_left(counts, True, key=holds)
 
     def behind(self, prefill_replicas: int) -> Outlook:
         """Return the same for decode: no more prompts than so many prefill replicas compute become answers."""
@@ -65,9 +69,19 @@ class Outlook:
         numbers = {name: value for each in found for name, value in each.numbers.items()}
         return Expectation(numbers, ", ".join(each.words for each in found))
 
-    def _holds(self, role: Role, replicas: int) -> bool:
-        is_first_held = role is Role.DECODE or self._late_share(role, replicas) <= self._may_be_late
-        return is_first_held and (role is Role.PREFILL or self._decodes(replicas))
+    def _test(self, role: Role) -> Callable[[int], bool]:
+        """Return a function that says whether so many replicas hold targets and KV."""
+        gaps = None if role is Role.PREFILL else self.workers.gaps(self.tokens_per_s)
+        decoding = None if role is Role.PREFILL else self.workers.decoding(self.kv, self.tokens_per_s)
+
+        def holds(replicas: int) -> bool:
+            if role is not Role.DECODE and self._late_share(role, replicas) > self._may_be_late:
+                return False
+            if decoding is not None and decoding.load_on(replicas) > KV_AHEAD_MOST * replicas:
+                return False
+            return gaps is None or gaps.itl_with(replicas) <= gaps.target_s
+
+        return holds
 
     @property
     def _may_be_late(self) -> float:
@@ -89,11 +103,6 @@ class Outlook:
             variability=self.workers.learnt.variability,
             may_wait_s=self.workers.may_wait_s(self.service_s),
         )
-
-    def _decodes(self, replicas: int) -> bool:
-        gaps = self.workers.gaps(self.tokens_per_s)
-        load = self.workers.decoding(self.kv, self.tokens_per_s).load_on(replicas)
-        return load <= KV_AHEAD_MOST * replicas and (gaps is None or gaps.itl_with(replicas) <= gaps.target_s)
 
     def _first_token(self, role: Role, replicas: int) -> Expectation:
         servers, load = self._servers(role, replicas)

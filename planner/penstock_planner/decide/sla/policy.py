@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from penstock_api import Role
 from penstock_core.errors import ConfigError
 from penstock_planner.decide.adaptive import memory as adaptive_memory
-from penstock_planner.decide.adaptive import rules, supply
+from penstock_planner.decide.adaptive import supply
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
-from penstock_planner.decide.adaptive.policy import MOST_AT_ONCE, case_of, followed, proposed
+from penstock_planner.decide.adaptive.policy import case_of, followed, proposed
 from penstock_planner.decide.adaptive.rules import arriving_per_s
 from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
@@ -50,54 +51,63 @@ def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     )
     workers = ProfiledWorkers(profile, learnt, config, expected)
     made = proposed(window, state, shared, workers, config)
+    outlook = _outlook(window, shared, workers)
     steps = [_profile_step(workers)]
     if forecast_step is not None:
         steps.append(forecast_step)
     return replace(
         made,
         proposals=[
-            replace(each, steps=(*steps, *_needed(each, window, shared, workers), *each.steps))
-            for each in _limited(made.proposals, window, shared, workers)
+            replace(each, steps=(*steps, *_needed(each, outlook), *each.steps))
+            for each in _limited(made.proposals, window, shared, outlook)
         ],
         memory={**made.memory, **memory.write(learnt)},
     )
 
 
+def _outlook(window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers) -> Outlook | None:
+    """Return what the demand at the horizon needs; None as far as the demand is not known."""
+    pull = window.pulls[-1]
+    speed = workers.tokens_per_s(shared.work)
+    service_s = learning.service_s(workers.learnt, workers.profile)
+    if pull.demand is None or speed is None or service_s is None:
+        return None
+    case = case_of(entry_role(pull.pools), window, shared, workers, workers.config)
+    if case.work is None:
+        return None
+    return Outlook(workers, shared.kv, arriving_per_s(case.work), service_s, speed)
+
+
 def _limited(
-    proposals: Sequence[RoleProposal], window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers
+    proposals: Sequence[RoleProposal], window: Window, shared: AdaptiveMemory, outlook: Outlook | None
 ) -> Sequence[RoleProposal]:
     """Return the proposals within what budget and bounds allow, as far as the demand is known."""
-    pools, config = window.pulls[-1].pools, workers.config
-    speed, service_s = (
-        workers.tokens_per_s(shared.work),
-        learning.service_s(workers.learnt, workers.profile),
-    )
-    if window.pulls[-1].demand is None or speed is None or service_s is None:
+    if outlook is None:
         return proposals
-    case = case_of(entry_role(pools), window, shared, workers, config)
-    if case.work is None:
-        return proposals
-    outlook = Outlook(workers, shared.kv, arriving_per_s(case.work), service_s, speed)
+    pools, config = window.pulls[-1].pools, outlook.workers.config
     rested = {role for role in pools if supply.is_rested(shared, role, window.end_s)}
     return limited(proposals, outlook, config, gpus=existing_gpus(pools, config), rested=rested)
+
+
+def _needed(proposal: RoleProposal, outlook: Outlook | None) -> tuple[Step, ...]:
+    """Return how many replicas the targets need by the profile; nothing where that cannot be looked up yet."""
+    role = proposal.role
+    is_unanswered = role is not Role.PREFILL and outlook is not None and outlook.workers.learnt.osl is None
+    if outlook is None or is_unanswered:
+        return ()
+    inputs = {
+        "replicas": outlook.needed(role),
+        "replicas_now": proposal.pool.replicas,
+        "tokens_per_s": outlook.tokens_per_s,
+        "worker_tokens_per_s": outlook.speed,
+    }
+    return (Step("needed", inputs, None, "by profile and targets"),)
 
 
 def _horizon_s(shared: AdaptiveMemory, pull: Pull, config: DecideConfig) -> float:
     """Return how far ahead the pool that takes longest to grow looks."""
     startup_s = max((supply.startup_s(shared, role, pull.at_s) for role in pull.pools), default=0.0)
     return startup_s + config.metric_pulling_interval_s
-
-
-def _needed(
-    proposal: RoleProposal, window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers
-) -> tuple[Step, ...]:
-    """Return how many workers the targets ask for by the profile; none where it is not asked yet."""
-    if not window.pulls[-1].demand or not workers.knows(proposal.role, shared.work):
-        return ()
-    case = case_of(proposal.role, window, shared, workers, workers.config)
-    now = proposal.pool.replicas
-    count = rules.needed(case, now + MOST_AT_ONCE)
-    return (Step("needed", {"replicas": count, "replicas_now": now}, None, "by profile and targets"),)
 
 
 def _profile_step(workers: ProfiledWorkers) -> Step:

@@ -92,11 +92,6 @@ class ProfiledWorkers:
         """Return what a fitted predictor expects; None: the trend says."""
         return self.expected.per_s(ahead_s)
 
-    def knows(self, role: Role, work: Work) -> bool:
-        """Return whether enough was seen to look a role up: some seconds of arrivals, and an answer where it decodes."""
-        is_answered = role is Role.PREFILL or self.learnt.osl is not None
-        return is_answered and self.tokens_per_s(work) is not None
-
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
         """Return the answers by the profile; before the first was complete, as mode adaptive has them."""
         return self.answers(tokens_per_s) or OBSERVED.decoding(kv, tokens_per_s)
