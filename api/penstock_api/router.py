@@ -208,8 +208,8 @@ class RouterConfig(SpecModel):
     kv_events_port: Annotated[Integer, Field(ge=1, le=65535)] | None = Field(
         default=None,
         description="Port on which each worker publishes its KV cache's changes (vLLM's ZMQ events); the router then "
-        "follows them. Needs tokenizer and penstock[kv-events]. On one host each worker gets an address of its own. "
-        "null: none.",
+        "follows them. Needs tokenizer and penstock[kv-events]. On one host each worker gets an address of its own, in a "
+        "cluster the port after it (65534 after 65535) answers for events that were missed. null: none.",
     )
     dualmap: DualmapConfig = Field(
         default=DualmapConfig(), description="Settings of policies dualmap and pair-cost."

@@ -19,7 +19,7 @@ from penstock_router.admission import Admission
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.kv_replay import NUMBER_BYTES
 from penstock_router.kv_subscription import KvAddress, KvSink, KvSubscription
-from penstock_router.kv_wire import Cleared, Elsewhere, Removed, Stored, read_batch, read_event
+from penstock_router.kv_wire import Cleared, NotPlain, Removed, Stored, read_batch, read_event
 from penstock_router.policy.kv_events import KvEvents
 from penstock_router.policy.prefix_index import PrefixIndex
 from penstock_runtimes.engine_flags import kv_replay_port
@@ -177,13 +177,15 @@ class KvListener:
 
     def _apply_one(self, events: KvEvents, raw: Any) -> None:
         match read_event(raw):
-            case Stored(hashes, parent, tokens, unit) if unit == self._engine_block_tokens:
-                events.stored(hashes, parent, tokens)
-            case Removed(hashes):
-                events.removed(hashes)
+            case Stored(hashes, parent, tokens, unit, is_offloaded) if unit == self._engine_block_tokens:
+                events.stored(hashes, parent, tokens, is_offloaded=is_offloaded)
+            case Stored(hashes, is_offloaded=True):
+                events.copied(hashes)
+            case Removed(hashes, is_offloaded):
+                events.removed(hashes, is_offloaded=is_offloaded)
             case Cleared():
                 events.cleared()
-            case Elsewhere():
+            case NotPlain():
                 pass
             case _:
                 self._not_understood()

@@ -26,19 +26,20 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The first fields of each event in the order of an array."""
 _MEDIA: Final = {None, "GPU"}
-"""Blocks elsewhere, in an offloading connector's memory, come and go by themselves."""
+"""Names of the GPU's memory; any other is an offloading connector's, whose blocks come and go by themselves."""
 _MEDIUM, _EXTRA_KEYS = 1, 3
 """Places after a stored block's size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks are held; see `KvEvents.stored`."""
+    """Blocks are held; see `KvEvents.stored`. Of other memory an engine may send neither tokens nor a unit."""
 
     hashes: list[Any]
     parent: Any
     tokens: list[Any]
     unit: int
+    is_offloaded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Removed:
     """Blocks are no longer held."""
 
     hashes: list[Any]
+    is_offloaded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,14 @@ class Cleared:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """About blocks that a plain prompt cannot hit: in other memory, or of a salt, an adapter or an image.
+class NotPlain:
+    """About blocks that a plain prompt cannot hit: of a salt, an adapter or an image.
 
     Tokens alone do not tell those apart from a plain prompt's.
     """
 
 
-Event = Stored | Removed | Cleared | Elsewhere
+Event = Stored | Removed | Cleared | NotPlain
 
 
 def read_batch(batch: Any) -> list[Any] | None:
@@ -80,10 +82,11 @@ def read_event(event: Any) -> Event | None:
         case ["BlockStored", list(hashes), parent, list(tokens), int(unit), *rest] if _are_names(
             [*hashes, parent]
         ):
-            is_plain = _is_served(rest[_MEDIUM : _MEDIUM + 1]) and not _has_extra(rest[_EXTRA_KEYS:])
-            return Stored(hashes, parent, tokens, unit) if is_plain else Elsewhere()
+            if _has_extra(rest[_EXTRA_KEYS:]):
+                return NotPlain()
+            return Stored(hashes, parent, tokens, unit, _is_offloaded(rest[_MEDIUM : _MEDIUM + 1]))
         case ["BlockRemoved", list(hashes), *rest] if _are_names(hashes):
-            return Removed(hashes) if _is_served(rest[:1]) else Elsewhere()
+            return Removed(hashes, _is_offloaded(rest[:1]))
         case ["AllBlocksCleared", *_]:
             return Cleared()
         case _:
@@ -98,8 +101,8 @@ def _as_array(event: Any) -> Any:
     return None if fields is None else [kind, *(event.get(name) for name in fields)]
 
 
-def _is_served(medium: Sequence[Any]) -> bool:
-    return not medium or medium[0] in _MEDIA
+def _is_offloaded(medium: Sequence[Any]) -> bool:
+    return bool(medium) and medium[0] not in _MEDIA
 
 
 def _has_extra(rest: Sequence[Any]) -> bool:

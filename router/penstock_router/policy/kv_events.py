@@ -20,7 +20,12 @@ MAX_BLOCKS: Final = 1 << 20
 """Engine blocks known per worker. Chosen: 16 M tokens of 16-token blocks; beyond it events are a fault."""
 
 
-@dataclass(frozen=True, slots=True)
+ANYWHERE_BLOCKS: Final = 1 << 15
+"""Of the router, held in any memory of one worker. Chosen: as many tokens as `MAX_BLOCKS` of 16."""
+_GPU, _ELSEWHERE = 1, 2
+
+
+@dataclass(slots=True)
 class _Block:
     """One engine block.
 
@@ -28,11 +33,13 @@ class _Block:
         key: Chained key of everything up to its end.
         depth: Engine blocks up to its end, >= 1.
         corner: Hash of the last block before it that ends a router's block; None: there is none.
+        homes: Where it is held: `_GPU`, `_ELSEWHERE` or both.
     """
 
     key: int
     depth: int
     corner: Hashable | None
+    homes: int
 
 
 class KvEvents:
@@ -84,7 +91,14 @@ class KvEvents:
         self._expected = sequence + 1
         return is_gap
 
-    def stored(self, hashes: Sequence[Hashable], parent: Hashable | None, tokens: Sequence[int]) -> None:
+    def stored(
+        self,
+        hashes: Sequence[Hashable],
+        parent: Hashable | None,
+        tokens: Sequence[int],
+        *,
+        is_offloaded: bool = False,
+    ) -> None:
         """Learn that blocks are held.
 
         Args:
@@ -92,6 +106,7 @@ class KvEvents:
             parent: Name of the block before them; None: they begin a prompt. An unknown one, whose own event was
                 lost, makes all that follows it useless.
             tokens: Their ids, ``engine_block_tokens`` each; more blocks than ids, or ids out of range, are ignored.
+            is_offloaded: In other memory than the GPU's, from which they would have to be loaded.
         """
         if parent is None:
             key, depth, corner = self._seed, 0, None
@@ -100,7 +115,7 @@ class KvEvents:
             corner = parent if depth % self._per_key == 0 else before.corner
         else:
             return
-        unit, last = self._unit_tokens, None
+        unit, last, home = self._unit_tokens, None, _ELSEWHERE if is_offloaded else _GPU
         if len(self._blocks) + len(hashes) > MAX_BLOCKS or len(tokens) < unit * len(hashes):
             return
         try:
@@ -109,23 +124,47 @@ class KvEvents:
             return
         for name, key in zip(hashes, keys, strict=False):
             depth += 1
-            self._blocks[name] = _Block(key, depth, corner)
+            before = self._blocks.get(name)
+            homes = home if before is None else before.homes | home
+            self._blocks[name] = _Block(key, depth, corner, homes)
             if depth % self._per_key == 0:
                 corner = last = name
         if last is not None:
-            self._index.use(Prefix(self._chain(last)))
+            index = self._anywhere() if is_offloaded else self._index
+            index.use(Prefix(self._chain(last)))
 
-    def removed(self, hashes: Sequence[Hashable]) -> None:
-        """Learn that blocks are no longer held; unknown ones are ignored."""
+    def copied(self, hashes: Sequence[Hashable]) -> None:
+        """Learn that known blocks are held in other memory, too; what is not known is ignored."""
         for name in hashes:
             block = self._blocks.get(name)
-            if block is None:
+            if block is not None:
+                block.homes |= _ELSEWHERE
+                if block.depth % self._per_key == 0:
+                    self._anywhere().use(Prefix(self._chain(name)))
+
+    def removed(self, hashes: Sequence[Hashable], *, is_offloaded: bool = False) -> None:
+        """Learn that blocks are no longer held on the GPU, or in other memory; unknown ones are ignored."""
+        home = _ELSEWHERE if is_offloaded else _GPU
+        for name in hashes:
+            block = self._blocks.get(name)
+            if block is None or not block.homes & home:
                 continue
+            block.homes &= ~home
             # Engines free prompts from their ends, so a router's block loses the unit that ends it first.
             if block.depth % self._per_key == 0:
-                chain = self._chain(name)
-                self._index.limit(Prefix(chain), len(chain) - 1)
-            del self._blocks[name]
+                prefix = Prefix(self._chain(name))
+                if not is_offloaded:
+                    self._index.limit(prefix, len(prefix.keys) - 1)
+                if not block.homes and self._index.anywhere is not None:
+                    self._index.anywhere.limit(prefix, len(prefix.keys) - 1)
+            if not block.homes:
+                del self._blocks[name]
+
+    def _anywhere(self) -> PrefixIndex:
+        """Return the index of what is held in any memory, which begins with the first block elsewhere."""
+        if self._index.anywhere is None:
+            self._index.anywhere = PrefixIndex(ANYWHERE_BLOCKS)
+        return self._index.anywhere
 
     def cleared(self) -> None:
         """Learn that nothing is held."""

@@ -33,6 +33,8 @@ class PrefixIndex:
 
     Attributes:
         count: Blocks remembered.
+        anywhere: Blocks that the worker holds in any memory, to be loaded where this index has them not; None: none are
+            known to be held elsewhere. Forgotten by `clear`.
     """
 
     __slots__ = (
@@ -45,6 +47,7 @@ class PrefixIndex:
         "_runs",
         "_table",
         "_used",
+        "anywhere",
         "count",
     )
 
@@ -83,6 +86,7 @@ class PrefixIndex:
         # The first number that is free again, chained likewise.
         self._free = 0
         self.count = 0
+        self.anywhere: PrefixIndex | None = None
 
     def held(self, prefix: Prefix) -> int:
         """Return how many leading blocks of a prompt the worker holds."""

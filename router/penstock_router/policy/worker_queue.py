@@ -15,6 +15,10 @@ T = TypeVar("T")
 
 _DECAY = 0.95
 """Chosen: sums over about the last twenty prefills, so that a slower GPU shows within seconds."""
+LOAD_COST = 0.25
+"""Chosen: tokens computed that take as long as one that is loaded from other memory. An 8B model's 128 KiB a token come
+over PCIe 4 (25 GB/s) as 190,000 tokens/s and from a disk (6 GB/s) as 46,000, of some 15,000 that such a GPU computes:
+0.08 and 0.33; one number, since events tell of memories by names that each engine chooses."""
 _BORROWED_S = 1.0
 """Chosen: a worker's own measurements outweigh those of all together after a second of computing."""
 
@@ -143,9 +147,19 @@ class WorkerQueue(Generic[T]):
     def uncached(self, arrival: Arrival) -> int:
         """Return how many of a prompt's tokens would have to be computed here; at least 1 of any.
 
-        A prompt is never wholly cached: its last token is computed for the first answer.
+        A prompt is never wholly cached: its last token is computed for the first answer. What is to be loaded from other
+        memory counts as `LOAD_COST` of as many tokens.
         """
-        return arrival.uncached(self.index.held(arrival.prefix))
+        missing = arrival.uncached(self.index.held(arrival.prefix))
+        return missing if self.index.anywhere is None else self._loaded(arrival, missing)
+
+    def _loaded(self, arrival: Arrival, missing: int) -> int:
+        """Return what ``missing`` tokens cost where some of them can be loaded."""
+        anywhere = self.index.anywhere
+        if anywhere is None:
+            return missing
+        computed = min(missing, arrival.uncached(anywhere.held(arrival.prefix)))
+        return computed + int(LOAD_COST * (missing - computed))
 
     def put(self, queued: QueuedRequest[T], uncached: int | None = None, *, is_first: bool = False) -> None:
         """Queue a request here; its blocks count as held from now on.
@@ -157,7 +171,9 @@ class WorkerQueue(Generic[T]):
         """
         queued.worker = self.name
         queued.held = self.index.use(queued.arrival.prefix)
-        queued.uncached = queued.arrival.uncached(queued.held) if uncached is None else uncached
+        if uncached is None:
+            uncached = self._loaded(queued.arrival, queued.arrival.uncached(queued.held))
+        queued.uncached = uncached
         self.line.put(queued, is_first=is_first)
         self.queued_tokens += queued.uncached
 

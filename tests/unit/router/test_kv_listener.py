@@ -178,6 +178,26 @@ def test_blocks_that_plain_prompts_cannot_hit_change_nothing(event):
     assert (index.count, events.malformed) == (2, 0)
 
 
+@pytest.mark.parametrize(
+    ("medium", "copied"),
+    [
+        ("CPU", {**STORED_MAP, "token_ids": [], "block_size": 0, "medium": "CPU"}),
+        ("STORAGE", {**STORED_MAP, "medium": "STORAGE"}),
+        ("CPU", ["BlockStored", HASHES, None, TOKENS, 16, None, "CPU"]),
+    ],
+)
+def test_blocks_in_other_memory_are_known_there(medium, copied):
+    """As vLLM's offloading tells of them, with their tokens or without; evicted from the GPU they can be loaded."""
+
+    def after_removal_from(place):
+        removed = {"type": "BlockRemoved", "block_hashes": HASHES[::-1], "medium": place}
+        index, events = apply_all(frames(0, STORED_MAP), frames(1, copied), frames(2, removed))
+        return index.count, index.anywhere.count, events.malformed
+
+    assert after_removal_from("GPU") == (0, 2, 0)
+    assert after_removal_from(medium) == (2, 2, 0)
+
+
 async def test_a_workers_own_port_goes_before_the_graphs():
     """Workers of one host publish on a port each; an address may be IPv6."""
     index, publisher = PrefixIndex(100), Publisher()

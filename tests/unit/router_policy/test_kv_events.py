@@ -4,9 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.keys import Prefix, exact_keys, token_keys
 from penstock_router.policy.kv_events import KvEvents
+from penstock_router.policy.load import WorkerLoad
 from penstock_router.policy.prefix_index import PrefixIndex
+from penstock_router.policy.worker_queue import LOAD_COST, WorkerQueue
 
 UNIT, BLOCK = 4, 16
 
@@ -151,3 +154,73 @@ def test_the_exact_mode_counts_and_hashes_tokens():
 
     assert count == 8
     assert keys == token_keys([97, 98, 99, 100, 101, 102, 103, 104], block_tokens=4)
+
+
+def queue_of(index):
+    """Return a worker's queue with this index."""
+    found = WorkerQueue(WorkerLoad("a"), cache_blocks=10, now_s=0.0)
+    found.index = index
+    return found
+
+
+def uncached(index, tokens=TOKENS[:32]):
+    """Return what a prompt would cost there, tokens."""
+    found = prefix(tokens)
+    return queue_of(index).uncached(Arrival(found.keys, len(tokens), block_tokens=BLOCK))
+
+
+def test_blocks_in_other_memory_are_a_hit_that_costs_its_loading():
+    """Evicted from the GPU, still on the host: cheaper than to compute, dearer than held; gone there, it costs all."""
+    index, events = feed()
+    events.stored(names(0, 8), None, TOKENS[:32])
+    events.copied(names(0, 8))
+    assert uncached(index) == 1
+
+    events.removed(names(4, 8)[::-1])
+    assert index.held(prefix(TOKENS[:32])) == 1
+    assert uncached(index) == 1 + int(LOAD_COST * 15)
+
+    events.removed(names(4, 8)[::-1], is_offloaded=True)
+    assert uncached(index) == 16
+    assert len(events) == 4
+
+
+def test_blocks_stored_in_other_memory_with_their_tokens_need_no_event_of_the_gpus():
+    """A late router hears of them from there alone; computed again they are held by both."""
+    index, events = feed()
+    events.stored(names(0, 8), None, TOKENS[:32], is_offloaded=True)
+    assert (index.count, uncached(index)) == (0, 1 + int(LOAD_COST * 31))
+
+    events.stored(names(0, 8), None, TOKENS[:32])
+    events.removed(names(0, 8)[::-1], is_offloaded=True)
+    assert (index.count, uncached(index)) == (2, 1)
+
+
+def test_what_is_dropped_elsewhere_is_still_held_on_the_gpu():
+    """And what the GPU gives up then is nowhere."""
+    index, events = feed()
+    events.stored(names(0, 8), None, TOKENS[:32])
+    events.copied(names(0, 8))
+    events.removed(names(0, 8)[::-1], is_offloaded=True)
+    assert uncached(index) == 1
+
+    events.removed(names(0, 8)[::-1])
+    assert (uncached(index), len(events)) == (32, 0)
+
+
+def test_unknown_blocks_in_other_memory_teach_nothing():
+    """Neither do they cost anything."""
+    index, events = feed()
+    events.copied(names(0, 8))
+    events.removed(names(0, 8), is_offloaded=True)
+
+    assert (index.anywhere, uncached(index)) == (None, 32)
+
+
+def test_a_cleared_cache_is_cleared_in_all_memories():
+    """To believe less costs a prefill at most."""
+    index, events = feed()
+    events.stored(names(0, 8), None, TOKENS[:32], is_offloaded=True)
+    events.cleared()
+
+    assert uncached(index) == 32
