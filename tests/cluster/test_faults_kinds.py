@@ -70,4 +70,8 @@ async def test_a_removed_kind_costs_no_child_and_is_taken_up_again(own):
         await client.create(graph(NAMESPACE), field_manager="test")
         await until(there(client), "all children of the new graph", timeout_s=WAIT_S)
         await settled(client, NAMESPACE, operator)
-        assert operator.cluster.problem() is None
+
+        async def is_current():
+            return operator.cluster.problem() is None
+
+        await until(is_current, "the operator to be ready again", timeout_s=WAIT_S)

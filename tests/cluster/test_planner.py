@@ -164,8 +164,8 @@ async def test_graphs_come_change_and_go_while_the_planner_runs(world):
         for change, reason in (
             ({"noOperation": True}, "NoOperation"),
             ({"noOperation": False, "enabled": False}, "Disabled"),
-            ({"enabled": True, "mode": "sla"}, "Misconfigured"),
-            ({"mode": "load"}, "Observing"),
+            ({"enabled": True, "mode": "sla", "sla": {"profile": "absent"}}, "ProfileMissing"),
+            ({"mode": "load", "sla": {"profile": None}}, "Observing"),
         ):
             await world.client.patch(
                 GRAPH_DEPLOYMENT,

@@ -52,9 +52,9 @@ async def message(world):
 
 
 def decided_by(world):
-    """GPUs of the decode engine of each profile that the ledger's headers say was planned by, in order."""
+    """KV cache, in tokens, of the decode engine of each profile that the ledger's headers say was planned by, in order."""
     headers = [each for each in world.ledger().records if each.get("config", {}).get("performance")]
-    return list(dict.fromkeys(each["config"]["performance"]["decode_gpus"] for each in headers))
+    return list(dict.fromkeys(each["config"]["performance"]["decode"]["kv_tokens"] for each in headers))
 
 
 async def test_a_profile_that_comes_changes_and_goes_is_followed_without_a_restart(world):
@@ -69,10 +69,11 @@ async def test_a_profile_that_comes_changes_and_goes_is_followed_without_a_resta
         profile = await profile_of(world)
         await keep(world, json.dumps(plain_profile(profile)))
         await until(lambda: is_now(_is_planned(world), True), "it is planned")
-        await until(_decided(world, [1]), "a decision by it")
-        changed = dataclasses.replace(profile, decode_gpus=2)
-        await keep(world, json.dumps(plain_profile(changed)))
-        await until(_decided(world, [1, 2]), "a decision by the changed one")
+        kv_tokens = profile.decode.kv_tokens
+        await until(_decided(world, [kv_tokens]), "a decision by it")
+        halved = dataclasses.replace(profile.decode, kv_tokens=kv_tokens / 2)
+        await keep(world, json.dumps(plain_profile(dataclasses.replace(profile, decode=halved))))
+        await until(_decided(world, [kv_tokens, kv_tokens / 2]), "a decision by the changed one")
         await world.edit("decode", 3)
         await world.client.delete(CONFIG_MAP, "fast", namespace=world.namespace)
         await until(lambda: is_now(world.reason(), "ProfileMissing"), "the profile is gone")
