@@ -87,6 +87,7 @@ async def test_a_lost_answer_to_a_change_is_not_repeated(world, proxy, shaky):
         await until(lambda: is_now(world.wish("decode"), 2), "decode is 2")
         world.kv = 0.7
         await until(lambda: is_now(world.reason(), "Observing"), "it observes")
+        await until(world.events, "an Event")
         world.client = shaky
     world.client = direct
     assert proxy.done[Fault.DROP] == 1

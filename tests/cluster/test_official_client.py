@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 
 import pytest
 from kubernetes import aio
@@ -76,13 +77,21 @@ async def test_a_graph_from_creation_to_deletion(user, client, namespace):
 
 async def first_status(user):
     """Return the first status that a watch of the graphs shows."""
-    watch = aio.watch.Watch()
     listing = user.custom.list_namespaced_custom_object
-    async for event in watch.stream(listing, *user.place, GRAPHS):
-        if event["object"].get("status", {}).get("observedGeneration"):
-            watch.stop()
-            return event["object"]["status"]
-    raise AssertionError("the watch ended without a status")
+    while True:
+        watch = aio.watch.Watch()
+        try:
+            async for event in watch.stream(listing, *user.place, GRAPHS):
+                if event["object"].get("status", {}).get("observedGeneration"):
+                    watch.stop()
+                    return event["object"]["status"]
+        except aio.client.ApiException as exc:
+            # A definition that was applied a moment ago has its storage set up once more; any watch is told to try again.
+            if exc.status != HTTPStatus.TOO_MANY_REQUESTS:
+                raise
+            await asyncio.sleep(1)
+        else:
+            raise AssertionError("the watch ended without a status")
 
 
 def is_scaled(user, replicas):
