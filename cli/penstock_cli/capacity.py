@@ -58,7 +58,7 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     type=click.FloatRange(0),
     default=0.0,
     show_default=True,
-    help="Coefficient of variation of prompt lengths.",
+    help="Coefficient of variation of prompt lengths, a factor of their mean.",
 )
 @click.option(
     "--kv-transfer-ms",
@@ -69,7 +69,11 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 )
 @click.option("--aggregated", is_flag=True, help="One pool prefills and decodes.  [default: as profiled]")
 @click.option("--max-gpus", type=click.IntRange(1), help="GPUs that there are.  [default: any number]")
-@click.option("--gpu-hour-price", type=_POSITIVE, help="Price of one GPU for an hour, in any currency.")
+@click.option(
+    "--gpu-hour-price",
+    type=_POSITIVE,
+    help="Price of an hour of one of the GPUs, in any currency.  [default: no cost is shown]",
+)
 @option.as_json("Print JSON.")
 def capacity(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Plan how many replicas of which size carry a load within targets, what binds, and what a miss would take.

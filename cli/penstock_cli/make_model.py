@@ -12,14 +12,18 @@ from penstock_local.random_model import MIN_VOCABULARY, RandomModel, write_model
 @click.command(name="make-model")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
-    "--layers", type=click.IntRange(1, 128), default=2, show_default=True, help="Decoder layers, 1 to 128."
+    "--layers",
+    type=click.IntRange(1, 128),
+    default=2,
+    show_default=True,
+    help="How many decoder layers, 1 to 128.",
 )
 @click.option(
     "--hidden-size",
     type=click.IntRange(80, 8000),
     default=160,
     show_default=True,
-    help="Width, a multiple of 80 up to 8000; a larger one is slower.",
+    help="How many values a token has, a multiple of 80 up to 8000; more are slower.",
 )
 @click.option(
     "--context-tokens",
@@ -28,13 +32,15 @@ from penstock_local.random_model import MIN_VOCABULARY, RandomModel, write_model
     show_default=True,
     help="Most tokens of prompt plus output.",
 )
-@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of the random weights.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=7, show_default=True, help="Seed of the random weights."
+)
 @click.option(
     "--vocabulary",
     type=click.IntRange(MIN_VOCABULARY, 1 << 18),
     default=MIN_VOCABULARY,
     show_default=True,
-    help="Entries of the tokenizer; Dynamo's mocker answers with ids up to 2000.",
+    help="How many tokens the tokenizer knows; Dynamo's mocker answers with ids up to 2000.",
 )
 def make_model(
     folder: Path, *, layers: int, hidden_size: int, context_tokens: int, seed: int, vocabulary: int

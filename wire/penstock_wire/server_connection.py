@@ -361,6 +361,10 @@ class ServerConnection(asyncio.Protocol):
         limits, closing_since_s = self._shared.limits, self._shared.closing_since_s
         if phase is ReaderPhase.IDLE:
             keep_s = _RESERVE_S if self._is_reserve else limits.keep_alive_s
+            if (
+                closing_since_s is not None
+            ):  # accepted by the kernel before, made after the server began to close
+                keep_s = min(keep_s, limits.closing_s)
             if self._current is None and not self._queue and age_s > keep_s:
                 transport.close()
         elif self._is_reserve and age_s > _RESERVE_S:

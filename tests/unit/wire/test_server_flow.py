@@ -6,6 +6,7 @@ import pytest
 
 from penstock_core.errors import ClientDisconnected
 from penstock_wire.server import HttpServer
+from penstock_wire.server_connection import ServerConnection
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -264,6 +265,30 @@ async def test_close_does_not_wait_for_a_request_that_still_arrives(serve, conne
     status, _, body = await client.response()
     assert (status, b"shutting_down" in body) == (503, True)
     await client.close()
+    await asyncio.wait_for(closing, 5)
+
+
+async def test_close_does_not_wait_for_a_silent_client_that_was_accepted_meanwhile(serve, connect, until):
+    """Accepted in the turn of the loop in which the server began to close: it gets no keep-alive time."""
+    finish = asyncio.Event()
+
+    async def handler(request, responder):
+        await finish.wait()
+        responder.send(200, b"")
+
+    server = await serve(handler, closing_s=0.05)
+    busy = await connect(server)
+    busy.send(GET)
+    await until(lambda: server._shared.tasks)
+    closing = asyncio.create_task(server.close(grace_s=60))
+    await until(lambda: server._shared.closing_since_s is not None)
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    with ours:
+        ours.setblocking(False)
+        await loop.connect_accepted_socket(lambda: ServerConnection(server._shared), theirs)
+        assert await asyncio.wait_for(loop.sock_recv(ours, 1), 5) == b""
+    finish.set()
     await asyncio.wait_for(closing, 5)
 
 
