@@ -41,8 +41,9 @@ def make_engine(flat_latency):
         budget=64,
         by_priority=False,
         lease_s=30.0,
+        least_load=1,
     ):
-        limits = BatchLimits(budget, seqs, block_size, by_priority)
+        limits = BatchLimits(budget, seqs, block_size, by_priority, least_load)
         settings = EngineSettings(EngineRole(role), blocks, 1, limits, LeaseTerms(lease_s), LINK)
         return Engine(settings, flat_latency)
 

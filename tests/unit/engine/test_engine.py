@@ -119,6 +119,31 @@ def test_locally_cached_prefix_is_not_fetched(make_engine, request_of):
     assert (second.cached_tokens, second.external_tokens) == (36, 4)
 
 
+def test_the_beginning_of_a_prompt_is_fetched_and_the_rest_computed(make_engine, request_of):
+    """40 of 80 tokens lie on another worker: 0.9 s on the link, then 40 tokens of prefill and the first token."""
+    engine = make_engine(role="prefill")
+    state = engine.add(request_of("a", prompt=80, outputs=1, load_remote=True, remote_tokens=40))
+    assert engine.begin_step(0.0) is None
+    assert engine.next_event_s() == pytest.approx(0.9)
+    step = engine.begin_step(0.9)
+    assert [(span.start, span.end) for span in step.batch.spans] == [(40, 80)]
+    engine.finish_step(step)
+    assert (state.external_tokens, state.outputs) == (40, 1)
+
+
+def test_a_beginning_that_adds_too_little_is_computed(make_engine, request_of):
+    """Of 40 tokens that lie there 36 are cached here: the other four are not worth the way, and no reader comes for them."""
+    engine = make_engine(role="prefill", least_load=8)
+    keys = list(range(20))
+    prefill(engine, request_of("a", prompt=40, outputs=1, keys=keys[:10]))
+    state = engine.add(
+        request_of("b", prompt=80, outputs=1, arrival_s=9.0, keys=keys, load_remote=True, remote_tokens=41)
+    )
+    step = engine.begin_step(9.0)
+    assert [(span.start, span.end) for span in step.batch.spans] == [(40, 80)]
+    assert engine.take_events().declined == [state]
+
+
 def test_loading_requests_do_not_take_places_in_the_batch(make_engine, request_of):
     """While KV arrives, others run; those that have arrived go before those that wait."""
     engine = make_engine(role="decode", seqs=1)
