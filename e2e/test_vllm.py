@@ -73,11 +73,10 @@ def graph(kube, release, namespace_for_all, node, tmp_path_factory):
             "engine": {"pythonEnvironment": None},
         },
     )
-    kube.apply(
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "tiny-model"}, "binaryData": data},
-        manifest,
-        namespace=namespace_for_all,
-    )
+    model = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "tiny-model"}, "binaryData": data}
+    # Too large for the annotation in which `kubectl apply` keeps what it has applied.
+    kube.kubectl("create", "--namespace", namespace_for_all, "--filename=-", stdin=yaml.safe_dump(model))
+    kube.apply(manifest, namespace=namespace_for_all)
     graph = Graph(kube, namespace_for_all, manifest["metadata"]["name"])
     graph.wait_ready(START_S)
     return graph
