@@ -141,7 +141,9 @@ def _end_unrecorded(store: StateStore, *, now: bool) -> tuple[str, ...]:
     for arbiter in arbiters:
         if not now and _stop(store, arbiter, signal.SIGTERM, _UNRECORDED_S, _ignore):
             continue
-        if not _stop(store, arbiter, signal.SIGQUIT, _FORCE_S, _ignore) and liveness.end([arbiter], grace_s=0.0):
+        if not _stop(store, arbiter, signal.SIGQUIT, _FORCE_S, _ignore) and liveness.end(
+            [arbiter], grace_s=0.0
+        ):
             raise ClusterError(f"arbiter {arbiter.pid} cannot be ended; end it and run `penstock down` again")
     return tuple(f"stopped arbiter {arbiter.pid}, whose statefile cannot be read" for arbiter in arbiters)
 
