@@ -166,11 +166,14 @@ class Admission:
         """Take note that a worker's metrics were read again."""
         self._apply(self.core.load_read(worker, self._now_s()))
 
-    def set_peer_tokens(self, tokens: Mapping[str, int]) -> None:
-        """Set the tokens that other routers have in flight at each worker; one that is left out has none."""
+    def set_peer_tokens(self, tokens: Mapping[str, int], *, asked_s: float) -> None:
+        """Set the tokens that other routers had in flight at each worker when they were asked, simulated seconds.
+
+        A worker that is left out has none.
+        """
         core = self.core
         workers = [each.name for each in core.pool if each.spec.role is core.entry]
-        core.set_peer_tokens({name: tokens.get(name, 0) for name in workers}, self._now_s())
+        core.set_peer_tokens({name: tokens.get(name, 0) for name in workers}, self._now_s(), asked_s=asked_s)
 
     def set_deciders(self, count: int, *, is_scattered: bool) -> None:
         """Set how many routers dispatch to the same workers; see `DispatchQueue.set_deciders`."""

@@ -555,9 +555,11 @@ class DispatchQueue(Generic[T]):
         most = settings.slot_requests
         if most is not None and running >= min(most, max(1, most // self._deciders)):
             return False
-        if self.policy.assigns is AssignTime.WHEN_FREE:
-            tokens += worker.peer_tokens
-        return running == 0 or settings.slot_tokens is None or tokens * self._deciders < settings.slot_tokens
+        if running == 0 or settings.slot_tokens is None:
+            return True
+        # In the central queue what others have there is known, and theirs may be more than their part.
+        others = worker.peer_tokens if self.policy.assigns is AssignTime.WHEN_FREE else 0
+        return max(tokens * self._deciders, tokens + others) < settings.slot_tokens
 
     def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:
         """Take a request from where it runs; None when it runs nowhere."""

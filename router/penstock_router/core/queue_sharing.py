@@ -59,7 +59,8 @@ class PromptLog:
         at = number - self._first
         if not 0 <= at <= len(self._prompts):
             at = 0
-        told, keys = [], 0
+        told: list[QueuedPrompt] = []
+        keys = 0
         for prompt in list(self._prompts)[at:]:
             keys += len(prompt.arrival.chain)
             if told and keys > TOLD_KEYS:

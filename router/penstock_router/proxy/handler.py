@@ -215,12 +215,13 @@ class CompletionHandler:
     @asynccontextmanager
     async def _acquire_entry(self, call: CompletionCall, *, again: bool) -> AsyncIterator[LiveAssignment]:
         """Wait for a worker of the first stage, which keeps the request for the block and no longer."""
-        async with self._admission.acquire(self._entry, self._arrival(call), again=again) as assignment:
+        async with self._admission.acquire(self._entry, self.arrival(call), again=again) as assignment:
             call.queued_s += assignment.queued_s
             self._metrics.queue_time.observe(assignment.queued_s)
             yield assignment
 
-    def _arrival(self, call: CompletionCall) -> Arrival:
+    def arrival(self, call: CompletionCall) -> Arrival:
+        """Return a call as the first stage's policy sees it."""
         keyed = call.keyed
         tenant = "" if call.identity is None else call.identity.tenant
         if keyed is None:
@@ -236,6 +237,7 @@ class CompletionHandler:
             is_non_streaming=not self._is_disaggregated and not call.request.stream,
             tier=call.tier,
             tenant=tenant,
+            worker=call.chosen,
         )
 
     async def _prefill(self, call: CompletionCall, *, again: bool) -> tuple[Prefilled, KvLease]:

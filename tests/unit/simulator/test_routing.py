@@ -99,7 +99,7 @@ def test_news_count_other_routers_jobs(request_at):
     """What another router has pending at "a" sends the next request to "b"."""
     router = routing(placed("least-pending"))
     router.set_workers([Server("a"), Server("b")], 0.0)
-    router.set_peer_tokens({"a": 5000, "b": 10}, 0.0)
+    router.set_peer_tokens({"a": 5000, "b": 10}, 0.0, asked_s=0.0)
     request = request_at(0.0)
 
     assert dispatched(router, Job(0, request, PrefixChains(0).chain(request)), 0.0) == "b"
