@@ -182,8 +182,8 @@ class PeersConfig(SpecModel):
 
     forward: Flag = Field(
         default=True,
-        description="Pass a request on to the router that decides about its prefix: the oldest, and more of them once "
-        "the routers' processors call for it. false: each decides about what came to it.",
+        description="Pass a request on to the router that keeps its worker's queue: the oldest keeps all, and more of "
+        "them some each once the routers' processors call for it. false: each keeps queues of its own.",
     )
     interval_real_seconds: Annotated[Number, Field(ge=0.02, le=60)] = Field(
         default=0.1,
