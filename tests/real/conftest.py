@@ -74,7 +74,7 @@ class Deployment:
                 assert vllm == "vllm"
                 environment = filled_env(spec, {SIDE_CHANNEL_PORT: ephemeral_port()})
                 argv = [os.environ["PENSTOCK_VLLM"], *_joined(flags, connector)]
-                started[spec.role] = self.start(spec.role, argv, **environment)
+                started[spec.role] = self.start(f"{manifest.stem}-{spec.role}", argv, **environment)
         for worker in started.values():
             worker.wait_for("/health")
         return started
