@@ -59,7 +59,7 @@ def graph(kube, release, namespace_for_all, model):
     kube.apply(manifest, namespace=namespace_for_all)
     graph = Graph(kube, namespace_for_all, manifest["metadata"]["name"])
     wait_for(
-        "the graph asks for Dynamo's kind", lambda: graph.condition("Degraded")["reason"] == "MissingCRD"
+        "the graph asks for Dynamo's kind", lambda: graph.condition("Degraded").get("reason") == "MissingCRD"
     )
     kube.kubectl("create", f"--filename={DEFINITION}")
     graph.wait_ready(START_S)
@@ -89,7 +89,8 @@ def test_both_roles_have_registered(kube, graph, url):
     owners = {each["metadata"]["name"]: each["metadata"]["ownerReferences"][0]["uid"] for each in found}
     assert pods.items() <= owners.items()
     with client_of(url) as client:
-        assert [each.id for each in client.models.list()] == ["llama"]
+        # The frontend fetches the workers' cards first.
+        wait_for("the model is listed", lambda: [each.id for each in client.models.list()] == ["llama"], 60)
 
 
 def test_a_chat_is_answered_through_the_frontends_service(url):
