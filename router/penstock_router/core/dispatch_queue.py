@@ -184,16 +184,15 @@ class DispatchQueue(Generic[T]):
     def dispatch(
         self, now_s: float, is_open: Callable[[str], bool] | None = None
     ) -> Iterator[QueuedRequest[T]]:
-        """Yield, and count as running, what goes to its worker now; the caller counts each in before the next.
+        """Iterate over what goes to its worker now, and count it as running; the caller counts each in before the next.
 
         Args:
             now_s: Simulated seconds.
             is_open: Whether a worker may be sent one more request at this moment; None: all may.
         """
         if self.policy.assigns is AssignTime.WHEN_FREE:
-            yield from self._dispatch_central(now_s, is_open)
-        elif self._dirty:
-            yield from self._dispatch_assigned(now_s, is_open)
+            return self._dispatch_central(now_s, is_open)
+        return self._dispatch_assigned(now_s, is_open)
 
     def prefilled(
         self, item: T, now_s: float, *, cached_tokens: int | None = None, measured: bool = True

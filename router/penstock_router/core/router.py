@@ -379,7 +379,7 @@ class RouterCore(Generic[T]):
 
     def _load_changed(self, role: Role, now_s: float, name: str | None) -> None:
         """Decide again whether a worker is busy; None: every worker of the role."""
-        busy, queue = self.busy[role], self.queues[role]
+        busy = self.busy[role]
         if not busy.thresholds.is_set:
             return
         if name is None:
@@ -387,7 +387,7 @@ class RouterCore(Generic[T]):
             return
         worker = self.pool.get(name)
         if worker is not None:
-            tokens, peers = self.active_prefill_tokens(worker), queue.peer_tokens(name)
+            tokens, peers = self.active_prefill_tokens(worker), self.queues[role].peer_tokens(name)
             busy.refresh(worker, prefill_tokens=tokens, peer_tokens=peers, now_s=now_s)
 
     def _loads_changed(self, role: Role, now_s: float) -> None:
@@ -405,8 +405,9 @@ class RouterCore(Generic[T]):
         queue, pool = self.queues[role], self.pool
         if not queue.waiting or role in self.paused:
             return []
-        if not all(pool.routable(each, now_s) for each in self._needed(role)):
-            return []
+        for each in self._needed(role):
+            if not pool.routable(each, now_s):
+                return []
 
         closed = self._closed_to_dispatch(role)
 
