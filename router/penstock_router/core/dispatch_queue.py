@@ -291,12 +291,15 @@ class DispatchQueue(Generic[T]):
             del self._assigned[item]
             self._stop_waiting(queued)
 
-    def take_expired(self, now_s: float, *, served_s: float = -inf) -> list[QueuedRequest[T]]:
+    def take_expired(
+        self, now_s: float, *, served_s: float = -inf, hold_s: float = inf
+    ) -> list[QueuedRequest[T]]:
         """Take out and return the requests that have waited as long as they, or those of their tier, may.
 
         Args:
             now_s: Simulated seconds.
             served_s: As in `QueueSettings.deadline_s`.
+            hold_s: As there.
         """
         settings = self.settings
         is_bounded = min(settings.longest_wait_s(tier) for tier in Tier) < inf
@@ -304,7 +307,7 @@ class DispatchQueue(Generic[T]):
         expired = [
             each
             for each in waiting
-            if settings.deadline_s(each.arrival.tier, each.since_s, served_s=served_s) <= now_s
+            if settings.deadline_s(each.arrival.tier, each.since_s, served_s=served_s, hold_s=hold_s) <= now_s
         ]
         for queued in expired:
             self.withdraw(queued.item)
