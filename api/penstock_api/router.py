@@ -12,6 +12,7 @@ from pydantic import Field
 
 from penstock_api.base import Flag, Fraction, Integer, Number, SpecModel, Text
 from penstock_api.enums import AdmissionMode, QueueOrder, RouterPolicy
+from penstock_api.rules import ROUTER_RULES
 from penstock_api.tiers import TiersConfig
 
 Seconds = Annotated[Number, Field(gt=0, le=86400)]
@@ -193,6 +194,8 @@ class PeersConfig(SpecModel):
 
 class RouterConfig(SpecModel):
     """The graph's router."""
+
+    rules = ROUTER_RULES
 
     policy: RouterPolicy = Field(default=RouterPolicy.PREFIX_COST, description="How a worker is chosen.")
     ttft_slo_seconds: Seconds = Field(default=5, description="TTFT that SLO-aware policies aim for; seconds.")

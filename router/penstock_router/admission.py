@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from penstock_api import Role, Tier
@@ -99,11 +98,8 @@ class Admission:
         self._now_s = now_s
         self._listeners: list[Callable[[], None]] = []
 
-    @asynccontextmanager
-    async def acquire(
-        self, role: Role, arrival: Arrival, *, again: bool = False
-    ) -> AsyncIterator[LiveAssignment]:
-        """Wait for a worker and hold the assignment for the block; it is released however the block is left.
+    def acquire(self, role: Role, arrival: Arrival, *, again: bool = False) -> Stay:
+        """Return what waits for a worker and holds the assignment for a block; it is released however that is left.
 
         Args:
             role: A stage's.
@@ -117,11 +113,7 @@ class Admission:
             AllBusy: every worker is busy.
             NoWorker: no worker serves, and none will in time.
         """
-        assignment = await self.wait(role, arrival, again=again)
-        try:
-            yield assignment
-        finally:
-            self.release(assignment)
+        return Stay(self, role, arrival, again=again)
 
     async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
         """Wait for a worker; see `acquire`. The caller releases the assignment."""
@@ -248,6 +240,30 @@ class Admission:
                     assignment.item.set_result(assignment)
             elif not effect.item.done():
                 effect.item.set_exception(_refusal(effect))
+
+
+class Stay:
+    """A request's stay at a worker, as an async context manager; a generator's would cost ten times as much."""
+
+    __slots__ = ("_admission", "_again", "_arrival", "_assignment", "_role")
+
+    def __init__(self, admission: Admission, role: Role, arrival: Arrival, *, again: bool) -> None:
+        """Take what `Admission.wait` takes."""
+        self._admission = admission
+        self._role = role
+        self._arrival = arrival
+        self._again = again
+        self._assignment: LiveAssignment | None = None
+
+    async def __aenter__(self) -> LiveAssignment:
+        """Wait for a worker."""
+        self._assignment = await self._admission.wait(self._role, self._arrival, again=self._again)
+        return self._assignment
+
+    async def __aexit__(self, *_exception: object) -> None:
+        """Release it."""
+        if self._assignment is not None:
+            self._admission.release(self._assignment)
 
 
 def _refusal(effect: Refuse[Waiter]) -> PenstockError:

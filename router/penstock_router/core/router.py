@@ -17,6 +17,7 @@ from penstock_api import Role, Tier
 from penstock_router.core.assignment import Assignment
 from penstock_router.core.busy_workers import ALL_BUSY, BusyWorkers
 from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.queue_sharing import QueuedPrompt, QueueSharing
 from penstock_router.core.tier_control import TierControl
 from penstock_router.core.wake import WakeTimes
 from penstock_router.core.worker import Worker
@@ -79,6 +80,7 @@ class RouterCore(Generic[T]):
             second can be routed to, because a prefill without a decode worker only pins KV blocks.
         busy: By role, the workers that take no new requests. A new request is rejected while that is all of a stage's.
         paused: Roles to whose workers nothing is dispatched for now.
+        sharing: What other routers are told of the first stage's queues.
         tiers: Sheds and counts by tier; None: requests have no tiers.
         wake: How long workers take that are started for a request; None: requests wait for none.
     """
@@ -95,6 +97,7 @@ class RouterCore(Generic[T]):
         self.busy = dict(busy or {role: BusyWorkers() for role in self.queues})
         self.entry = next(iter(self.queues))
         self.paused: Collection[Role] = ()
+        self.sharing = QueueSharing()
         self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in self.queues}
         self._names: dict[Role, frozenset[str]] = {role: frozenset() for role in self.queues}
         self._rebalanced_s: float | None = None
@@ -151,6 +154,8 @@ class RouterCore(Generic[T]):
             return [Refuse(item, RefusalReason.QUEUE_FULL, message, self._wake_left_s(now_s))]
         if role is self.entry:
             self._count_uncomputed(item, arrival.tier)
+            if self.sharing.is_on:
+                self.sharing.queued(queue.worker_of(item), arrival)
         self._load_changed(role, now_s, queue.worker_of(item) if queue.moved == moved else None)
         return self._dispatch(role, now_s)
 
@@ -231,10 +236,38 @@ class RouterCore(Generic[T]):
         self._load_changed(role, now_s, worker.name)
         return self._dispatch_waiting(role, now_s)
 
-    def set_peer_tokens(self, tokens: Mapping[str, int], now_s: float) -> None:
-        """Set the tokens that other routers have in flight at each worker of the first stage, as last heard."""
+    def choose(self, arrival: Arrival, now_s: float) -> str:
+        """Return the worker of the first stage that a request would wait for; see `DispatchQueue.choose`."""
+        self._follow(self.entry, now_s)
+        if self.busy[self.entry].is_any:
+            arrival = self._avoiding(arrival, self.entry)
+        return self.entry_queue.choose(arrival, now_s)
+
+    def passed_on(self, worker: str, arrival: Arrival, now_s: float) -> None:
+        """Take note that a request went to the router that keeps a worker's queue."""
+        tokens = self.entry_queue.learn(worker, arrival)
+        self.sharing.passed_on(worker, tokens, now_s)
+        self.entry_queue.set_peer_tokens(worker, self.entry_queue.peer_tokens(worker) + tokens)
+        self._load_changed(self.entry, now_s, worker)
+
+    def prompts_told(self, prompts: Iterable[QueuedPrompt]) -> None:
+        """Take note of what another router has queued."""
+        for prompt in prompts:
+            self.entry_queue.learn(prompt.worker, prompt.arrival)
+
+    def set_peer_tokens(
+        self, tokens: Mapping[str, int], now_s: float, *, asked_s: float | None = None
+    ) -> None:
+        """Set the tokens that other routers have in flight at each worker of the first stage, as last heard.
+
+        Args:
+            tokens: By worker.
+            now_s: Simulated seconds.
+            asked_s: When they were asked: what was passed on to them since comes on top. None: now.
+        """
+        untold = self.sharing.untold(tokens, now_s if asked_s is None else asked_s)
         for name, count in tokens.items():
-            self.entry_queue.set_peer_tokens(name, count)
+            self.entry_queue.set_peer_tokens(name, count + untold[name])
             self._load_changed(self.entry, now_s, name)
 
     def own_tokens(self, now_s: float) -> dict[str, int]:
@@ -407,7 +440,7 @@ class RouterCore(Generic[T]):
 
     def _load_changed(self, role: Role, now_s: float, name: str | None) -> None:
         """Decide again whether a worker is busy; None: every worker of the role."""
-        busy, queue = self.busy[role], self.queues[role]
+        busy = self.busy[role]
         if not busy.thresholds.is_set:
             return
         if name is None:
@@ -415,7 +448,7 @@ class RouterCore(Generic[T]):
             return
         worker = self.pool.get(name)
         if worker is not None:
-            tokens, peers = self.active_prefill_tokens(worker), queue.peer_tokens(name)
+            tokens, peers = self.active_prefill_tokens(worker), self.queues[role].peer_tokens(name)
             busy.refresh(worker, prefill_tokens=tokens, peer_tokens=peers, now_s=now_s)
 
     def _loads_changed(self, role: Role, now_s: float) -> None:
@@ -433,8 +466,9 @@ class RouterCore(Generic[T]):
         queue, pool = self.queues[role], self.pool
         if not queue.waiting or role in self.paused:
             return []
-        if not all(pool.routable(each, now_s) for each in self._needed(role)):
-            return []
+        for each in self._needed(role):
+            if not pool.routable(each, now_s):
+                return []
 
         closed = self._closed_to_dispatch(role)
 

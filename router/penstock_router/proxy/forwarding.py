@@ -95,20 +95,21 @@ class Forwarder:
         longest_s = request_real_s + _MARGIN_REAL_S
         self._timeouts = Timeouts(_CONNECT_REAL_S, longest_s, longest_s, longest_s)
 
-    async def pass_on(self, passage: Passage, chain: Sequence[int] = ()) -> bool:
-        """Let the router that decides about a request answer it; False, and nothing sent, where this one should.
+    def owner_url(self, passage: Passage, chain: Sequence[int] = ()) -> str | None:
+        """Return the router that decides about a request; None: this one.
 
         Args:
             passage: The request.
             chain: Its prefix keys; empty while its body is not read: then it goes to a sole owner alone.
+        """
+        return None if FORWARDED in passage.request.headers else self._peers.owner_url(chain)
+
+    async def pass_on(self, passage: Passage, url: str) -> bool:
+        """Let the router at ``url`` answer a request; False, and nothing sent, where this one has to.
 
         Raises:
             ClientDisconnected: the client has left.
         """
-        request = passage.request
-        url = None if FORWARDED in request.headers else self._peers.owner_url(chain)
-        if url is None:
-            return False
         passage.is_passed_on = True
         try:
             await self._exchange_while_heard(passage, url)
