@@ -29,15 +29,31 @@ LiveAssignment: TypeAlias = Assignment[Waiter]
 LiveCore: TypeAlias = RouterCore[Waiter]
 
 
-class QueueTimeout(NoEndpointsError):  # noqa: N818 - named like the fact it reports
-    """A request waited for a worker as long as it may."""
-
-
 class RetryLater(NoEndpointsError):  # noqa: N818 - named like what the client is told
     """A refusal that may say when to come back.
 
     Attributes:
-        retry_after_s: When there is expected to be room, simulated seconds; None: unknown.
+        retry_after_s: When there is expected to be room, or a worker; simulated seconds; None: unknown.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class QueueTimeout(RetryLater):
+    """A request waited for a worker as long as it may."""
+
+
+class NoWorker(RetryLater):
+    """No worker serves, and none will in time."""
+
+
+class QueueFull(SaturatedError):  # noqa: N818 - named like the fact it reports
+    """Too many requests wait.
+
+    Attributes:
+        retry_after_s: When workers that are being started are expected to serve, simulated seconds; None: unknown.
     """
 
     def __init__(self, message: str, retry_after_s: float | None) -> None:
@@ -53,10 +69,12 @@ class Shed(RetryLater):
     """A request's tier is shed so that higher tiers keep their SLO."""
 
 
-_REFUSALS: Final[dict[RefusalReason, type[PenstockError]]] = {
-    RefusalReason.QUEUE_FULL: SaturatedError,
+_REFUSALS: Final[dict[RefusalReason, type[RetryLater | QueueFull]]] = {
+    RefusalReason.QUEUE_FULL: QueueFull,
     RefusalReason.QUEUE_TIMEOUT: QueueTimeout,
-    RefusalReason.NO_WORKER: NoEndpointsError,
+    RefusalReason.NO_WORKER: NoWorker,
+    RefusalReason.ALL_BUSY: AllBusy,
+    RefusalReason.SHED: Shed,
 }
 _WARNINGS: Final = frozenset({WorkerChange.EJECTED, WorkerChange.KEPT})
 
@@ -89,11 +107,11 @@ class Admission:
             again: It was admitted before: it meets no length bound, and waits before all others.
 
         Raises:
-            SaturatedError: the queue is full.
+            QueueFull: the queue is full.
             QueueTimeout: it waited as long as it may.
             Shed: its tier is shed.
             AllBusy: every worker is busy.
-            NoEndpointsError: no worker serves, and none will by itself.
+            NoWorker: no worker serves, and none will in time.
         """
         return Stay(self, role, arrival, again=again)
 
@@ -249,8 +267,4 @@ class Stay:
 
 
 def _refusal(effect: Refuse[Waiter]) -> PenstockError:
-    if effect.reason is RefusalReason.ALL_BUSY:
-        return AllBusy(effect.message, effect.retry_after_s)
-    if effect.reason is RefusalReason.SHED:
-        return Shed(effect.message, effect.retry_after_s)
-    return _REFUSALS[effect.reason](effect.message)
+    return _REFUSALS[effect.reason](effect.message, effect.retry_after_s)

@@ -405,12 +405,13 @@ class CompletionHandler:
     def _refuse(self, call: CompletionCall, problem: ErrorResponse) -> None:
         headers = call.headers
         if problem.retry_after:
-            headers = (*headers, self._retry_after(problem.retry_after_s))
+            headers = (*headers, self._retry_after(problem.retry_after_s, is_rate=problem.is_rate))
         call.responder.send(problem.status, problem.body(), headers=headers)
 
-    def _retry_after(self, expected_s: float | None) -> tuple[bytes, bytes]:
+    def _retry_after(self, expected_s: float | None, *, is_rate: bool = False) -> tuple[bytes, bytes]:
         expected_real_s = None if expected_s is None else self._clock.to_real_s(expected_s)
-        return (b"retry-after", retry_after(expected_real_s, floor_s=self.retry_after_s))
+        value = retry_after(expected_real_s, floor_s=self.retry_after_s, is_rate=is_rate)
+        return (b"retry-after", value)
 
     def _pass_on(self, call: CompletionCall, failure: StageFailed) -> None:
         answer = failure.answer

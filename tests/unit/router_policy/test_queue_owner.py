@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from penstock_router.policy.prefix_owner import PrefixOwners, RouterState, owner_count, owners_among
 
 NAMES = st.sets(st.integers(0, 40).map("router-{}".format), min_size=2, max_size=8)
