@@ -78,7 +78,8 @@ class PrefillQueueConfig(SpecModel):
     max_wake_seconds: Seconds | None = Field(
         default=None,
         description="Longest wait while a stage has no ready worker, as in a graph scaled to zero, but never below "
-        "maxWaitSeconds, which counts from when all have one; then refused with 503. Above a worker's start-up; seconds. "
+        "maxWaitSeconds, which counts from when all have one; then refused with 503. Above a worker's start-up; once three "
+        "starts were seen, twice the slowest is waited for if that is less; seconds. "
         "null: maxWaitSeconds, and the router is not ready without workers.",
     )
     worker_tokens: Annotated[Integer, Field(ge=1)] = Field(

@@ -146,6 +146,7 @@ class Cluster:
         self._informers = {kind: self._informer(kind) for kind in (*CHILD_KINDS, POD)}
         self._group: asyncio.TaskGroup | None = None
         self._lws_lock = asyncio.Lock()
+        self._served: set[Kind] = set()
 
     async def run(self) -> None:
         """Keep the view of the kinds with informers fresh until cancelled; kopf does the others."""
@@ -184,7 +185,7 @@ class Cluster:
         """
         async with self._lws_lock:
             if LEADER_WORKER_SET not in self._informers:
-                if not await self._knows(LEADER_WORKER_SET) or self._group is None:
+                if not await self.knows(LEADER_WORKER_SET) or self._group is None:
                     return False
                 informer = self._informer(LEADER_WORKER_SET)
                 self._informers[LEADER_WORKER_SET] = informer
@@ -200,12 +201,24 @@ class Cluster:
                 raise UnavailableError(f"{LEADER_WORKER_SET.plural}: {why}") from exc
             return True
 
-    async def _knows(self, kind: Kind) -> bool:
-        try:
-            found = await self._client.raw_get(f"/apis/{kind.api_version}")
-        except NotFoundError:
-            return False
-        return any(each.get("name") == kind.plural for each in found.get("resources", ()))
+    async def knows(self, kind: Kind) -> bool:
+        """Return whether the API server serves a kind; once it did, it is not asked again.
+
+        Args:
+            kind: Of a CustomResourceDefinition that may be installed later.
+
+        Raises:
+            ClusterError: the API server refused or failed.
+        """
+        if kind not in self._served:
+            try:
+                found = await self._client.raw_get(f"/apis/{kind.api_version}")
+            except NotFoundError:
+                return False
+            if all(each.get("name") != kind.plural for each in found.get("resources", ())):
+                return False
+            self._served.add(kind)
+        return True
 
     @property
     def _sources(self) -> Mapping[Kind, Source]:

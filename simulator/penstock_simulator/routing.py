@@ -198,8 +198,8 @@ class VirtualRouter:
         Beside the wait for workers that serve: for workers to come back, and for those that did.
         """
         settings = self.core.entry_queue.settings
-        own_s, wake_s = settings.longest_wait_s(job.tier), settings.max_wake_s
-        return (own_s,) if wake_s is None else (own_s, wake_s, wake_s + own_s)
+        own_s, hold_s = settings.longest_wait_s(job.tier), self.core.hold_s
+        return (own_s,) if hold_s == inf else (own_s, hold_s, hold_s + own_s)
 
     def left_entry(self, job: Job, now_s: float) -> Effects[Job]:
         """Note that a computed job has left the first stage's worker."""

@@ -217,16 +217,15 @@ class DispatchQueue(Generic[T]):
     def dispatch(
         self, now_s: float, is_open: Callable[[str], bool] | None = None
     ) -> Iterator[QueuedRequest[T]]:
-        """Yield, and count as running, what goes to its worker now; the caller counts each in before the next.
+        """Iterate over what goes to its worker now, and count it as running; the caller counts each in before the next.
 
         Args:
             now_s: Simulated seconds.
             is_open: Whether a worker may be sent one more request at this moment; None: all may.
         """
         if self.policy.assigns is AssignTime.WHEN_FREE:
-            yield from self._dispatch_central(now_s, is_open)
-        elif self._dirty:
-            yield from self._dispatch_assigned(now_s, is_open)
+            return self._dispatch_central(now_s, is_open)
+        return self._dispatch_assigned(now_s, is_open)
 
     def prefilled(
         self, item: T, now_s: float, *, cached_tokens: int | None = None, measured: bool = True
@@ -292,12 +291,15 @@ class DispatchQueue(Generic[T]):
             del self._assigned[item]
             self._stop_waiting(queued)
 
-    def take_expired(self, now_s: float, *, served_s: float = -inf) -> list[QueuedRequest[T]]:
+    def take_expired(
+        self, now_s: float, *, served_s: float = -inf, hold_s: float = inf
+    ) -> list[QueuedRequest[T]]:
         """Take out and return the requests that have waited as long as they, or those of their tier, may.
 
         Args:
             now_s: Simulated seconds.
             served_s: As in `QueueSettings.deadline_s`.
+            hold_s: As there.
         """
         settings = self.settings
         is_bounded = min(settings.longest_wait_s(tier) for tier in Tier) < inf
@@ -305,7 +307,7 @@ class DispatchQueue(Generic[T]):
         expired = [
             each
             for each in waiting
-            if settings.deadline_s(each.arrival.tier, each.since_s, served_s=served_s) <= now_s
+            if settings.deadline_s(each.arrival.tier, each.since_s, served_s=served_s, hold_s=hold_s) <= now_s
         ]
         for queued in expired:
             self.withdraw(queued.item)

@@ -19,6 +19,7 @@ from penstock_router.core.busy_workers import ALL_BUSY, BusyWorkers
 from penstock_router.core.dispatch_queue import DispatchQueue
 from penstock_router.core.queue_sharing import QueuedPrompt, QueueSharing
 from penstock_router.core.tier_control import TierControl
+from penstock_router.core.wake import WakeTimes
 from penstock_router.core.worker import Worker
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec
@@ -81,6 +82,7 @@ class RouterCore(Generic[T]):
         paused: Roles to whose workers nothing is dispatched for now.
         sharing: What other routers are told of the first stage's queues.
         tiers: Sheds and counts by tier; None: requests have no tiers.
+        wake: How long workers take that are started for a request; None: requests wait for none.
     """
 
     def __init__(
@@ -102,6 +104,8 @@ class RouterCore(Generic[T]):
         # Since when every stage has had a worker that may be chosen; inf: one has none.
         self._served_s = -inf
         self.tiers: TierControl | None = None
+        max_wake_s = self.entry_queue.settings.max_wake_s
+        self.wake = None if max_wake_s is None else WakeTimes(max_wake_s)
         # Requests of the first stage that wait or are being prefilled, while requests have tiers.
         self._uncomputed_items: dict[T, Tier] = {}
         self._uncomputed: Counter[Tier] = Counter()
@@ -134,6 +138,9 @@ class RouterCore(Generic[T]):
         if missing is not None:
             message = f"no {missing} worker can take the request; retry later"
             return [Refuse(item, RefusalReason.NO_WORKER, message)]
+        late = self._too_late(item, arrival, now_s) if role is self.entry and not again else None
+        if late is not None:
+            return [late]
         self._follow(role, now_s)
         full = self.full_stage(role, now_s, is_new=role is self.entry and not again)
         if full is not None and not self._keeps_its_share(arrival.tier, full):
@@ -144,7 +151,7 @@ class RouterCore(Generic[T]):
         moved = queue.moved
         if not queue.submit(item, arrival, now_s, again=again):
             message = f"{len(queue)} requests wait for {role} already; retry later"
-            return [Refuse(item, RefusalReason.QUEUE_FULL, message)]
+            return [Refuse(item, RefusalReason.QUEUE_FULL, message, self._wake_left_s(now_s))]
         if role is self.entry:
             self._count_uncomputed(item, arrival.tier)
             if self.sharing.is_on:
@@ -315,14 +322,15 @@ class RouterCore(Generic[T]):
         """Refuse what has waited as long as it may."""
         self._follow_service(now_s)
         effects: Effects[T] = []
+        left_s = self._wake_left_s(now_s)
         for role, queue in self.queues.items():
-            for queued in queue.take_expired(now_s, served_s=self._served_s):
+            for queued in queue.take_expired(now_s, served_s=self._served_s, hold_s=self.hold_s):
                 if self.tiers is not None and role is self.entry:
                     self.tiers.timed_out(queued.arrival.tier, now_s)
                 self._computed_or_gone(queued.item)
                 self._load_changed(role, now_s, queued.worker)
                 message = f"no worker took the request within {now_s - queued.since_s:.1f} s; retry later"
-                effects.append(Refuse(queued.item, RefusalReason.QUEUE_TIMEOUT, message))
+                effects.append(Refuse(queued.item, RefusalReason.QUEUE_TIMEOUT, message, left_s))
         return effects
 
     def tick(self, now_s: float) -> Effects[T]:
@@ -341,7 +349,7 @@ class RouterCore(Generic[T]):
         """Return why a request would not be served now; empty when it would, or would wait for workers to come back."""
         queue = self.entry_queue
         found = [f"prefill queue full: {len(queue)} requests wait"] if queue.is_full else []
-        for role in self.queues if not self._wakes else ():
+        for role in self.queues if self.wake is None else ():
             if not self.pool.routable(role, now_s):
                 states = [f"{w.name} {w.state(now_s)[1]}" for w in self.pool if w.spec.role is role]
                 found.append(f"no {role} worker can be routed to: " + ("; ".join(states) or "none known"))
@@ -355,7 +363,7 @@ class RouterCore(Generic[T]):
 
     def _hopeless(self, role: Role, now_s: float) -> Role | None:
         """Return a needed role of which no worker serves, and none will by itself or for the request."""
-        if self._wakes and role is self.entry:
+        if self.wake is not None and role is self.entry:
             return None
         for each in self._needed(role):
             if not self.pool.routable(each, now_s) and not self.pool.expects(each):
@@ -363,15 +371,35 @@ class RouterCore(Generic[T]):
         return None
 
     @property
-    def _wakes(self) -> bool:
-        """Whether requests wait for workers that are started for them."""
-        return self.entry_queue.settings.max_wake_s is not None
+    def hold_s(self) -> float:
+        """How long a request waits for workers that are started for it, simulated seconds; inf: as configured."""
+        return inf if self.wake is None else self.wake.hold_s
+
+    def _too_late(self, item: T, arrival: Arrival, now_s: float) -> Refuse[T] | None:
+        """Refuse a request whose time is over before even the fastest start is done; None: it may wait.
+
+        It wakes the workers all the same, as every arrival that is counted.
+        """
+        if self.wake is None or self.pool.knows_any(self.queues):
+            return None
+        self.wake.asked(now_s)
+        least_s = self.wake.least_left_s(now_s)
+        if now_s + least_s <= self.entry_queue.settings.deadline_s(arrival.tier, now_s, served_s=inf):
+            return None
+        message = f"workers are being started, which takes {least_s:.0f} s at least; retry later"
+        return Refuse(item, RefusalReason.NO_WORKER, message, self.wake.left_s(now_s))
+
+    def _wake_left_s(self, now_s: float) -> float | None:
+        return None if self.wake is None else self.wake.left_s(now_s)
 
     def _follow_service(self, now_s: float) -> None:
         if not all(self.pool.routable(role, now_s) for role in self.queues):
             self._served_s = inf
-        elif self._served_s == inf:
+            return
+        if self._served_s == inf:
             self._served_s = now_s
+        if self.wake is not None:
+            self.wake.served(now_s)
 
     def _follow(self, role: Role, now_s: float) -> None:
         """Tell a queue which workers may be chosen; circuits open and close without a change of the pool."""
@@ -412,7 +440,7 @@ class RouterCore(Generic[T]):
 
     def _load_changed(self, role: Role, now_s: float, name: str | None) -> None:
         """Decide again whether a worker is busy; None: every worker of the role."""
-        busy, queue = self.busy[role], self.queues[role]
+        busy = self.busy[role]
         if not busy.thresholds.is_set:
             return
         if name is None:
@@ -420,7 +448,7 @@ class RouterCore(Generic[T]):
             return
         worker = self.pool.get(name)
         if worker is not None:
-            tokens, peers = self.active_prefill_tokens(worker), queue.peer_tokens(name)
+            tokens, peers = self.active_prefill_tokens(worker), self.queues[role].peer_tokens(name)
             busy.refresh(worker, prefill_tokens=tokens, peer_tokens=peers, now_s=now_s)
 
     def _loads_changed(self, role: Role, now_s: float) -> None:
@@ -438,8 +466,9 @@ class RouterCore(Generic[T]):
         queue, pool = self.queues[role], self.pool
         if not queue.waiting or role in self.paused:
             return []
-        if not all(pool.routable(each, now_s) for each in self._needed(role)):
-            return []
+        for each in self._needed(role):
+            if not pool.routable(each, now_s):
+                return []
 
         closed = self._closed_to_dispatch(role)
 

@@ -129,7 +129,7 @@ class Estimates:
     def pending_tokens(self, worker: WorkerQueue[Any], arrival: Arrival | None = None) -> int:
         """Return the uncached tokens that a worker computes before a request that comes now; None: of any tier."""
         pending = worker.pending_tokens if arrival is None else worker.pending_for(arrival)
-        return pending - self.computed_tokens(worker)
+        return pending - self.computed_tokens(worker) if worker.running else pending
 
     def relative_slowdown(self, worker: WorkerQueue[Any]) -> float:
         """Return how many times as long as all together a worker takes for a token; 1 where they hardly differ."""

@@ -158,10 +158,13 @@ class RouterApp:
             task = asyncio.current_task()
             if task is not None:
                 responder.on_disconnect(lambda: _cancel(task))
-            if await self._forwarder.pass_on(passage):
+            owner = self._forwarder.owner_url(passage)
+            if owner is not None and await self._forwarder.pass_on(passage, owner):
                 return
-            call = await self._read_call(path, passage, arrived_real_s)
-            if not await self._passed_on_to_keeper(call, passage):
+            is_small = len(request.body) <= SMALL_BYTES
+            parsed = self._parse(path, request) if is_small else await self._parse_apart(path, request)
+            call = self._call(parsed, passage, arrived_real_s)
+            if self._reader is None or not await self._passed_on_to_keeper(self._reader, call, passage):
                 await self._handler.serve(call)
         except RequestRefused as refusal:
             self._metrics.errors[refusal.code] += 1
@@ -178,16 +181,20 @@ class RouterApp:
             if not passage.is_passed_on:
                 self._record(PATHS[path], own_id, call, responder, arrived_real_s)
 
-    async def _passed_on_to_keeper(self, call: CompletionCall, passage: Passage) -> bool:
+    async def _passed_on_to_keeper(
+        self, reader: PromptReader, call: CompletionCall, passage: Passage
+    ) -> bool:
         """Read a call's prompt; return whether another router, which keeps its worker's queue, has answered it."""
-        if self._reader is None:
-            return False
-        call.take_keys(await self._reader.read(call.request))
+        call.take_keys(await reader.read(call.request))
         if not self._peers.share_queues:
             return False
         arrival = self._handler.arrival(call)
         call.chosen = self._forwarder.worker_for(passage.request, arrival)
-        return await self._forwarder.pass_on(passage, arrival, call.chosen)
+        owner = self._forwarder.owner_url(passage, call.chosen)
+        if owner is None:
+            return False
+        self._peers.passed_on(call.chosen, arrival)
+        return await self._forwarder.pass_on(passage, owner, call.chosen)
 
     def _check(self, request: Request) -> None:
         """Refuse what no router of the graph would answer."""
@@ -198,10 +205,9 @@ class RouterApp:
                 415, "content-encoding: send the body as it is", code="unsupported_media_type"
             )
 
-    async def _read_call(self, path: str, passage: Passage, arrived_real_s: float) -> CompletionCall:
-        """Return what a request asks for; its prompt is not read yet."""
+    def _call(self, parsed: CompletionRequest, passage: Passage, arrived_real_s: float) -> CompletionCall:
+        """Return the record of a request; its prompt is not read yet."""
         request = passage.request
-        parsed = await self._parse(path, request)
         identity = None
         if self._tiers is not None:
             identity = self._tiers.door.identify(request.headers, parsed.body.get("model"))
@@ -217,17 +223,15 @@ class RouterApp:
             identity=identity,
         )
 
-    async def _parse(self, path: str, request: Request) -> CompletionRequest:
-        """Read a body, a large one in steps and in a thread, so that others' streams go on."""
-        raw, content_type = request.body, request.headers.get(b"content-type")
-        aliases = self._aliases
-        if len(raw) <= SMALL_BYTES:
-            return parse_completion(path, content_type, raw, model=self._model, aliases=aliases)
-        for _ in check_size(raw):
+    def _parse(self, path: str, request: Request) -> CompletionRequest:
+        content_type = request.headers.get(b"content-type")
+        return parse_completion(path, content_type, request.body, model=self._model, aliases=self._aliases)
+
+    async def _parse_apart(self, path: str, request: Request) -> CompletionRequest:
+        """Read a large body, in steps and in a thread, so that others' streams go on."""
+        for _ in check_size(request.body):
             await asyncio.sleep(0)
-        return await asyncio.to_thread(
-            parse_completion, path, content_type, raw, model=self._model, aliases=aliases
-        )
+        return await asyncio.to_thread(self._parse, path, request)
 
     @property
     def _aliases(self) -> Collection[str]:

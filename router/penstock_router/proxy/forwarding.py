@@ -98,6 +98,15 @@ class Forwarder:
         longest_s = request_real_s + _MARGIN_REAL_S
         self._timeouts = Timeouts(_CONNECT_REAL_S, longest_s, longest_s, longest_s)
 
+    def owner_url(self, passage: Passage, worker: str = "") -> str | None:
+        """Return the router that keeps a request's queue; None: this one.
+
+        Args:
+            passage: The request.
+            worker: That it is to wait for; empty while none is chosen: then it goes to a sole keeper alone.
+        """
+        return None if FORWARDED in passage.request.headers else self._peers.owner_url(worker)
+
     def worker_for(self, request: Request, arrival: Arrival) -> str:
         """Return the worker that a request is to wait for: the one that a router has chosen for it, or this one does.
 
@@ -110,22 +119,17 @@ class Forwarder:
         chosen = request.headers.get(WORKER, b"") if self._peers.is_router(request) else b""
         return chosen.decode("utf-8", "replace")
 
-    async def pass_on(self, passage: Passage, arrival: Arrival | None = None, worker: str = "") -> bool:
-        """Let the router that keeps a request's queue answer it; False, and nothing sent, where this one should.
+    async def pass_on(self, passage: Passage, url: str, worker: str = "") -> bool:
+        """Let the router at ``url`` answer a request; False, and nothing sent, where this one has to.
 
         Args:
             passage: The request.
-            arrival: As policies see it; None while its body is not read: then it goes to a sole keeper alone.
-            worker: That it is to wait for; empty while none is chosen.
+            url: From `owner_url`.
+            worker: That it is to wait for; empty: that router's policy chooses.
 
         Raises:
             ClientDisconnected: the client has left.
         """
-        url = None if FORWARDED in passage.request.headers else self._peers.owner_url(worker)
-        if url is None:
-            return False
-        if arrival is not None:
-            self._peers.passed_on(worker, arrival)
         passage.is_passed_on = True
         try:
             await self._exchange_while_heard(passage, url, worker)
