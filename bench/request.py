@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from penstock_api import Role
+from penstock_api import Role, RouterConfig
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.server import RouterServer
 from penstock_router.settings import RouterSettings
@@ -35,6 +36,7 @@ _BODY = (
 )
 _WHOLE = _BODY + b'"finish_reason":"stop"}],' + _USAGE + b"}"
 _EVENT = b"data: " + _BODY + b'"finish_reason":null}],"usage":null}\n\n'
+_ALL_ON = {"admission": {"mode": "token-capacity"}, "tiers": {"enabled": True}, "sessionHeader": "x-session"}
 _SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -126,12 +128,16 @@ class _Client:
         await self._ended
 
 
-def _router(answer: list[bytes]) -> RouterServer:
+def _router(answer: list[bytes], *, all_on: bool) -> RouterServer:
     """Return a router whose connections to workers are objects of this process."""
     workers = tuple(
         WorkerSpec(f"w{i}", Role.AGGREGATED, f"http://w{i}:80", supervised=True) for i in range(WORKERS)
     )
-    server = RouterServer(RouterSettings(MODEL, disaggregated=False, workers=workers))
+    config = RouterConfig.model_validate(_ALL_ON) if all_on else RouterConfig()
+    access_log = os.devnull if all_on else None
+    server = RouterServer(
+        RouterSettings(MODEL, disaggregated=False, config=config, workers=workers, access_log=access_log)
+    )
     server.admission.set_workers(workers)
     pool = cast("Any", server)._pool  # noqa: SLF001 - sockets are left out here alone
 
@@ -147,9 +153,9 @@ def _router(answer: list[bytes]) -> RouterServer:
     return server
 
 
-async def _microseconds(kind: str, batches: int) -> float:
+async def _microseconds(kind: str, batches: int, *, all_on: bool = False) -> float:
     """Return the CPU microseconds of a request: the fastest of ``batches``."""
-    server = _router(ANSWERS[kind])
+    server = _router(ANSWERS[kind], all_on=all_on)
     limits = ServerLimits()
     handler = cast("Any", server)._http._handler  # noqa: SLF001 - the server itself would listen
     shared = Shared(
@@ -176,11 +182,14 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=60, help=f"of {BATCH} requests; the fastest counts")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
-    found = {kind: run(lambda _: _microseconds(kind, arguments.batches)) for kind in ANSWERS}  # noqa: B023 - run at once
+    batches = arguments.batches
+    found = {kind: run(lambda _: _microseconds(kind, batches)) for kind in ANSWERS}  # noqa: B023 - run at once
+    found["everything on"] = run(lambda _: _microseconds("whole", batches, all_on=True))
     if arguments.json:
         print(json.dumps(found))
         return
     print(f"whole answer: {found['whole']:.1f} us of the router's own code a request")
+    print(f"… with tiers, admission and access log: {found['everything on']:.1f} us")
     per_event = (found["streamed"] - found["whole"]) / EVENTS
     print(
         f"streamed, {EVENTS} events: {found['streamed']:.1f} us a request; {per_event:.2f} us an event beyond a whole one"
