@@ -146,7 +146,6 @@ class Cluster:
         self._informers = {kind: self._informer(kind) for kind in (*CHILD_KINDS, POD)}
         self._group: asyncio.TaskGroup | None = None
         self._lws_lock = asyncio.Lock()
-        self._served: set[Kind] = set()
 
     async def run(self) -> None:
         """Keep the view of the kinds with informers fresh until cancelled; kopf does the others."""
@@ -202,23 +201,19 @@ class Cluster:
             return True
 
     async def knows(self, kind: Kind) -> bool:
-        """Return whether the API server serves a kind; once it did, it is not asked again.
+        """Return whether the API server serves a kind of another's CustomResourceDefinition now.
 
         Args:
-            kind: Of a CustomResourceDefinition that may be installed later.
+            kind: The kind.
 
         Raises:
             ClusterError: the API server refused or failed.
         """
-        if kind not in self._served:
-            try:
-                found = await self._client.raw_get(f"/apis/{kind.api_version}")
-            except NotFoundError:
-                return False
-            if all(each.get("name") != kind.plural for each in found.get("resources", ())):
-                return False
-            self._served.add(kind)
-        return True
+        try:
+            found = await self._client.raw_get(f"/apis/{kind.api_version}")
+        except NotFoundError:
+            return False
+        return any(each.get("name") == kind.plural for each in found.get("resources", ()))
 
     @property
     def _sources(self) -> Mapping[Kind, Source]:
