@@ -10,11 +10,13 @@ from penstock_api.enums import MetricsSource, PlannerMode, Tier
 from penstock_api.lease_rules import SERVICE_LEASE_RULES
 from penstock_api.profiles import PROFILE_SUFFIX, PROFILES
 from penstock_api.rule import Breach, Rule, unless
+from penstock_objects.names import SIDE_CHANNEL_PORT, WORKER_PORT
 from penstock_objects.pod_template import unknown_fields
 
 if TYPE_CHECKING:
     from penstock_api.engine import EngineConfig
     from penstock_api.planner import PlannerConfig, PlannerMetricsConfig
+    from penstock_api.router import RouterConfig
     from penstock_api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
     from penstock_api.tiers import TiersConfig
 
@@ -255,5 +257,20 @@ TIERS_RULES: tuple[Rule[TiersConfig], ...] = (
         text="%s goes before all others and is for keys alone",
         values=("self.default",),
         remedy="choose premium, standard or background",
+    ),
+)
+
+_TAKEN = (SIDE_CHANNEL_PORT, WORKER_PORT)
+_KV_EVENTS_CLASHES = sorted({port - below for port in _TAKEN for below in (0, 1)})
+
+ROUTER_RULES: tuple[Rule[RouterConfig], ...] = (
+    Rule(
+        key="kvEventsPort",
+        must=f"kvEventsPort and the port after it are none of {SIDE_CHANNEL_PORT} and {WORKER_PORT}",
+        cel=f"!(self in {_KV_EVENTS_CLASHES})",
+        find=unless(lambda router: router.kv_events_port not in _KV_EVENTS_CLASHES),
+        text=f"%d, or the port after it for replays, is one of {SIDE_CHANNEL_PORT} and {WORKER_PORT}, which workers have",
+        values=("self",),
+        remedy="choose another, such as 5557",
     ),
 )

@@ -201,7 +201,7 @@ def _initial_state() -> StateFile:
 
 
 def _watchdog(store: StateStore, log_level: str) -> Watchdog:
-    successor = [sys.executable, "-m", "penstock_local.arbiter", str(store.path), "--resume"]
+    successor = [sys.executable, "-m", liveness.ARBITER_MODULE, str(store.path), "--resume"]
     environment = {**os.environ, liveness.MARK_VARIABLE: str(store.path)}
     return Watchdog([*successor, "--log-level", log_level], environment)
 

@@ -19,6 +19,8 @@ from penstock_local.store import StateStore, namespaces
 _POLL_S = 0.1
 _FORCE_S = 20.0
 """Real seconds that a forced stop may take: a floor of grace and SIGKILL. Chosen."""
+_UNRECORDED_S = 60.0
+"""Real seconds of an orderly stop by a statefile that cannot be read: Kubernetes' grace period of 30 s twice. Chosen."""
 _MARGIN_S = 15.0
 """Real seconds added to the processes' own grace periods before a stop is forced. Chosen."""
 
@@ -89,7 +91,7 @@ def down(namespace: str, *, timeout_s: float | None, now: bool, progress: Progre
     began_s = time.monotonic()
     state = store.running()
     if state is None:
-        notes = recover(store)
+        notes = (*_end_unrecorded(store, now=now), *recover(store))
         if not notes:
             raise NotFoundError(
                 f"namespace {namespace!r}: nothing is running; start it with `penstock up FILE`"
@@ -127,6 +129,27 @@ def _stop(
             progress(state)
         time.sleep(_POLL_S)
     return True
+
+
+def _end_unrecorded(store: StateStore, *, now: bool) -> tuple[str, ...]:
+    """Stop the arbiters that run for a file which cannot be read; nobody can say how long their processes may drain.
+
+    Raises:
+        ClusterError: one cannot be ended.
+    """
+    arbiters = store.unrecorded_arbiters()
+    for arbiter in arbiters:
+        if not now and _stop(store, arbiter, signal.SIGTERM, _UNRECORDED_S, _ignore):
+            continue
+        if not _stop(store, arbiter, signal.SIGQUIT, _FORCE_S, _ignore) and liveness.end(
+            [arbiter], grace_s=0.0
+        ):
+            raise ClusterError(f"arbiter {arbiter.pid} cannot be ended; end it and run `penstock down` again")
+    return tuple(f"stopped arbiter {arbiter.pid}, whose statefile cannot be read" for arbiter in arbiters)
+
+
+def _ignore(_state: StateFile) -> None:
+    """Tell nobody."""
 
 
 def _force(store: StateStore, state: StateFile) -> tuple[str, ...]:

@@ -23,6 +23,9 @@ from penstock_local.statefile import StateFile
 MARK_VARIABLE = "PENSTOCK_STATEFILE"
 """Set in every child's environment to its statefile's path, so that a child that was never recorded is found."""
 
+ARBITER_MODULE = "penstock_local.arbiter"
+"""What the interpreter of an arbiter runs; the statefile is the argument after it."""
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _AFTER_COMMAND = 2
 """Fields of ``/proc/PID/stat`` before the state: pid and command; the start is field 22 (proc_pid_stat(5))."""
@@ -104,6 +107,17 @@ def marked(statefile: str) -> list[ProcessId]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get(MARK_VARIABLE) == statefile:
+                found.append(identify(process.pid))
+    return [one for one in found if one is not None]
+
+
+def arbiters_of(statefile: str) -> list[ProcessId]:
+    """Return the running arbiters, but for this process, that were started for a statefile, whatever it says now."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            _, *arguments = process.cmdline() or [""]
+            if process.pid != os.getpid() and arguments[:3] == ["-m", ARBITER_MODULE, statefile]:
                 found.append(identify(process.pid))
     return [one for one in found if one is not None]
 

@@ -21,7 +21,7 @@ from typing import TypeVar
 from penstock_core.errors import ConfigError, ConflictError, NotFoundError
 from penstock_core.local_state import STATE_DIR_VARIABLE, state_dir
 from penstock_local import private
-from penstock_local.liveness import arbiter_is_alive
+from penstock_local.liveness import ProcessId, arbiter_is_alive, arbiters_of
 from penstock_local.statefile import StateFile
 from penstock_local.statefile_json import from_json, to_json
 from penstock_runtimes import KV_EVENTS_SUFFIX, KV_REPLAY_SUFFIX
@@ -174,6 +174,14 @@ class StateStore:
             else:
                 return state if state is not None and arbiter_is_alive(state) else None
 
+    def unrecorded_arbiters(self) -> list[ProcessId]:
+        """Return the arbiters that run for a file which is there and cannot be read."""
+        try:
+            self.read()
+        except ConfigError:
+            return arbiters_of(str(self.path))
+        return []
+
     def refuse_running(self) -> None:
         """Refuse to go on over a graph that runs.
 
@@ -182,6 +190,11 @@ class StateStore:
         """
         self.check_folder()
         state = self.running()
+        for unrecorded in self.unrecorded_arbiters() if state is None else ():
+            raise ConfigError(
+                f"{self.path}: cannot be read, and its arbiter (pid {unrecorded.pid}) runs; "
+                f"stop it with `penstock down --namespace {self.path.stem}`, or choose another --namespace"
+            )
         if state is not None:
             arbiter = state.arbiter
             raise ConfigError(

@@ -243,7 +243,7 @@ def _spawn_arbiter(store: StateStore, state: StateFile) -> subprocess.Popen[byte
         ) from exc
     with log:
         arbiter = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
-            [sys.executable, "-m", "penstock_local.arbiter", str(store.path)],
+            [sys.executable, "-m", liveness.ARBITER_MODULE, str(store.path)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -29,15 +29,31 @@ LiveAssignment: TypeAlias = Assignment[Waiter]
 LiveCore: TypeAlias = RouterCore[Waiter]
 
 
-class QueueTimeout(NoEndpointsError):  # noqa: N818 - named like the fact it reports
-    """A request waited for a worker as long as it may."""
-
-
 class RetryLater(NoEndpointsError):  # noqa: N818 - named like what the client is told
     """A refusal that may say when to come back.
 
     Attributes:
-        retry_after_s: When there is expected to be room, simulated seconds; None: unknown.
+        retry_after_s: When there is expected to be room, or a worker; simulated seconds; None: unknown.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class QueueTimeout(RetryLater):
+    """A request waited for a worker as long as it may."""
+
+
+class NoWorker(RetryLater):
+    """No worker serves, and none will in time."""
+
+
+class QueueFull(SaturatedError):  # noqa: N818 - named like the fact it reports
+    """Too many requests wait.
+
+    Attributes:
+        retry_after_s: When workers that are being started are expected to serve, simulated seconds; None: unknown.
     """
 
     def __init__(self, message: str, retry_after_s: float | None) -> None:
@@ -53,10 +69,12 @@ class Shed(RetryLater):
     """A request's tier is shed so that higher tiers keep their SLO."""
 
 
-_REFUSALS: Final[dict[RefusalReason, type[PenstockError]]] = {
-    RefusalReason.QUEUE_FULL: SaturatedError,
+_REFUSALS: Final[dict[RefusalReason, type[RetryLater | QueueFull]]] = {
+    RefusalReason.QUEUE_FULL: QueueFull,
     RefusalReason.QUEUE_TIMEOUT: QueueTimeout,
-    RefusalReason.NO_WORKER: NoEndpointsError,
+    RefusalReason.NO_WORKER: NoWorker,
+    RefusalReason.ALL_BUSY: AllBusy,
+    RefusalReason.SHED: Shed,
 }
 _WARNINGS: Final = frozenset({WorkerChange.EJECTED, WorkerChange.KEPT})
 
@@ -89,11 +107,11 @@ class Admission:
             again: It was admitted before: it meets no length bound, and waits before all others.
 
         Raises:
-            SaturatedError: the queue is full.
+            QueueFull: the queue is full.
             QueueTimeout: it waited as long as it may.
             Shed: its tier is shed.
             AllBusy: every worker is busy.
-            NoEndpointsError: no worker serves, and none will by itself.
+            NoWorker: no worker serves, and none will in time.
         """
         return Stay(self, role, arrival, again=again)
 
@@ -158,11 +176,14 @@ class Admission:
         """Take note that a worker's metrics were read again."""
         self._apply(self.core.load_read(worker, self._now_s()))
 
-    def set_peer_tokens(self, tokens: Mapping[str, int]) -> None:
-        """Set the tokens that other routers have in flight at each worker; one that is left out has none."""
+    def set_peer_tokens(self, tokens: Mapping[str, int], *, asked_s: float) -> None:
+        """Set the tokens that other routers had in flight at each worker when they were asked, simulated seconds.
+
+        A worker that is left out has none.
+        """
         core = self.core
         workers = [each.name for each in core.pool if each.spec.role is core.entry]
-        core.set_peer_tokens({name: tokens.get(name, 0) for name in workers}, self._now_s())
+        core.set_peer_tokens({name: tokens.get(name, 0) for name in workers}, self._now_s(), asked_s=asked_s)
 
     def set_deciders(self, count: int, *, is_scattered: bool) -> None:
         """Set how many routers dispatch to the same workers; see `DispatchQueue.set_deciders`."""
@@ -249,8 +270,4 @@ class Stay:
 
 
 def _refusal(effect: Refuse[Waiter]) -> PenstockError:
-    if effect.reason is RefusalReason.ALL_BUSY:
-        return AllBusy(effect.message, effect.retry_after_s)
-    if effect.reason is RefusalReason.SHED:
-        return Shed(effect.message, effect.retry_after_s)
-    return _REFUSALS[effect.reason](effect.message)
+    return _REFUSALS[effect.reason](effect.message, effect.retry_after_s)

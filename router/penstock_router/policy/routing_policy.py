@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.worker_queue import PrefillThroughput, WorkerQueue
@@ -19,6 +19,7 @@ __all__ = [
     "Arrival",
     "AssignTime",
     "Estimates",
+    "LearnsPrompts",
     "RoutingDecision",
     "RoutingPolicy",
     "WorkerQueues",
@@ -78,6 +79,14 @@ class RoutingPolicy(Protocol):
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the decision for a request; ``workers`` is not empty."""
+
+
+@runtime_checkable
+class LearnsPrompts(Protocol):
+    """A policy that remembers where prompts went, beyond what each worker's index tells."""
+
+    def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
+        """Take note that another router has queued a request for a worker."""
 
 
 class Estimates:

@@ -18,6 +18,7 @@ from penstock_core.errors import ClientDisconnected, NotFoundError
 from penstock_core.logs import get_logger
 from penstock_router.access_log import AccessLog
 from penstock_router.metrics import MetricsPage, RouterMetrics
+from penstock_router.peer_load import SESSION_BYTES
 from penstock_router.peers import PATH as PEER_LOAD_PATH
 from penstock_router.peers import Peers
 from penstock_router.policy.token_estimate import TokenEstimator
@@ -47,8 +48,6 @@ _CLIENT_LEFT = 499
 _OVERLOADED = (429, 503)
 """Answers to those for whom there is no room."""
 _PASSED_ON = (b"traceparent", b"tracestate")
-_SESSION_BYTES = 128
-"""Of a session's name; what follows is not looked at, so that clients cannot fill the memory."""
 _JSON_TYPE = (b"content-type", b"application/json")
 _REFUSAL_KINDS = {401: "authentication_error", 403: "permission_error"}
 """OpenAI's types of error, by status."""
@@ -129,7 +128,7 @@ class RouterApp:
                 return
             elif path == PEER_LOAD_PATH:
                 self._require(request, "GET")
-                responder.send(200, self._peers.own_load())
+                responder.send(200, self._peers.own_load(request))
                 return
             elif path in {"/health", "/ready"}:
                 self._require(request, "GET")
@@ -165,7 +164,7 @@ class RouterApp:
             is_small = len(request.body) <= SMALL_BYTES
             parsed = self._parse(path, request) if is_small else await self._parse_apart(path, request)
             call = self._call(parsed, passage, arrived_real_s)
-            if self._reader is None or not await self._passed_on_by_prefix(self._reader, call, passage):
+            if self._reader is None or not await self._passed_on_to_keeper(self._reader, call, passage):
                 await self._handler.serve(call)
         except RequestRefused as refusal:
             self._metrics.errors[refusal.code] += 1
@@ -182,14 +181,20 @@ class RouterApp:
             if not passage.is_passed_on:
                 self._record(PATHS[path], own_id, call, responder, arrived_real_s)
 
-    async def _passed_on_by_prefix(
+    async def _passed_on_to_keeper(
         self, reader: PromptReader, call: CompletionCall, passage: Passage
     ) -> bool:
-        """Read a call's prompt; return whether another router, which owns its prefix, has answered it."""
-        keyed = await reader.read(call.request)
-        call.take_keys(keyed)
-        owner = self._forwarder.owner_url(passage, keyed.chain)
-        return owner is not None and await self._forwarder.pass_on(passage, owner)
+        """Read a call's prompt; return whether another router, which keeps its worker's queue, has answered it."""
+        call.take_keys(await reader.read(call.request))
+        if not self._peers.share_queues:
+            return False
+        arrival = self._handler.arrival(call)
+        call.chosen = self._forwarder.worker_for(passage.request, arrival)
+        owner = self._forwarder.owner_url(passage, call.chosen)
+        if owner is None:
+            return False
+        self._peers.passed_on(call.chosen, arrival)
+        return await self._forwarder.pass_on(passage, owner, call.chosen)
 
     def _check(self, request: Request) -> None:
         """Refuse what no router of the graph would answer."""
@@ -236,7 +241,7 @@ class RouterApp:
     def _session(self, request: Request) -> str:
         if not self._session_header:
             return ""
-        return request.headers.get(self._session_header, b"")[:_SESSION_BYTES].decode("latin-1")
+        return request.headers.get(self._session_header, b"")[:SESSION_BYTES].decode("latin-1")
 
     def _upstream_headers(self, request: Request, own_id: bytes) -> tuple[tuple[bytes, bytes], ...]:
         headers = [_JSON_TYPE, (b"x-request-id", own_id)]

@@ -220,13 +220,14 @@ class CompletionHandler:
     def _acquire_entry(self, call: CompletionCall, *, again: bool) -> Stay:
         """Return what waits for a worker of the first stage, which keeps the request for the block and no longer."""
         again = again or bool(call.tries.avoid)
-        return self._admission.acquire(self._entry, self._arrival(call), again=again)
+        return self._admission.acquire(self._entry, self.arrival(call), again=again)
 
     def _count_wait(self, call: CompletionCall, assignment: LiveAssignment) -> None:
         call.queued_s += assignment.queued_s
         self._metrics.queue_time.observe(assignment.queued_s)
 
-    def _arrival(self, call: CompletionCall) -> Arrival:
+    def arrival(self, call: CompletionCall) -> Arrival:
+        """Return a call as the first stage's policy sees it."""
         keyed = call.keyed
         tenant = "" if call.identity is None else call.identity.tenant
         if keyed is None:
@@ -242,6 +243,7 @@ class CompletionHandler:
             is_non_streaming=not self._is_disaggregated and not call.request.stream,
             tier=call.tier,
             tenant=tenant,
+            worker=call.chosen,
         )
 
     async def _prefill(self, call: CompletionCall, *, again: bool) -> tuple[Prefilled, KvLease]:
@@ -405,12 +407,13 @@ class CompletionHandler:
     def _refuse(self, call: CompletionCall, problem: ErrorResponse) -> None:
         headers = call.headers
         if problem.retry_after:
-            headers = (*headers, self._retry_after(problem.retry_after_s))
+            headers = (*headers, self._retry_after(problem.retry_after_s, is_rate=problem.is_rate))
         call.responder.send(problem.status, problem.body(), headers=headers)
 
-    def _retry_after(self, expected_s: float | None) -> tuple[bytes, bytes]:
+    def _retry_after(self, expected_s: float | None, *, is_rate: bool = False) -> tuple[bytes, bytes]:
         expected_real_s = None if expected_s is None else self._clock.to_real_s(expected_s)
-        return (b"retry-after", retry_after(expected_real_s, floor_s=self.retry_after_s))
+        value = retry_after(expected_real_s, floor_s=self.retry_after_s, is_rate=is_rate)
+        return (b"retry-after", value)
 
     def _pass_on(self, call: CompletionCall, failure: StageFailed) -> None:
         answer = failure.answer

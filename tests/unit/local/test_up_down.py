@@ -13,7 +13,7 @@ from penstock_cli.graph import validate
 from penstock_core.errors import ClusterError, ConfigError, InvalidSpecError, NotFoundError, PortInUseError
 from penstock_core.local_state import EntryState
 from penstock_local.down import choose_namespace, default_timeout_s, down
-from penstock_local.liveness import MARK_VARIABLE, identify
+from penstock_local.liveness import ARBITER_MODULE, MARK_VARIABLE, identify
 from penstock_local.private import make_endpoints
 from penstock_local.recovery import recover
 from penstock_local.store import StateStore
@@ -180,6 +180,20 @@ def test_recovery_takes_an_unreadable_file_as_stale(state_folder):
     store.path.write_text("{")
     assert recover(store)
     assert list(store.path.parent.iterdir()) == []
+
+
+def test_an_arbiter_whose_file_cannot_be_read_is_neither_run_over_nor_left_behind(state_folder):
+    """Until it has written its file again `up` refuses to start beside it, and `down` stops it."""
+    store = StateStore.of("tiny")
+    store.path.write_text("{")
+    command = [sys.executable, "-m", ARBITER_MODULE, str(store.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as arbiter:  # waits for its first state
+        with pytest.raises(ConfigError, match=f"arbiter \\(pid {arbiter.pid}\\) runs.*penstock down"):
+            recover(store)
+        stopped = down("tiny", timeout_s=None, now=False, progress=ignore)
+        assert arbiter.wait(5) is not None
+    assert f"stopped arbiter {arbiter.pid}, whose statefile cannot be read" in stopped.notes
+    assert not store.path.exists()
 
 
 def test_down_of_a_killed_arbiter_clears_up_and_of_nothing_says_so(state_of):
