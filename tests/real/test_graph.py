@@ -11,11 +11,11 @@ from pathlib import Path
 import openai
 import pytest
 import yaml
-from endpoint import Endpoint
+from endpoint import STARTUP_S, Endpoint
 
 from penstock_local.ports import ephemeral_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "vllm-cpu.yaml"
 PROMPT = "Water that waits above the dam is work that has not been done yet. "
@@ -54,7 +54,17 @@ class UpGraph:
         path.write_text(yaml.safe_dump(manifest))
         port = self.url.rpartition(":")[2]
         log_dir = str(self._folder / "log")
-        self.run("up", str(path), "--port", port, "--log-dir", log_dir, "--timeout", "900", timeout_s=1000)
+        self.run(
+            "up",
+            str(path),
+            "--port",
+            port,
+            "--log-dir",
+            log_dir,
+            "--timeout",
+            str(STARTUP_S),
+            timeout_s=STARTUP_S + 100,
+        )
 
     def processes(self, role):
         """Return what `penstock status` says of a role's processes."""
@@ -70,8 +80,8 @@ class UpGraph:
         """Return the official client; no retries, so that losses show."""
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=900)
 
-    async def until(self, condition, within_s=600):
-        """Wait for a condition."""
+    async def until(self, condition, within_s=STARTUP_S):
+        """Wait for a condition, which may need another vLLM."""
         async with asyncio.timeout(within_s):
             while not await asyncio.to_thread(condition):  # noqa: ASYNC110 - processes, watched from outside
                 await asyncio.sleep(1)

@@ -29,7 +29,11 @@ class BusyThresholds:
     @property
     def is_set(self) -> bool:
         """Whether any threshold can make a worker busy."""
-        return self != NO_THRESHOLDS
+        return not (
+            self.active_decode_blocks is None
+            and self.active_prefill_tokens is None
+            and self.active_prefill_tokens_frac is None
+        )
 
     def prefill_limit(self, batch_tokens: int | None) -> float | None:
         """Return the lower of both prefill thresholds in tokens; None: no such threshold.

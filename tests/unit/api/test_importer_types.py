@@ -53,6 +53,9 @@ def test_a_threshold_that_is_no_number_is_refused_by_its_key():
                 mainContainer:
                   command: [python3, -m, dynamo.frontend]
                   args: [--active-decode-blocks-threshold, most]
+            Worker:
+              componentType: worker
+              extraPodSpec: {mainContainer: {args: [--model, Q]}}
     """
     with pytest.raises(InvalidSpecError, match="activeDecodeBlocksThreshold"):
         import_dgd(text, "f.yaml")
