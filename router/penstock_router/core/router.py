@@ -141,7 +141,6 @@ class RouterCore(Generic[T]):
         late = self._too_late(item, arrival, now_s) if role is self.entry and not again else None
         if late is not None:
             return [late]
-        self._follow(role, now_s)
         full = self.full_stage(role, now_s, is_new=role is self.entry and not again)
         if full is not None and not self._keeps_its_share(arrival.tier, full):
             return [Refuse(item, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())]
@@ -160,7 +159,9 @@ class RouterCore(Generic[T]):
         return self._dispatch(role, now_s)
 
     def full_stage(self, role: Role, now_s: float, *, is_new: bool = True) -> Role | None:
-        """Return the stage for which a request must be rejected: none of its workers takes it; None: it may go on.
+        """Follow the workers; return the stage for which a request must be rejected; None: it may go on.
+
+        It must be where none of a stage's workers takes it.
 
         Args:
             role: The stage that it asks for.

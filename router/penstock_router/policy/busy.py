@@ -41,12 +41,11 @@ class BusyThresholds:
         Args:
             batch_tokens: Most tokens of one step of the worker; None: unknown, the fraction then says nothing.
         """
-        limits: list[float] = []
-        if self.active_prefill_tokens is not None:
-            limits.append(self.active_prefill_tokens)
-        if self.active_prefill_tokens_frac is not None and batch_tokens is not None:
-            limits.append(self.active_prefill_tokens_frac * batch_tokens)
-        return min(limits, default=None)
+        tokens, fraction = self.active_prefill_tokens, self.active_prefill_tokens_frac
+        if fraction is None or batch_tokens is None:
+            return tokens
+        limit = fraction * batch_tokens
+        return limit if tokens is None else min(tokens, limit)
 
 
 NO_THRESHOLDS: Final = BusyThresholds()
