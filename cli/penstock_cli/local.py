@@ -151,22 +151,26 @@ def _print_started(started: StartedGraph, context_tokens: int | None, *, as_json
     click.echo("next:")
     body = json.dumps({"model": arbiter.model, "prompt": "Hello", "max_tokens": 8})
     click.echo(f"  curl {arbiter.router_url}/v1/completions -H 'content-type: application/json' -d '{body}'")
-    load = f"penstock load --trace mooncake --rate 1 --limit 300 --speed {arbiter.speed:g}"
-    click.echo(f"  {load}{_cut_to(context_tokens)} --url {arbiter.router_url}")
+    click.echo(f"  {load_command(context_tokens, speed=arbiter.speed, url=arbiter.router_url)}")
     click.echo("  penstock status --watch")
     if arbiter.planner_log_dir is not None:
         click.echo(f"  {tensorboard_hint(arbiter.planner_log_dir)}")
     click.echo(f"  penstock down --namespace {arbiter.namespace}")
 
 
-def _cut_to(context_tokens: int | None) -> str:
-    """Return the options that cut the built-in trace's prompts to a model's context.
+def load_command(context_tokens: int | None, *, speed: float, url: str) -> str:
+    """Return a command that replays the built-in trace.
 
-    A fifth of it: `load` sends 4 bytes for a token, which a small vocabulary makes up to four tokens of.
+    Args:
+        context_tokens: The model's; a shorter one than the trace needs cuts prompts to its fifth: `load` sends 4 bytes
+            for a token, of which a small vocabulary makes up to four. None: not known.
+        speed: Simulated seconds per real one.
+        url: The router's.
     """
-    if context_tokens is None or context_tokens >= _TRACE_TOKENS:
-        return ""
-    return f" --max-input-tokens {context_tokens // 5} --on-long truncate"
+    cut = ""
+    if context_tokens is not None and context_tokens < _TRACE_TOKENS:
+        cut = f" --max-input-tokens {context_tokens // 5} --on-long truncate"
+    return f"penstock load --trace mooncake --rate 1 --limit 300 --speed {speed:g}{cut} --url {url}"
 
 
 def _stay(started: StartedGraph) -> int:
