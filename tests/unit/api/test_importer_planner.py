@@ -128,7 +128,7 @@ def test_budget_opens_when_the_start_exceeds_it():
 
 @pytest.mark.parametrize("suffix", ["", "_ms"])
 def test_targets_have_an_older_and_a_newer_name(suffix):
-    """Dynamo 1.4 put the unit into the name; with a folder of a profile the planner plans by them."""
+    """Dynamo 1.6 has the unit in the name; with a folder of a profile the planner plans by them."""
     config = {
         f"ttft{suffix}": 200,
         f"itl{suffix}": 10,
