@@ -24,6 +24,7 @@ DEFINITION = ROOT / "manifests" / "dynamo-discovery.yaml"
 START_S = 300.0
 SCALE_S = 240.0
 SMALL_AND_QUICK = {
+    "services": {role: {"scaling": {"maxReplicas": 2}} for role in ("prefill", "decode")},
     "engine": {"kvBlocks": 128, "blockTokens": 64},
     "planner": {
         "mode": "load",
@@ -127,12 +128,13 @@ def test_the_planner_scales_decode_up_and_down_and_loses_no_stream(graph):
 
 def test_a_pod_that_leaves_is_not_listed_any_more_while_it_lives(graph, url):
     """A prefill worker too, which reports no KV usage: it goes once its requests are done, not when its grace is over."""
-    graph.patch({"services": {"prefill": {"scaling": {"minReplicas": 2}}}})
+    graph.patch({"services": {"prefill": {"replicas": 2, "scaling": {"minReplicas": 2}}}})
     wait_for("two prefill workers are ready", lambda: graph.ready("prefill") == 2, SCALE_S)
     both = ["backend", "prefill", "prefill"]
     wait_for("the frontend lists both prefill workers", lambda: registered(url) == both, 60)
     light = Load(graph, "light", concurrency=2, max_tokens=100)
-    graph.patch({"services": {"prefill": {"scaling": {"minReplicas": 1, "maxReplicas": 1}}}})
+    one = {"replicas": 1, "scaling": {"minReplicas": 1, "maxReplicas": 1}}
+    graph.patch({"services": {"prefill": one}})
     wait_for(
         "the frontend lists one prefill worker",
         lambda: registered(url) == ["backend", "prefill"],

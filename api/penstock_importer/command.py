@@ -67,22 +67,17 @@ class Command:
         return values
 
 
-def parse_command(
-    command: list[str], args: list[str], variables: Mapping[str, str] | None = None
-) -> Command | None:
+def parse_command(words: list[str], variables: Mapping[str, str] | None = None) -> Command | None:
     """Return the module and flags of a container, or None if it runs something else.
 
     Flags alone, or nothing at all, belong to the image's own entry point: a `Command` without a module.
 
     Args:
-        command: The container's.
-        args: The container's.
+        words: The container's command and arguments.
         variables: The container's variables with literal values, which its shell fills in.
     """
-    found: ShellCommand | None = ShellCommand([*command, *args])
-    words = [*command, *args]
-    if words and words[0] in SHELLS:
-        found = _from_shell(words, variables or {})
+    is_script = bool(words) and words[0] in SHELLS
+    found = _from_shell(words, variables or {}) if is_script else ShellCommand(words)
     if found is None:
         return None
     words = found.words

@@ -8,7 +8,6 @@ Source of the foreign form: ai-dynamo/dynamo, deploy/operator/api/v1alpha1 and e
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from penstock_api.graph_rules import MAX_CHILD_NAME
 from penstock_core.errors import InvalidSpecError, Problem
 from penstock_importer.beta import as_alpha
 from penstock_importer.flags import read_router_flags, read_worker_flags
+from penstock_importer.losses import FOREIGN_GROUP, note_unused_keys, other_object, placeholders
 from penstock_importer.owned import drop_foreign_marks, is_owned_variable
 from penstock_importer.planner import read_planner
 from penstock_importer.pods import PodParts, pool_name, read_env, read_pod
@@ -30,35 +30,15 @@ from penstock_importer.refusals import (
     why_left_out,
 )
 from penstock_importer.services import MOCKER_MODULE, Component, component_kind, read_component
-from penstock_importer.source import ManifestSource, Places, Unconverted, leaves
-from penstock_manifests.messages import shown
+from penstock_importer.source import ManifestSource, Places, Unconverted
 from penstock_manifests.nodes import Document, read_documents
 from penstock_manifests.validation import validate
 
 FOREIGN_KIND = "DynamoGraphDeployment"
-FOREIGN_GROUP = "nvidia.com/"
 ALPHA = FOREIGN_GROUP + "v1alpha1"
 BETA = FOREIGN_GROUP + "v1beta1"
 DEFAULT_BUDGET = 8
 """The planner document's max-gpu-budget."""
-
-_PLACEHOLDER = re.compile(r"\$\{[A-Za-z_]\w*\}")
-
-_UNUSED = {
-    "dynamoNamespace": "is the graph's own namespace and name here",
-    "livenessProbe": "is set by the runtime; put another into podTemplate",
-    "readinessProbe": "is set by the runtime; put another into podTemplate",
-    "ingress": "is not made by the operator; expose the router's Service yourself",
-    "modelRef": "names the model to Dynamo's DynamoModel objects; load adapters by the worker's own API",
-    "frontendSidecar": "is filled in by Dynamo's operator; a service with role router stands in its place",
-    "runtimeVersionOverride": "tells Dynamo's operator a version; here the image decides",
-    "failover": "has no counterpart: a failed replica is started again, with no standby beside it",
-    "gpuMemoryService": "has no counterpart: each replica loads its weights from files",
-    "experimental.failover": "has no counterpart: a failed replica is started again, with no standby beside it",
-    "experimental.gpuMemoryService": "has no counterpart: each replica loads its weights from files",
-    "experimental.checkpoint": "has no counterpart: each replica loads its weights from files",
-}
-"""Keys of a component that are left out on purpose, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +54,18 @@ class ImportResult:
     unconverted: tuple[Unconverted, ...]
 
 
-def import_dgd(text: str, file: str | None = None) -> ImportResult:
-    """Convert the one DynamoGraphDeployment of ``text``.
+def import_dgd(text: str, file: str | None = None, *, name: str | None = None) -> ImportResult:
+    """Convert one DynamoGraphDeployment of ``text``.
 
     Args:
         text: YAML; other objects in it are reported, since a graph does not hold them.
         file: Name to put into problems.
+        name: Of the deployment, where there are several; None: there is one.
 
     Raises:
         InvalidSpecError: Not a DynamoGraphDeployment of a known version, or one that no graph can express.
     """
-    document, others = _only_document(text, file)
+    document, others = _only_document(text, file, name)
     value, places = (
         as_alpha(document.value) if document.value["apiVersion"] == BETA else (document.value, Places())
     )
@@ -102,21 +83,26 @@ def import_dgd(text: str, file: str | None = None) -> ImportResult:
                 for path, message in problems
             ]
         )
-    notes = [*source.notes, *map(_left_beside, others), *_placeholders(manifest)]
+    notes = [*source.notes, *map(other_object, others), *placeholders(manifest)]
     return ImportResult(model, tuple(sorted(notes, key=lambda each: (each.line or 0, each.path))))
 
 
-def _only_document(text: str, file: str | None) -> tuple[Document, list[Document]]:
+def _only_document(text: str, file: str | None, name: str | None) -> tuple[Document, list[Document]]:
     documents, findings = read_documents(text)
     findings = [*findings, *(finding for each in documents for finding in each.findings)]
     problems = [Problem(dotted(each.path), each.message, file, each.line) for each in findings]
-    found = [
-        each for each in documents if isinstance(each.value, dict) and each.value.get("kind") == FOREIGN_KIND
+    named = [
+        (_name_of(each), each)
+        for each in documents
+        if isinstance(each.value, dict) and each.value.get("kind") == FOREIGN_KIND
     ]
+    found = [each for own, each in named if name in (None, own)]
     if not problems and len(found) != 1:
         message = f"{len(found)} {FOREIGN_KIND} documents where one is needed; give a file with one"
+        if named:
+            message += f", or one's name: {', '.join(own or '(none)' for own, _ in named)}"
         problems.append(Problem("", message, file))
-    if not problems and found[0].value.get("apiVersion") not in {ALPHA, BETA}:
+    if not problems and found[0].value.get("apiVersion") not in (ALPHA, BETA):
         version = found[0].value.get("apiVersion")
         message = f"{version} is neither {ALPHA} nor {BETA}, the versions that can be converted"
         problems.append(Problem("apiVersion", message, file, found[0].line_of(("apiVersion",))))
@@ -125,27 +111,10 @@ def _only_document(text: str, file: str | None) -> tuple[Document, list[Document
     return found[0], [each for each in documents if each is not found[0]]
 
 
-def _left_beside(document: Document) -> Unconverted:
-    """Report another object of the same file."""
-    kind = document.value.get("kind") if isinstance(document.value, dict) else None
-    version = str(document.value.get("apiVersion")) if isinstance(document.value, dict) else ""
-    why = (
-        "is read by Dynamo's operator alone"
-        if version.startswith(FOREIGN_GROUP)
-        else "is no part of a graph; apply it by itself"
-    )
-    return Unconverted("(another object)", shown(kind), why, document.line_of(()))
-
-
-def _placeholders(manifest: dict[str, Any]) -> list[Unconverted]:
-    """Report each ``${NAME}`` of a template that is to be filled in before it is applied."""
-    found: dict[str, str] = {}
-    for path, value in leaves(manifest):
-        for text in (*map(str, path), value):
-            for name in _PLACEHOLDER.findall(text) if isinstance(text, str) else ():
-                found.setdefault(name, dotted(path))
-    why = "is filled in by envsubst; do that first, or write it into the graph"
-    return [Unconverted(f"(converted) {path}", name, why) for name, path in found.items()]
+def _name_of(document: Document) -> str | None:
+    metadata = document.value.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _convert(source: ManifestSource) -> dict[str, Any]:
@@ -230,7 +199,7 @@ def _fill(source: ManifestSource, spec: dict[str, Any], components: list[Compone
             if component.command is not None and component.command.module == MOCKER_MODULE:
                 spec.setdefault("engine", {})["mocker"] = True
         _add_parts(component, parts, pools)
-        _explain_unused(source, component.path)
+        note_unused_keys(source, component.path)
     if pools:
         spec["nodePools"] = pools
 
@@ -257,14 +226,6 @@ def _add_parts(component: Component, parts: PodParts, pools: dict[str, Any]) -> 
         component.service["startupTimeoutSeconds"] = parts.startup_seconds
     if parts.template:
         component.service["podTemplate"] = parts.template
-
-
-def _explain_unused(source: ManifestSource, path: KeyPath) -> None:
-    """Say why of the keys that are left out on purpose."""
-    for key, reason in _UNUSED.items():
-        found = (*path, *key.split("."))
-        if source.peek(found) is not None:
-            source.note(found, reason)
 
 
 def _claims(source: ManifestSource) -> dict[str, str]:

@@ -63,7 +63,7 @@ FOREIGN_SELECTION = (
 
 def is_owned_variable(name: object) -> bool:
     """Say whether the runtime sets an environment variable itself."""
-    return name in _VARIABLES
+    return isinstance(name, str) and name in _VARIABLES
 
 
 def drop_owned_flags(source: ManifestSource, args_path: KeyPath, command: Command) -> None:

@@ -59,7 +59,7 @@ def read_planner(source: ManifestSource, path: KeyPath) -> dict[str, Any]:
     source.take((*path, "componentType"))
     container = (*path, "extraPodSpec", "mainContainer")
     words = [str(each) for key in ("command", "args") for each in source.take_list((*container, key))]
-    command = parse_command([], words)
+    command = parse_command(words)
     if command is None:
         for key in source.keys(container):
             if key in {"command", "args"}:

@@ -20,6 +20,7 @@ from penstock_importer.source import ManifestSource
 _CONTAINER = "main"
 _CARRIED_BY_COMMAND = frozenset({"image", "command", "args", "env", "envFrom"})
 _PLACEMENT = frozenset({"nodeSelector", "tolerations"})
+_LISTS = frozenset({"volumes", "containers"})
 _SELECTING = frozenset({"affinity", "topologySpreadConstraints"})
 """Parts of a pod that choose other pods by their labels."""
 
@@ -122,22 +123,30 @@ def _read_extra_pod_spec(
     for key in source.keys(spec_path):
         key_path = (*spec_path, key)
         if key == "mainContainer":
-            parts.startup_seconds = read_startup_seconds(source, key_path)
-            for inner in [each for each in source.keys(key_path) if (*key_path, each) not in source.taken]:
-                if inner == "volumeMounts":
-                    container[inner] = [*source.take_list((*key_path, inner))]
-                elif inner not in _CARRIED_BY_COMMAND:
-                    container[inner] = source.take((*key_path, inner))
-        elif selects_by_foreign_labels(source.peek(key_path)) and key in _SELECTING:
+            _read_main_container(source, key_path, parts, container)
+        elif key in _SELECTING and selects_by_foreign_labels(source.peek(key_path)):
             source.note(key_path, FOREIGN_SELECTION)
         elif key in _PLACEMENT:
             parts.placement[key] = source.take(key_path)
         elif key == "terminationGracePeriodSeconds" and isinstance(source.peek(key_path), int):
             parts.grace_seconds = source.take(key_path)
-        elif key == "volumes":
-            pod[key] = [*source.take_list(key_path)]
+        elif key in _LISTS:
+            found = source.take_list(key_path)
+            if found:
+                pod[key] = [*found]
         else:
             pod[key] = source.take(key_path)
+
+
+def _read_main_container(
+    source: ManifestSource, path: KeyPath, parts: PodParts, container: dict[str, Any]
+) -> None:
+    parts.startup_seconds = read_startup_seconds(source, path)
+    for key in [each for each in source.keys(path) if (*path, each) not in source.taken]:
+        if key == "volumeMounts":
+            container[key] = [*source.take_list((*path, key))]
+        elif key not in _CARRIED_BY_COMMAND:
+            container[key] = source.take((*path, key))
 
 
 def _state_privileges(part: dict[str, Any]) -> None:
@@ -160,13 +169,19 @@ def _read_resources(source: ManifestSource, path: KeyPath, container: dict[str, 
         _add_amounts(container, kind, {key: str(each) for key, each in custom.items()})
     claims = source.take_list((*path, "resources", "claims"))
     if claims:
-        container["resources"] = {**(container.get("resources") or {}), "claims": claims}
+        container["resources"] = {**_map_of(container, "resources"), "claims": claims}
 
 
 def _add_amounts(container: dict[str, Any], kind: str, amounts: dict[str, Any]) -> None:
-    own = container.get("resources") or {}
-    if amounts and isinstance(own, dict):
-        container["resources"] = {**own, kind: {**(own.get(kind) or {}), **amounts}}
+    if amounts:
+        own = _map_of(container, "resources")
+        container["resources"] = {**own, kind: {**_map_of(own, kind), **amounts}}
+
+
+def _map_of(holder: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the map at ``key``; empty if there is none, or a value of another type, which no pod could hold."""
+    value = holder.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _read_device(

@@ -12,6 +12,7 @@ from penstock_importer.services import (
     WORKER_MODULES,
     Component,
     component_kind,
+    container_words,
     read_command,
     stage_of,
 )
@@ -23,13 +24,15 @@ SERVICES: KeyPath = ("spec", "services")
 _OTHER_ENGINES = re.compile(r"\bdynamo\.(trtllm|sglang)\b|\b(tensorrtllm|trtllm|sglang)-runtime\b")
 """Modules and images of Dynamo's other workers."""
 
-_REMEDY = "graphs run vLLM, Dynamo's vLLM workers, or simulated ones: convert the sample of that engine"
+_REMEDY = (
+    "graphs run vLLM, Dynamo's vLLM workers, or simulated ones; give the vLLM variant of this deployment"
+)
 _OWN_WORKERS = "graphs run python3 -m dynamo.vllm and python3 -m dynamo.mocker"
 
 
 def refuse_what_no_graph_runs(source: ManifestSource) -> None:
     """Refuse workers of other engines and programs: their image would be started with vLLM's command."""
-    if source.peek(("spec", "backendFramework")) not in {None, "vllm"}:
+    if source.peek(("spec", "backendFramework")) not in (None, "vllm"):
         framework = shown(source.peek(("spec", "backendFramework")))
         source.refuse(("spec", "backendFramework"), f"names another engine than vLLM, {framework}; {_REMEDY}")
     for key in source.keys(SERVICES):
@@ -56,7 +59,7 @@ def _refuse_worker(source: ManifestSource, path: KeyPath) -> None:
 
 def _program(source: ManifestSource, container: KeyPath) -> str:
     """Name what a container runs, where that is no command of Dynamo's."""
-    words: Any = [*(source.peek((*container, "command")) or ()), *(source.peek((*container, "args")) or ())]
+    words = container_words(source, container)
     if words[0] in SHELLS:
         return "is a script that starts Dynamo by no command, or by several"
     return f"runs {words[0]}"

@@ -77,16 +77,16 @@ def component_kind(source: ManifestSource, path: KeyPath) -> str | None:
     return "planner" if kind == "planner" else None
 
 
+def container_words(source: ManifestSource, container: KeyPath) -> list[str]:
+    """Return a container's command and arguments in one list, without counting them as carried."""
+    found = [source.peek((*container, key)) for key in ("command", "args")]
+    return [str(word) for words in found if isinstance(words, list) for word in words]
+
+
 def read_command(source: ManifestSource, path: KeyPath) -> Command | None:
     """Return what a component's container runs, without counting it as carried."""
-    container = (*path, "extraPodSpec", "mainContainer")
-    raw = {
-        key: [str(each) for each in found]
-        if isinstance(found := source.peek((*container, key)), list)
-        else []
-        for key in ("command", "args")
-    }
-    return parse_command(raw["command"], raw["args"], _variables(source, path))
+    words = container_words(source, (*path, "extraPodSpec", "mainContainer"))
+    return parse_command(words, _variables(source, path))
 
 
 def stage_of(command: Command | None) -> str | None:
@@ -133,7 +133,8 @@ def _variables(source: ManifestSource, path: KeyPath) -> dict[str, str]:
     """Return the literal variables of a component's container; a later place wins, as in Dynamo's operator."""
     found: dict[str, str] = {}
     for place in (("spec", "envs"), (*path, "envs"), (*path, "extraPodSpec", "mainContainer", "env")):
-        for each in source.peek(place) or ():
+        listed = source.peek(place)
+        for each in listed if isinstance(listed, list) else ():
             if isinstance(each, dict) and isinstance(each.get("value"), str):
                 found[str(each.get("name"))] = each["value"]
     return found

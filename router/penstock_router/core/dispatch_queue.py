@@ -439,7 +439,7 @@ class DispatchQueue(Generic[T]):
             self._central.put(queued, is_first=is_first)
             return
         self._estimates.now_s = now_s
-        decision = self._decide(queued.arrival)
+        decision = self._decide(queued)
         queued.reason = decision.reason
         queued.other = decision.other
         if decision.other:
@@ -452,8 +452,11 @@ class DispatchQueue(Generic[T]):
         if decision.is_hot:
             self.rebalance(now_s, (decision.worker, decision.other))
 
-    def _decide(self, arrival: Arrival) -> RoutingDecision:
-        if arrival.worker in self._workers and arrival.worker not in arrival.avoid:
+    def _decide(self, queued: QueuedRequest[T]) -> RoutingDecision:
+        arrival = queued.arrival
+        # Whoever is assigned again goes by what is true now.
+        is_chosen = not queued.worker and arrival.worker not in arrival.avoid
+        if is_chosen and arrival.worker in self._workers:
             return RoutingDecision(arrival.worker, "chosen where it came in")
         return self.policy.route(arrival, self._workers, self._estimates)
 

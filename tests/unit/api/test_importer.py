@@ -697,7 +697,7 @@ def test_what_cannot_be_converted_is_refused(text, path, part):
 )
 def test_command_lines(command, args, expected):
     """A Python module is recognised in each way that Dynamo's examples start one."""
-    found = parse_command(command, args)
+    found = parse_command([*command, *args])
     assert (found and (found.module, found.words)) == expected
 
 

@@ -12,7 +12,7 @@ VLLM = "python3 -m dynamo.vllm"
 
 def parsed(script, *arguments, variables=None):
     """The command of a shell's script."""
-    return parse_command(["/bin/bash", "-c", script, *arguments], [], variables or {"MODEL": "m/x y"})
+    return parse_command(["/bin/bash", "-c", script, *arguments], variables or {"MODEL": "m/x y"})
 
 
 @pytest.mark.parametrize(

@@ -631,3 +631,31 @@ async def test_a_request_that_no_start_can_serve_in_time_is_told_at_once_when_to
     world.set("a")
     world.finish(await served(late))
     world.assert_idle()
+
+
+async def test_a_full_queue_says_when_workers_are_expected():
+    """One may wait, the second comes ten seconds into a start of forty: thirty are left."""
+    world = World(then=True, workers=(), maxWaitSeconds=10, maxWakeSeconds=600, maxRequests=1)
+    await wakes(world, 40.0, 3)
+    first = world.enter(1)
+    await asyncio.sleep(0)
+    world.now_s += 10.0
+    with pytest.raises(SaturatedError) as told:
+        await world.enter(2)
+    assert told.value.retry_after_s == pytest.approx(30.0)
+    world.set("a")
+    world.finish(await served(first))
+
+
+async def test_the_loss_of_single_workers_teaches_nothing_of_starts():
+    """Prefill is lost and comes back within two seconds, beside a decode worker: no start from nothing."""
+    world = World(then=True, maxWaitSeconds=10, maxWakeSeconds=600)
+    for _ in range(4):
+        world.admission.tick()
+        world.set()
+        waiting = world.enter(1)
+        await asyncio.sleep(0)
+        world.now_s += 2.0
+        world.set("a")
+        world.finish(await served(waiting))
+    assert world.admission.core.hold_s == 600.0

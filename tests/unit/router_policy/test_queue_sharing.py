@@ -107,6 +107,15 @@ def test_a_chosen_worker_is_kept_to_unless_it_failed_the_request_or_is_gone():
         assert queue.worker_of(item) == expected
 
 
+def test_a_worker_that_joins_relieves_those_chosen_before_it():
+    """What waits is assigned again, by what is true now."""
+    queue = queue_of(make_policy("prefix-cost"), 1)
+    for item in range(4):
+        queue.submit(item, Arrival((item,), 4000, worker="w0"), 0.0)
+    queue.set_workers(map(WorkerLoad, ["w0", "w1"]), 1.0)
+    assert sorted(queue.worker_of(item) for item in range(4)) == ["w0", "w0", "w1", "w1"]
+
+
 def test_a_prompt_told_is_known_in_small_and_large_fleets():
     """The next prompt with its beginning goes there; beyond the bound by the shortlist, which does not ask all."""
     for workers in (4, 4 * ALL_UP_TO):
