@@ -98,8 +98,8 @@ class DecodeQueueConfig(SpecModel):
 
     max_wait_seconds: Seconds | None = Field(
         default=None,
-        description="Longest wait, within which nobody renews the prompt's lease; then the request is refused with 503; "
-        "seconds. null: prefillQueue.maxWaitSeconds, or 0.8 of the lease if that is less.",
+        description="Longest wait, within which nobody renews the prompt's lease; then the request waits in the prefill "
+        "queue again; seconds. null: prefillQueue.maxWaitSeconds, or 0.8 of the lease if that is less.",
     )
 
 

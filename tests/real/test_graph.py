@@ -112,9 +112,15 @@ async def _chat(client, number, *, tokens=32):
     return "".join(each.choices[0].delta.content or "" for each in events if each.choices)
 
 
-async def test_chats_and_completions(graph):
+@pytest.fixture
+async def client(graph):
+    """The official client, its connections closed with the test."""
+    async with graph.client() as client:
+        yield client
+
+
+async def test_chats_and_completions(client):
     """Streamed and whole, the same text."""
-    client = graph.client()
     whole = await client.chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": f"2: {PROMPT * 4}"}],
@@ -132,9 +138,9 @@ async def test_chats_and_completions(graph):
     assert "".join(texts) == completion.choices[0].text
 
 
-async def test_prefill_is_scaled_up_and_down_under_load_without_a_loss(graph):
+async def test_prefill_is_scaled_up_and_down_under_load_without_a_loss(graph, client):
     """By the planner itself, from the workers' own metrics; forty streams at a time, and nothing is restarted."""
-    client, stop = graph.client(), asyncio.Event()
+    stop = asyncio.Event()
     served = 0
 
     async def ask(first):
@@ -158,9 +164,8 @@ async def test_prefill_is_scaled_up_and_down_under_load_without_a_loss(graph):
     assert [each["restarts"] for each in workers] == [0, 0]
 
 
-async def test_a_killed_decode_worker_loses_no_request(graph):
+async def test_a_killed_decode_worker_loses_no_request(graph, client):
     """Its prompts' leases run out in the prefill worker's own count, it is started again, and the text is right."""
-    client = graph.client()
     expected = await _chat(client, 5)
     (prefill,), (decode,) = graph.processes("prefill"), graph.processes("decode")
     page = Endpoint(prefill["url"])

@@ -60,7 +60,7 @@ class StageFailed(Exception):  # noqa: N818 - carried between stages of one requ
     """
 
     def __init__(
-        self, failure: FailedTry, *, error: UpstreamError | None = None, answer: WorkerAnswer | None = None
+        self, failure: FailedTry, *, error: PenstockError | None = None, answer: WorkerAnswer | None = None
     ) -> None:
         self.failure = failure
         self.error = error

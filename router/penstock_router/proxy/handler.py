@@ -14,15 +14,21 @@ from penstock_api import Role
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ClientDisconnected, PenstockError, StreamBroken, UpstreamError, WrongAnswer
 from penstock_core.logs import get_logger
-from penstock_router.admission import Admission, LiveAssignment, Stay
-from penstock_router.core.retries import RetryRules
+from penstock_router.admission import Admission, LiveAssignment, QueueTimeout, Stay
+from penstock_router.core.retries import FailedTry, RetryRules, RetryScope
 from penstock_router.core.transfers import KvLease, KvTransfer, grant
 from penstock_router.metrics import RouterMetrics
 from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.call import CompletionCall
 from penstock_router.proxy.capacity import asking_others
-from penstock_router.proxy.failures import NOT_TAKEN, ErrorResponse, StageFailed, error_response_of
+from penstock_router.proxy.failures import (
+    NOT_TAKEN,
+    QUEUE_TIMEOUT,
+    ErrorResponse,
+    StageFailed,
+    error_response_of,
+)
 from penstock_router.proxy.kv_release import HandOver, KvReleases
 from penstock_router.proxy.kv_transfer import (
     Prefilled,
@@ -193,7 +199,11 @@ class CompletionHandler:
             remote = None
             if prefilled.params:
                 remote = RemotePrefill(Correction(prefilled.cached_tokens), lease, hand_over)
-            await self._asking_others(call, Role.DECODE, lambda: self._decode(call, body, remote))
+            try:
+                await self._asking_others(call, Role.DECODE, lambda: self._decode(call, body, remote))
+            except QueueTimeout as exc:
+                # Here nobody renews its lease. The first stage's queue waits for a decode worker without one.
+                raise StageFailed(FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE), error=exc) from exc
 
     async def _asking_others(
         self, call: CompletionCall, role: Role, attempt: Callable[[], Awaitable[R]]

@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 
+from penstock_core.errors import InvalidSpecError
 from penstock_importer import import_dgd
 
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
@@ -247,6 +248,20 @@ def test_marks_of_dynamos_operator_are_left_out():
     assert [each.path for each in result.unconverted] == [
         "metadata.annotations.nvidia.com/dynamo-discovery-backend"
     ]
+
+
+def test_one_of_several_deployments_is_chosen_by_name():
+    """The others are reported; without a name, or with a wrong one, their names are told."""
+    manifest = {"apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoGraphDeployment"}
+    text = yaml.safe_dump_all(
+        {**manifest, "metadata": {"name": name}, "spec": {"services": {"W": component()}}} for name in "ab"
+    )
+    result = import_dgd(text, name="b")
+    assert result.graph.name == "b"
+    assert [each.value for each in result.unconverted] == ['"DynamoGraphDeployment"']
+    for name, count in ((None, 2), ("c", 0)):
+        with pytest.raises(InvalidSpecError, match=f"{count} .* or one's name: a, b"):
+            import_dgd(text, name=name)
 
 
 def test_other_objects_of_the_file_are_listed():

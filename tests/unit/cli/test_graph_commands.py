@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from penstock_cli.local import load_command
 from penstock_cli.main import cli, main
 from penstock_manifests import load_graph
 from penstock_runtimes import RuntimeContext, filled_argv, process_specs
@@ -260,3 +261,16 @@ def test_flags_that_do_not_fit_a_rendering_are_refused(run, flags, message):
     status, out, err = run("render", SAMPLES / "aggregated.yaml", *flags)
     assert (status, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("context_tokens", "cut"),
+    [(None, ""), (131_072, ""), (2048, " --max-input-tokens 409 --on-long truncate")],
+)
+def test_the_load_that_up_proposes_fits_the_model(context_tokens, cut):
+    """The built-in trace's prompts are longer than many contexts; a worker would refuse each."""
+    command = load_command(context_tokens, speed=1.0, url="http://127.0.0.1:8000")
+    expected = (
+        f"penstock load --trace mooncake --rate 1 --limit 300 --speed 1{cut} --url http://127.0.0.1:8000"
+    )
+    assert command == expected
