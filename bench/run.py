@@ -15,6 +15,8 @@ from pathlib import Path
 
 BENCHMARKS = {
     "router": ("router.py",),
+    "request": ("request.py",),
+    "hop": ("hop.py",),
     "relay": ("relay.py",),
     "engine-core": ("engine_core.py",),
     "engine-accuracy": ("engine_accuracy.py",),

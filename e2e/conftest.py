@@ -105,7 +105,7 @@ def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
 
 def _delete_cluster(cluster: Kube) -> None:
     subprocess.run(
-        ["kind", "delete", "cluster", "--name", CLUSTER], env=cluster.env, check=False, timeout=120
+        ["kind", "delete", "cluster", "--name", CLUSTER], env=cluster.env, check=False, timeout=400
     )
 
 

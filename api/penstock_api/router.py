@@ -78,7 +78,8 @@ class PrefillQueueConfig(SpecModel):
     max_wake_seconds: Seconds | None = Field(
         default=None,
         description="Longest wait while a stage has no ready worker, as in a graph scaled to zero, but never below "
-        "maxWaitSeconds, which counts from when all have one; then refused with 503. Above a worker's start-up; seconds. "
+        "maxWaitSeconds, which counts from when all have one; then refused with 503. Above a worker's start-up; once three "
+        "starts were seen, twice the slowest is waited for if that is less; seconds. "
         "null: maxWaitSeconds, and the router is not ready without workers.",
     )
     worker_tokens: Annotated[Integer, Field(ge=1)] = Field(
@@ -97,8 +98,8 @@ class DecodeQueueConfig(SpecModel):
 
     max_wait_seconds: Seconds | None = Field(
         default=None,
-        description="Longest wait, within which nobody renews the prompt's lease; then the request is refused with 503; "
-        "seconds. null: prefillQueue.maxWaitSeconds, or 0.8 of the lease if that is less.",
+        description="Longest wait, within which nobody renews the prompt's lease; then the request waits in the prefill "
+        "queue again; seconds. null: prefillQueue.maxWaitSeconds, or 0.8 of the lease if that is less.",
     )
 
 
@@ -182,8 +183,8 @@ class PeersConfig(SpecModel):
 
     forward: Flag = Field(
         default=True,
-        description="Pass a request on to the router that decides about its prefix: the oldest, and more of them once "
-        "the routers' processors call for it. false: each decides about what came to it.",
+        description="Pass a request on to the router that keeps its worker's queue: the oldest keeps all, and more of "
+        "them some each once the routers' processors call for it. false: each keeps queues of its own.",
     )
     interval_real_seconds: Annotated[Number, Field(ge=0.02, le=60)] = Field(
         default=0.1,

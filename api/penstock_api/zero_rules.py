@@ -75,7 +75,7 @@ ZERO_RULES: tuple[Rule[GraphSpec], ...] = (
                 or spec.router.prefill_queue.max_wake_seconds is not None
             )
         ),
-        text="given, but router.prefillQueue.maxWakeSeconds does not say how long requests wait for a worker's start",
+        text="given, but router.prefillQueue.maxWakeSeconds does not bound how long requests wait for a worker's start",
         remedy="give it, above the start-up of the slowest worker",
     ),
     Rule(

@@ -78,7 +78,11 @@ class _Component:
         extra = {key: each for key, each in spec.items() if key != "containers"}
         self._moved(("extraPodSpec",), ("podTemplate", "spec"))
         sidecars: list[Any] = []
-        for index, container in enumerate(spec.get("containers") or []):
+        containers = spec.get("containers")
+        if not isinstance(containers, list):
+            service["extraPodSpec"] = spec
+            return
+        for index, container in enumerate(containers):
             old = ("podTemplate", "spec", "containers", index)
             if isinstance(container, dict) and container.get("name") == MAIN:
                 extra["mainContainer"] = self._main(service, container, old)
@@ -94,7 +98,9 @@ class _Component:
         self._moved(("extraPodSpec", "mainContainer"), old)
         main = {key: each for key, each in container.items() if key not in {"name", "resources"}}
         resources = container.get("resources")
-        for kind, amounts in (resources if isinstance(resources, dict) else {}).items():
+        if resources is not None and not isinstance(resources, dict):
+            return {**main, "resources": resources}
+        for kind, amounts in (resources or {}).items():
             if not isinstance(amounts, dict):
                 main.setdefault("resources", {})[kind] = amounts
                 continue

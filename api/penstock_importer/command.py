@@ -1,24 +1,19 @@
 """A container's command line becomes a program and its flags.
 
 Understands ``command`` and ``args`` as Dynamo's examples write them: ``python3 -m dynamo.vllm`` split in
-any way over both, and the same in one ``sh -c`` string that is a single command: over several lines joined by
-backslashes, and with variables whose values the container states.
+any way over both, and the same within the script of a ``sh -c`` (`penstock_importer.shell`).
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_SHELLS = frozenset({"sh", "bash", "/bin/sh", "/bin/bash"})
-_SHELL_SYNTAX = re.compile(r"[;&|<>`$\n]")
-_SINGLE_QUOTED = re.compile(r"'[^']*'")
-"""Taken as it stands by a shell."""
-_CONTINUED = re.compile(r"\\\n\s*")
-_VARIABLE = re.compile(r"'[^']*'|\$\{?([A-Za-z_]\w*)\}?")
-"""A quoted part, in which nothing is filled in, or a variable with its name as the group."""
+from penstock_importer.shell import ShellCommand, read_script
+
+SHELLS = frozenset({"sh", "bash", "/bin/sh", "/bin/bash"})
+_TAKES_SCRIPT = re.compile(r"-[a-z]*c")
 
 
 @dataclass(slots=True)
@@ -28,10 +23,14 @@ class Command:
     Attributes:
         module: Python module, for example ``dynamo.vllm``; None for the image's own entry point.
         words: The arguments after it, as they stand.
+        env: Variables that a shell sets for it.
+        left_out: Parts of a shell's script that are not carried, each with the reason.
     """
 
     module: str | None
     words: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
 
     def pop_flag(self, *names: str) -> bool:
         """Remove a flag without a value; return whether it was there."""
@@ -55,45 +54,42 @@ class Command:
         self.words = kept
         return value
 
+    def pop_values(self, name: str) -> list[str]:
+        """Remove ``--name value value …``, up to the next flag; return the values."""
+        if name not in self.words:
+            return []
+        start = self.words.index(name)
+        end = start + 1
+        while end < len(self.words) and not self.words[end].startswith("-"):
+            end += 1
+        values = self.words[start + 1 : end]
+        del self.words[start:end]
+        return values
 
-def parse_command(
-    command: list[str], args: list[str], variables: Mapping[str, str] | None = None
-) -> Command | None:
+
+def parse_command(words: list[str], variables: Mapping[str, str] | None = None) -> Command | None:
     """Return the module and flags of a container, or None if it runs something else.
 
     Flags alone, or nothing at all, belong to the image's own entry point: a `Command` without a module.
 
     Args:
-        command: The container's.
-        args: The container's.
+        words: The container's command and arguments.
         variables: The container's variables with literal values, which its shell fills in.
     """
-    words: list[str] | None = [*command, *args]
-    if words and words[0] in _SHELLS:
-        words = _from_shell(words, variables or {})
-    if words is None:
+    is_script = bool(words) and words[0] in SHELLS
+    found = _from_shell(words, variables or {}) if is_script else ShellCommand(words)
+    if found is None:
         return None
+    words = found.words
     if len(words) >= 3 and words[0].rpartition("/")[2].startswith("python") and words[1] == "-m":
-        return Command(module=words[2], words=words[3:])
+        return Command(words[2], words[3:], found.env, found.left_out)
     if words and not words[0].startswith("-"):
         return None
-    return Command(module=None, words=words)
+    return Command(None, words, found.env, found.left_out)
 
 
-def _from_shell(words: list[str], variables: Mapping[str, str]) -> list[str] | None:
-    if len(words) != 3 or words[1] not in {"-c", "-lc"}:
+def _from_shell(words: list[str], variables: Mapping[str, str]) -> ShellCommand | None:
+    """Read ``sh -c SCRIPT [NAME ARGUMENT …]``."""
+    if len(words) < 3 or not _TAKES_SCRIPT.fullmatch(words[1]):
         return None
-    line = _CONTINUED.sub(" ", words[2]).strip()
-    line = _VARIABLE.sub(lambda found: _filled(found, variables), line)
-    if _SHELL_SYNTAX.search(_SINGLE_QUOTED.sub("", line)):
-        return None
-    try:
-        split = shlex.split(line)
-    except ValueError:
-        return None
-    return split[1:] if split[:1] == ["exec"] else split
-
-
-def _filled(found: re.Match[str], variables: Mapping[str, str]) -> str:
-    value = variables.get(found[1]) if found[1] else None
-    return found[0] if value is None else shlex.quote(value)
+    return read_script(words[2], words[4:], variables)

@@ -8,7 +8,6 @@ Source of the foreign form: ai-dynamo/dynamo, deploy/operator/api/v1alpha1 and e
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -19,31 +18,27 @@ from penstock_api.graph import API_VERSION, GraphDeployment
 from penstock_api.graph_rules import MAX_CHILD_NAME
 from penstock_core.errors import InvalidSpecError, Problem
 from penstock_importer.beta import as_alpha
+from penstock_importer.flags import read_router_flags, read_worker_flags
+from penstock_importer.losses import FOREIGN_GROUP, note_unused_keys, other_object, placeholders
+from penstock_importer.owned import drop_foreign_marks, is_owned_variable
 from penstock_importer.planner import read_planner
 from penstock_importer.pods import PodParts, pool_name, read_env, read_pod
-from penstock_importer.services import (
-    MOCKER_MODULE,
-    WORKER_MODULES,
-    Component,
-    component_kind,
-    read_component,
-    read_router_flags,
-    read_worker_flags,
+from penstock_importer.refusals import (
+    SERVICES,
+    refuse_missing_model,
+    refuse_what_no_graph_runs,
+    why_left_out,
 )
+from penstock_importer.services import MOCKER_MODULE, Component, component_kind, read_component
 from penstock_importer.source import ManifestSource, Places, Unconverted
 from penstock_manifests.nodes import Document, read_documents
 from penstock_manifests.validation import validate
 
 FOREIGN_KIND = "DynamoGraphDeployment"
-ALPHA = "nvidia.com/v1alpha1"
-BETA = "nvidia.com/v1beta1"
+ALPHA = FOREIGN_GROUP + "v1alpha1"
+BETA = FOREIGN_GROUP + "v1beta1"
 DEFAULT_BUDGET = 8
 """The planner document's max-gpu-budget."""
-
-_SERVICES: KeyPath = ("spec", "services")
-
-_OTHER_ENGINES = re.compile(r"\bdynamo\.(trtllm|sglang)\b|\b(tensorrtllm|trtllm|sglang)-runtime\b")
-"""Modules and images of Dynamo's other workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +54,26 @@ class ImportResult:
     unconverted: tuple[Unconverted, ...]
 
 
-def import_dgd(text: str, file: str | None = None) -> ImportResult:
-    """Convert the one DynamoGraphDeployment of ``text``.
+def import_dgd(text: str, file: str | None = None, *, name: str | None = None) -> ImportResult:
+    """Convert one DynamoGraphDeployment of ``text``.
 
     Args:
-        text: YAML.
+        text: YAML; other objects in it are reported, since a graph does not hold them.
         file: Name to put into problems.
+        name: Of the deployment, where there are several; None: there is one.
 
     Raises:
         InvalidSpecError: Not a DynamoGraphDeployment of a known version, or one that no graph can express.
     """
-    document = _only_document(text, file)
+    document, others = _only_document(text, file, name)
     value, places = (
         as_alpha(document.value) if document.value["apiVersion"] == BETA else (document.value, Places())
     )
-    source = ManifestSource(document, value, places)
-    _refuse_other_engines(source, file)
+    source = ManifestSource(document, value, places, file)
+    refuse_what_no_graph_runs(source)
     manifest = _convert(source)
+    if source.problems:
+        raise InvalidSpecError(source.problems)
     source.note_rest()
     problems, model = validate(GraphDeployment, manifest)
     if not isinstance(model, GraphDeployment):
@@ -85,49 +83,38 @@ def import_dgd(text: str, file: str | None = None) -> ImportResult:
                 for path, message in problems
             ]
         )
-    notes = sorted(source.notes, key=lambda each: (each.line or 0, each.path))
-    return ImportResult(model, tuple(notes))
+    notes = [*source.notes, *map(other_object, others), *placeholders(manifest)]
+    return ImportResult(model, tuple(sorted(notes, key=lambda each: (each.line or 0, each.path))))
 
 
-def _only_document(text: str, file: str | None) -> Document:
+def _only_document(text: str, file: str | None, name: str | None) -> tuple[Document, list[Document]]:
     documents, findings = read_documents(text)
     findings = [*findings, *(finding for each in documents for finding in each.findings)]
     problems = [Problem(dotted(each.path), each.message, file, each.line) for each in findings]
-    found = [
-        each for each in documents if isinstance(each.value, dict) and each.value.get("kind") == FOREIGN_KIND
+    named = [
+        (_name_of(each), each)
+        for each in documents
+        if isinstance(each.value, dict) and each.value.get("kind") == FOREIGN_KIND
     ]
+    found = [each for own, each in named if name in (None, own)]
     if not problems and len(found) != 1:
         message = f"{len(found)} {FOREIGN_KIND} documents where one is needed; give a file with one"
+        if named:
+            message += f", or one's name: {', '.join(own or '(none)' for own, _ in named)}"
         problems.append(Problem("", message, file))
-    if not problems and found[0].value.get("apiVersion") not in {ALPHA, BETA}:
+    if not problems and found[0].value.get("apiVersion") not in (ALPHA, BETA):
         version = found[0].value.get("apiVersion")
         message = f"{version} is neither {ALPHA} nor {BETA}, the versions that can be converted"
         problems.append(Problem("apiVersion", message, file, found[0].line_of(("apiVersion",))))
     if problems:
         raise InvalidSpecError(problems)
-    return found[0]
+    return found[0], [each for each in documents if each is not found[0]]
 
 
-def _refuse_other_engines(source: ManifestSource, file: str | None) -> None:
-    """Refuse workers of engines that a graph cannot run: their image would be started with vLLM's command.
-
-    Raises:
-        InvalidSpecError: with each place that names such an engine.
-    """
-    places: list[KeyPath] = []
-    if source.peek(("spec", "backendFramework")) not in {None, "vllm"}:
-        places.append(("spec", "backendFramework"))
-    for key in source.keys(_SERVICES):
-        container = (*_SERVICES, key, "extraPodSpec", "mainContainer")
-        if component_kind(source, (*_SERVICES, key)) == "worker":
-            named = [(*container, part) for part in ("image", "command", "args")]
-            places += [path for path in named if _OTHER_ENGINES.search(str(source.peek(path)))]
-    if places:
-        message = "names another engine than vLLM; graphs run vLLM, Dynamo's vLLM workers, or simulated ones"
-        origins = [source.places.origin(each) for each in places]
-        raise InvalidSpecError(
-            [Problem(dotted(each), message, file, source.document.line_of(each)) for each in origins]
-        )
+def _name_of(document: Document) -> str | None:
+    metadata = document.value.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _convert(source: ManifestSource) -> dict[str, Any]:
@@ -138,20 +125,19 @@ def _convert(source: ManifestSource) -> dict[str, Any]:
     metadata = _metadata(source)
     planner: dict[str, Any] = {"enabled": False}
     components: list[Component] = []
-    for key in source.keys(_SERVICES):
-        path = (*_SERVICES, key)
-        kind = component_kind(source, path)
-        if kind == "planner":
+    for key in source.keys(SERVICES):
+        path = (*SERVICES, key)
+        why = why_left_out(source, path)
+        if why is not None:
+            source.note(path, why)
+        elif component_kind(source, path) == "planner":
             planner = read_planner(source, path)
-        elif kind is None:
-            source.note(
-                path, f"componentType {source.peek((*path, 'componentType'))!r} has no role in a graph"
-            )
         else:
             components.append(read_component(source, path))
     _settle_roles(components)
     _settle_names(components, str(metadata.get("name", "")))
     _fill(source, spec, components)
+    refuse_missing_model(source, spec, [each for each in components if each.role is not Role.ROUTER])
     if planner != {"enabled": False}:
         _open_scaling(components)
         _settle_budget(source, planner, components)
@@ -165,6 +151,8 @@ def _metadata(source: ManifestSource) -> dict[str, Any]:
     metadata = {}
     for key in ("name", "namespace", "labels", "annotations"):
         value = source.take(("metadata", key))
+        if isinstance(value, dict):
+            value = drop_foreign_marks(source, value, ("metadata", key)) or None
         if value is not None:
             metadata[key] = value
     return metadata
@@ -200,27 +188,29 @@ def _fill(source: ManifestSource, spec: dict[str, Any], components: list[Compone
     pools: dict[str, Any] = {}
     for component in components:
         parts = read_pod(source, component.path, claims)
+        parts.env += _script_env(source, component)
         if component.role is Role.ROUTER:
             parts.env = [*({**each} for each in env), *parts.env]
             router = read_router_flags(source, component, parts.env)
             if router:
                 spec["router"] = router
         else:
-            read_worker_flags(source, component, spec["model"])
-            _check_module(source, component, spec)
+            read_worker_flags(source, component, spec)
+            if component.command is not None and component.command.module == MOCKER_MODULE:
+                spec.setdefault("engine", {})["mocker"] = True
         _add_parts(component, parts, pools)
-        _explain_unused(source, component.path)
+        note_unused_keys(source, component.path)
     if pools:
         spec["nodePools"] = pools
 
 
-def _check_module(source: ManifestSource, component: Component, spec: dict[str, Any]) -> None:
-    module = component.command.module if component.command else None
-    if module == MOCKER_MODULE:
-        spec["engine"] = {"mocker": True}
-    elif module is not None and module not in WORKER_MODULES:
-        path = (*component.path, "extraPodSpec", "mainContainer", "command")
-        source.note(path, "is no vLLM worker; dynamo.vllm is used", module)
+def _script_env(source: ManifestSource, component: Component) -> list[dict[str, Any]]:
+    """Return the variables that a component's script sets for its command."""
+    found = component.command.env if component.command is not None else {}
+    path = (*component.path, "extraPodSpec", "mainContainer", "command")
+    for name in filter(is_owned_variable, found):
+        source.note(path, f"{name} is set by the runtime", found[name])
+    return [{"name": name, "value": value} for name, value in found.items() if not is_owned_variable(name)]
 
 
 def _add_parts(component: Component, parts: PodParts, pools: dict[str, Any]) -> None:
@@ -232,21 +222,10 @@ def _add_parts(component: Component, parts: PodParts, pools: dict[str, Any]) -> 
         component.service["nodePool"] = pool_name(parts.placement, pools)
     if parts.grace_seconds is not None:
         component.service["terminationGracePeriodSeconds"] = parts.grace_seconds
+    if parts.startup_seconds is not None:
+        component.service["startupTimeoutSeconds"] = parts.startup_seconds
     if parts.template:
         component.service["podTemplate"] = parts.template
-
-
-def _explain_unused(source: ManifestSource, path: KeyPath) -> None:
-    """Say why of the keys that are left out on purpose."""
-    reasons = {
-        "dynamoNamespace": "is the graph's own namespace and name here",
-        "livenessProbe": "is set by the runtime; put another into podTemplate",
-        "readinessProbe": "is set by the runtime; put another into podTemplate",
-        "ingress": "is not made by the operator; expose the router's Service yourself",
-    }
-    for key, reason in reasons.items():
-        if source.peek((*path, key)) is not None:
-            source.note((*path, key), reason)
 
 
 def _claims(source: ManifestSource) -> dict[str, str]:
@@ -257,9 +236,9 @@ def _claims(source: ManifestSource) -> dict[str, str]:
         name = source.take((*path, "name"))
         if isinstance(name, str):
             claims[name] = name
-        for key in source.keys(path):
-            if key != "name":
-                source.note((*path, key), "claims are not created by a graph; create it first")
+        if source.peek((*path, "create")) is False:
+            source.take((*path, "create"))
+        source.note_keys(path, "claims are not created by a graph; create it first")
     return claims
 
 
@@ -281,7 +260,7 @@ def _settle_budget(source: ManifestSource, planner: dict[str, Any], components: 
     if "maxGpuBudget" not in planner and start > DEFAULT_BUDGET:
         planner["maxGpuBudget"] = None
         source.note(
-            _SERVICES,
+            SERVICES,
             f"start with {start} GPUs, above the planner's default budget; no ceiling is set",
             start,
         )

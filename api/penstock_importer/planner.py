@@ -24,12 +24,28 @@ _NUMBERS = {
 _SLA_MILLISECONDS = {"--ttft": "ttftSeconds", "--itl": "itlSeconds"}
 _SLA_PROFILE = "--profile-results-dir"
 _CONFIG_NUMBERS = {
+    "throughput_adjustment_interval": "adjustmentIntervalSeconds",
     "throughput_adjustment_interval_seconds": "adjustmentIntervalSeconds",
     "max_gpu_budget": "maxGpuBudget",
     "min_gpu_budget": "minGpuBudget",
+    "decode_engine_num_gpu": "decodeEngineNumGpu",
+    "prefill_engine_num_gpu": "prefillEngineNumGpu",
 }
-_CONFIG_MILLISECONDS = {"ttft": "ttftSeconds", "itl": "itlSeconds"}
+"""Settings of Dynamo's planner since 1.1; the first by an older name."""
+
+_CONFIG_MILLISECONDS = {
+    "ttft": "ttftSeconds",
+    "ttft_ms": "ttftSeconds",
+    "itl": "itlSeconds",
+    "itl_ms": "itlSeconds",
+}
+"""Targets, by their older names and those of 1.6."""
+
+_CONFIG_PROFILE = "profile_results_dir"
+_CONFIG_TARGET = "optimization_target"
 _SAID_BY_GRAPH = ("--environment", "--backend", "--namespace")
+_HIERARCHY = "global-planner"
+_OWN_PLANNER = "belongs to Dynamo's planner; Penstock's own runs in its place"
 _UNLIMITED_BELOW = 0
 
 
@@ -43,7 +59,7 @@ def read_planner(source: ManifestSource, path: KeyPath) -> dict[str, Any]:
     source.take((*path, "componentType"))
     container = (*path, "extraPodSpec", "mainContainer")
     words = [str(each) for key in ("command", "args") for each in source.take_list((*container, key))]
-    command = parse_command([], words)
+    command = parse_command(words)
     if command is None:
         for key in source.keys(container):
             if key in {"command", "args"}:
@@ -54,6 +70,8 @@ def read_planner(source: ManifestSource, path: KeyPath) -> dict[str, Any]:
         command.pop_value(flag)
     for word in command.words:
         source.note((*container, "args"), "is no option of this planner", word)
+    for each in (container, (*path, "extraPodSpec"), path):
+        source.note_keys(each, _OWN_PLANNER)
     return planner
 
 
@@ -64,9 +82,13 @@ def _carry_options(source: ManifestSource, container: KeyPath, command: Command)
     targets: dict[str, Any] = {}
     for flag, key in _SLA_MILLISECONDS.items():
         _carry_number(source, container, targets, key, command.pop_value(flag), factor=0.001)
-    _carry_config(source, container, command, planner, targets)
-    is_sla = bool(targets) or (command.module or "").endswith("planner_sla")
-    profile = command.pop_value(_SLA_PROFILE) if is_sla else None
+    config = _read_config(source, container, command)
+    _carry_config(source, container, config, planner, targets)
+    is_sla = bool(targets) or config.pop(_CONFIG_TARGET, None) == "sla"
+    is_sla = is_sla or (command.module or "").endswith("planner_sla")
+    profile = config.pop(_CONFIG_PROFILE, None) if is_sla else None
+    profile = command.pop_value(_SLA_PROFILE) if is_sla and profile is None else profile
+    _note_settings(source, container, config)
     if profile is not None:
         planner["mode"] = "sla"
         targets["profile"] = profile
@@ -86,33 +108,45 @@ def _carry_options(source: ManifestSource, container: KeyPath, command: Command)
     return planner
 
 
+def _read_config(source: ManifestSource, container: KeyPath, command: Command) -> dict[str, Any]:
+    """Return ``--config``, the one JSON object that Dynamo's planner takes since 1.1; empty without it."""
+    text = command.pop_value("--config")
+    if text is None:
+        return {}
+    try:
+        config = json.loads(text)
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        source.note((*container, "args"), "is no JSON object; set spec.planner by hand", text)
+        return {}
+    return {str(key): value for key, value in config.items()}
+
+
 def _carry_config(
     source: ManifestSource,
     container: KeyPath,
-    command: Command,
+    config: dict[str, Any],
     planner: dict[str, Any],
     targets: dict[str, Any],
 ) -> None:
-    """Read ``--config``, the one JSON object that Dynamo's planner takes since 1.1."""
-    text = command.pop_value("--config")
-    if text is None:
-        return
-    args = (*container, "args")
-    try:
-        config = json.loads(text)
-        settings = {str(key): value for key, value in config.items()}
-    except (ValueError, AttributeError):
-        source.note(args, "is no JSON object; set spec.planner by hand", text)
-        return
+    """Move the numbers of ``--config`` to the planner section and its targets."""
     for key, own in _CONFIG_NUMBERS.items():
-        if key in settings:
-            _carry_number(source, container, planner, own, str(settings.pop(key)))
+        if key in config:
+            _carry_number(source, container, planner, own, str(config.pop(key)))
     for key, own in _CONFIG_MILLISECONDS.items():
-        if key in settings:
-            _carry_number(source, container, targets, own, str(settings.pop(key)), factor=0.001)
-    for key, value in settings.items():
-        if key not in {flag.removeprefix("--") for flag in _SAID_BY_GRAPH}:
-            source.note(args, f"{key} is no option of this planner", json.dumps(value))
+        if key in config:
+            _carry_number(source, container, targets, own, str(config.pop(key)), factor=0.001)
+
+
+def _note_settings(source: ManifestSource, container: KeyPath, config: dict[str, Any]) -> None:
+    """Report the settings of ``--config`` that are not carried."""
+    said = {flag.removeprefix("--") for flag in _SAID_BY_GRAPH}
+    for key, value in config.items():
+        if value == _HIERARCHY:
+            source.note((*container, "args"), f"{key}: this graph's planner decides alone", value)
+        elif key not in said:
+            source.note((*container, "args"), f"{key} is no option of this planner", json.dumps(value))
 
 
 def _carry_number(

@@ -1,31 +1,41 @@
-"""Dynamo's components become services: role, GPUs, image and arguments."""
+"""Dynamo's components become services: role, GPUs, image and scaling."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock_api.base import KeyPath
 from penstock_api.enums import Role
-from penstock_api.graph_rules import DYNAMO_POLICIES
 from penstock_importer.command import Command, parse_command
 from penstock_importer.source import ManifestSource
 
-WORKER_MODULES = frozenset({"dynamo.vllm", "dynamo.mocker", "dynamo.vllm.unified_main"})
 MOCKER_MODULE = "dynamo.mocker"
-DEFAULT_ROUTER_MODE = "round-robin"
-"""Of Dynamo's frontend, 1.6."""
+WORKER_MODULES = frozenset({"dynamo.vllm", MOCKER_MODULE, "dynamo.vllm.unified_main"})
+FRONTEND_MODULE = "dynamo.frontend"
 
 _FRONTENDS = frozenset({"frontend", "main"})
-_ROLE_WORDS = {"prefill": Role.PREFILL, "decode": Role.DECODE, "agg": Role.AGGREGATED}
-_POLICIES = {mode: policy for policy, mode in DYNAMO_POLICIES.items()}
-_ADMISSION = {
-    "--active-decode-blocks-threshold": "activeDecodeBlocksThreshold",
-    "--active-prefill-tokens-threshold": "activePrefillTokensThreshold",
-    "--active-prefill-tokens-threshold-frac": "activePrefillTokensThresholdFrac",
+_WORKERS = frozenset({"worker", "prefill", "decode"})
+_ROLE_WORDS = {
+    "prefill": Role.PREFILL,
+    "decode": Role.DECODE,
+    "agg": Role.AGGREGATED,
+    "aggregated": Role.AGGREGATED,
 }
+_MODE_FLAGS = {
+    "--is-prefill-worker": "prefill",
+    "--is-decode-worker": "decode",
+    "--multimodal-decode-worker": "decode",
+    "--multimodal-encode-worker": "encode",
+    "--multimodal-processor": "processor",
+}
+"""Older flags, and the words of ``--disaggregation-mode`` that they stand for."""
+
+_STAGES = frozenset({"encode", "processor"})
+"""Stages of multimodal serving beside prefill and decode; a worker with ``--enable-multimodal`` does without them."""
+
+_GPU_SUFFIX = "/gpu"
 
 
 @dataclass(slots=True)
@@ -62,23 +72,47 @@ def component_kind(source: ManifestSource, path: KeyPath) -> str | None:
     kind = source.word((*path, "componentType"))
     if kind in _FRONTENDS:
         return "router"
-    if kind in {"worker", "prefill", "decode"}:
+    if kind in _WORKERS:
         return "worker"
     return "planner" if kind == "planner" else None
+
+
+def container_words(source: ManifestSource, container: KeyPath) -> list[str]:
+    """Return a container's command and arguments in one list, without counting them as carried."""
+    found = [source.peek((*container, key)) for key in ("command", "args")]
+    return [str(word) for words in found if isinstance(words, list) for word in words]
+
+
+def read_command(source: ManifestSource, path: KeyPath) -> Command | None:
+    """Return what a component's container runs, without counting it as carried."""
+    words = container_words(source, (*path, "extraPodSpec", "mainContainer"))
+    return parse_command(words, _variables(source, path))
+
+
+def stage_of(command: Command | None) -> str | None:
+    """Return the stage of multimodal serving that a worker is, which graphs have no role for; else None."""
+    if command is None:
+        return None
+    mode = Command(None, list(command.words)).pop_value("--disaggregation-mode")
+    named = [_MODE_FLAGS.get(word, "") for word in command.words]
+    return next((each for each in (*named, mode) if each in _STAGES), None)
 
 
 def read_component(source: ManifestSource, path: KeyPath) -> Component:
     """Read role, size and command of a frontend or worker."""
     kind = str(source.take((*path, "componentType")))
     container = (*path, "extraPodSpec", "mainContainer")
-    raw = {key: [str(each) for each in source.take_list((*container, key))] for key in ("command", "args")}
-    command = parse_command(raw["command"], raw["args"], _variables(source, path))
+    command = read_command(source, path)
+    for key in ("command", "args"):
+        source.take_list((*container, key))
     if command is None:
         source.note(
             (*container, "command"), "runs something else than a Dynamo module; the runtime's own is used"
         )
-        if raw["args"]:
-            source.note((*container, "args"), "belong to that command")
+    else:
+        script = "args" if source.peek((*container, "args")) else "command"
+        for text, why in command.left_out:
+            source.note((*container, script), why, text)
     component = Component(path, service_name(str(path[-1])), None, command)
     if kind in _FRONTENDS:
         component.role = Role.ROUTER
@@ -99,77 +133,14 @@ def _variables(source: ManifestSource, path: KeyPath) -> dict[str, str]:
     """Return the literal variables of a component's container; a later place wins, as in Dynamo's operator."""
     found: dict[str, str] = {}
     for place in (("spec", "envs"), (*path, "envs"), (*path, "extraPodSpec", "mainContainer", "env")):
-        for each in source.peek(place) or ():
+        listed = source.peek(place)
+        for each in listed if isinstance(listed, list) else ():
             if isinstance(each, dict) and isinstance(each.get("value"), str):
                 found[str(each.get("name"))] = each["value"]
     return found
 
 
-def read_worker_flags(source: ManifestSource, component: Component, model: dict[str, Any]) -> None:
-    """Move a worker's flags to where a graph keeps them; the rest stay arguments."""
-    command = component.command
-    if command is None:
-        return
-    args_path = (*component.path, "extraPodSpec", "mainContainer", "args")
-    values = {
-        "name": command.pop_value("--model", "--model-path"),
-        "servedName": command.pop_value("--served-model-name", "--model-name"),
-        "contextTokens": command.pop_value("--max-model-len"),
-    }
-    for key, text in values.items():
-        value: Any = _number(text) if text and key == "contextTokens" else text
-        if value is not None and model.setdefault(key, value) != value:
-            source.note(args_path, f"differs between workers; the graph keeps {model[key]!r}", value)
-    speedup = command.pop_value("--speedup-ratio")
-    if speedup is not None:
-        source.note(args_path, "is a matter of the run, not of the graph; use --speed", speedup)
-    _keep_parallelism(component, command)
-    _drop_own_transfer(command)
-    if command.words:
-        component.service["args"] = command.words
-
-
-def read_router_flags(
-    source: ManifestSource, component: Component, env: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Return the router section that a frontend's flags and variables describe; the rest stay arguments."""
-    router: dict[str, Any] = {}
-    command = component.command or Command(module=None)
-    mode = command.pop_value("--router-mode")
-    for variable in [each for each in env if each["name"] == "DYN_ROUTER_MODE"]:
-        env.remove(variable)
-        mode = mode or variable.get("value")
-    mode = mode or DEFAULT_ROUTER_MODE
-    args_path = (*component.path, "extraPodSpec", "mainContainer", "args")
-    if mode in _POLICIES:
-        router["policy"] = _POLICIES[mode].value
-    else:
-        source.note(args_path, f"is no router mode known here; choose {', '.join(_POLICIES)}", mode)
-    admission = _admission(command)
-    if admission:
-        router["admission"] = admission
-    port = command.pop_value("--http-port")
-    if port is not None:
-        source.note(args_path, "is chosen by the backend", port)
-    if command.words:
-        component.service["args"] = command.words
-    return router
-
-
-def _admission(command: Command) -> dict[str, Any]:
-    thresholds: dict[str, Any] = {}
-    for flag, key in _ADMISSION.items():
-        text = command.pop_value(flag)
-        if text is not None:
-            thresholds[key] = _number(text)
-    mode = command.pop_value("--admission-control")
-    if not thresholds:
-        return {}
-    unset = {key: None for key in _ADMISSION.values() if key not in thresholds}
-    return {"mode": mode or "token-capacity", **unset, **thresholds}
-
-
-def _number(text: str) -> float | int | str:
+def number_of(text: str) -> float | int | str:
     """Return the number that ``text`` is; else the text, which the graph's own rules refuse by its key."""
     try:
         number = float(text)
@@ -185,8 +156,9 @@ def _worker_role(source: ManifestSource, path: KeyPath, kind: str, command: Comm
     flagged = None
     if command is not None:
         flagged = command.pop_value("--disaggregation-mode")
-        for flag, mode in (("--is-prefill-worker", "prefill"), ("--is-decode-worker", "decode")):
+        for flag, mode in _MODE_FLAGS.items():
             flagged = mode if command.pop_flag(flag) else flagged
+        command.pop_flag("--multimodal-worker")
     for candidate in (word, flagged, kind):
         if candidate in _ROLE_WORDS:
             return _ROLE_WORDS[candidate]
@@ -197,10 +169,10 @@ def _read_size(source: ManifestSource, component: Component) -> None:
     path = component.path
     limit = source.take((*path, "resources", "limits", "gpu"))
     request = source.take((*path, "resources", "requests", "gpu"))
-    count = limit if limit is not None else request
+    count = next((each for each in (limit, request, _device_gpus(source, path)) if each is not None), None)
     nodes = source.take((*path, "multinode", "nodeCount"))
     component.nodes = nodes if isinstance(nodes, int) and nodes > 0 else 1
-    stated = _number(str(count))
+    stated = number_of(str(count))
     per_node = stated if isinstance(stated, int) and stated > 0 else 1
     if count is not None and stated != per_node:
         source.note((*path, "resources", "limits", "gpu"), "is no number of whole GPUs; 1 is used")
@@ -209,6 +181,14 @@ def _read_size(source: ManifestSource, component: Component) -> None:
         component.service["gpusPerReplica"] = component.gpus
     if component.nodes != 1:
         component.service["nodesPerReplica"] = component.nodes
+
+
+def _device_gpus(source: ManifestSource, path: KeyPath) -> Any:
+    """Return the GPUs among a component's ``device.resources``, which `penstock_importer.pods` reads the rest of."""
+    for key in source.keys((*path, "device", "resources")):
+        if key.endswith(_GPU_SUFFIX):
+            return source.take((*path, "device", "resources", key))
+    return None
 
 
 def _read_scaling(source: ManifestSource, component: Component) -> None:
@@ -221,32 +201,3 @@ def _read_scaling(source: ManifestSource, component: Component) -> None:
     enabled = [source.take((*path, key, "enabled")) for key in ("scalingAdapter", "autoscaling")]
     if any(enabled) and component.role is not Role.ROUTER:
         component.service["scaling"] = scaling
-
-
-def _drop_own_transfer(command: Command) -> None:
-    """Leave out the plain NIXL connector, which the runtime adds itself, with the graph's lease."""
-    text = command.pop_value("--kv-transfer-config")
-    if text is None:
-        return
-    try:
-        is_own = json.loads(text) == {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-    except ValueError:
-        is_own = False
-    if not is_own:
-        command.words += ["--kv-transfer-config", text]
-
-
-def _keep_parallelism(component: Component, command: Command) -> None:
-    """Keep a split over GPUs that differs from the graph's own: one node's GPUs in parallel."""
-    tensor = command.pop_value("--tensor-parallel-size", "-tp")
-    pipeline = command.pop_value("--pipeline-parallel-size", "-pp")
-    if tensor is None and pipeline is None:
-        return
-    own = (str(component.gpus // component.nodes), str(component.nodes))
-    if (tensor or "1", pipeline or "1") != own:
-        command.words += [
-            "--tensor-parallel-size",
-            tensor or "1",
-            "--pipeline-parallel-size",
-            pipeline or "1",
-        ]

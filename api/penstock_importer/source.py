@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from penstock_api.base import KeyPath, dotted
+from penstock_core.errors import Problem
 from penstock_manifests.messages import shown
 from penstock_manifests.nodes import Document
 
@@ -64,15 +65,19 @@ class ManifestSource:
         document: As the user wrote it.
         value: The manifest in the form that is read.
         places: Where its parts stand in the document.
+        file: Its name in problems.
         taken: Paths that were carried.
         notes: What was not.
+        problems: Why it cannot be converted at all.
     """
 
     document: Document
     value: Any
     places: Places = field(default_factory=Places)
+    file: str | None = None
     taken: set[KeyPath] = field(default_factory=set)
     notes: list[Unconverted] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
     def peek(self, path: KeyPath) -> Any:
         """Return the value at ``path`` without taking it; None if there is none."""
@@ -121,10 +126,21 @@ class ManifestSource:
         origin = self.places.origin(path)
         self.notes.append(Unconverted(dotted(origin), text, why, self.document.line_of(origin)))
 
+    def note_keys(self, path: KeyPath, why: str) -> None:
+        """Report each key of the map at ``path`` that is neither carried nor reported yet."""
+        for key in self.keys(path):
+            if not any(path == taken[: len(path)] and key in taken[len(path) :][:1] for taken in self.taken):
+                self.note((*path, key), why)
+
+    def refuse(self, path: KeyPath, message: str) -> None:
+        """Report the value at ``path`` as what no graph can express."""
+        origin = self.places.origin(path)
+        self.problems.append(Problem(dotted(origin), message, self.file, self.document.line_of(origin)))
+
     def note_rest(self) -> None:
-        """Report every value that was not read."""
-        for path, value in _leaves(self.value, ()):
-            if not any(path[:length] in self.taken for length in range(len(path) + 1)):
+        """Report every value that was not read; null is a key that is not set."""
+        for path, value in leaves(self.value):
+            if value is not None and not any(path[:length] in self.taken for length in range(len(path) + 1)):
                 self.note(path, NO_COUNTERPART, value)
 
     def _take_kind(self, path: KeyPath, empty: _Kind, name: str) -> _Kind:
@@ -139,12 +155,13 @@ class ManifestSource:
         return value
 
 
-def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield each value that is no map and no list, or an empty one, with its path."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
-            yield from _leaves(item, (*path, key))
+            yield from leaves(item, (*path, key))
     elif isinstance(value, list) and value:
         for index, item in enumerate(value):
-            yield from _leaves(item, (*path, index))
+            yield from leaves(item, (*path, index))
     else:
         yield path, value

@@ -6,8 +6,8 @@ by the Kubernetes API in a cluster.
 
 Source: docs.nvidia.com/dynamo/v1.6.0/reference: components/runtime-configuration,
 components/frontend-configuration, backends/v-llm-configuration, components/mocker-cli-reference and
-observability/health-checks. Frontend and mocker are run as rendered here by tests/real/test_dynamo.py;
-the flags of vLLM workers were read, not run.
+observability/health-checks. Frontend and mocker are run as rendered here by tests/real/test_dynamo.py and
+e2e/test_dynamo.py; the flags of vLLM workers were read, not run.
 """
 
 from __future__ import annotations

@@ -49,10 +49,10 @@ def together(spec: RouterSpec, count: int, way: str) -> RouterSpec:
     Args:
         spec: Each of them.
         count: >= 1.
-        way: How they work together. ``alone``: each decides about what comes to it and asks the others what they have
-            in flight. ``events``: likewise, and each hears of the workers' caches. ``shared``: each decides about the
-            prefixes that it owns. Where one of them decides about all, as by default until its processor is full,
-            virtual time gives what a single router gives.
+        way: How they work together. ``alone``: each keeps queues of its own and asks the others what they have in
+            flight. ``events``: likewise, and each hears of the workers' caches. ``shared``: each keeps the queues of some
+            workers, and they tell each other what they have queued. Where one of them keeps all, as by default until
+            its processor is full, virtual time gives what a single router gives.
     """
     if count == 1:
         return spec

@@ -136,6 +136,13 @@ def engine() -> None:
     help="Simulated seconds until the worker is ready; /health answers 503 until then.",
 )
 @click.option(
+    "--prefill-speedup",
+    default=1.0,
+    show_default=True,
+    help="Compute prompts so many times as fast as the latency profile says: for measuring decode alone, whose prompts "
+    "are computed beforehand.",
+)
+@click.option(
     "--engine-request-limit",
     type=int,
     default=None,

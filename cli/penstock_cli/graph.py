@@ -191,19 +191,33 @@ def _as_text(spec: ProcessSpec) -> str:
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path), help="Write the manifest here, not to stdout."
 )
-@click.option("--strict", is_flag=True, help="Exit 1 if anything could not be carried.")
-def import_(file: Path, output: Path | None, strict: bool) -> None:
-    """Convert NVIDIA's DynamoGraphDeployment (v1alpha1) in FILE to a GraphDeployment.
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Exit 1 if anything could not be carried; the manifest is written all the same.",
+)
+@click.option(
+    "--name", help="Name of the deployment to convert, where FILE holds several.  [default: the only one]"
+)
+@option.as_json("Print one JSON object: manifest, and unconverted with line, path, value and reason of each.")
+def import_(file: Path, output: Path | None, strict: bool, name: str | None, as_json: bool) -> None:
+    """Convert NVIDIA's DynamoGraphDeployment (v1alpha1 or v1beta1) in FILE to a GraphDeployment.
 
-    The manifest goes to stdout, the list of what it does not carry to stderr.
+    FILE is YAML with a DynamoGraphDeployment of vLLM workers or mockers. The manifest goes to stdout, the list of
+    what it does not carry to stderr. What no graph can run is refused, with exit status 2.
     """
-    result = import_dgd(read_text(file), str(file))
-    manifest = yaml.safe_dump(result.graph.to_manifest(), sort_keys=False, width=110)
-    if output is None:
-        click.echo(manifest, nl=False)
+    result = import_dgd(read_text(file), str(file), name=name)
+    manifest = result.graph.to_manifest()
+    if as_json:
+        report = {"manifest": manifest, "unconverted": [asdict(each) for each in result.unconverted]}
+        text = json.dumps(report, indent=2) + "\n"
     else:
-        _write(output, manifest)
-    for each in result.unconverted:
+        text = as_yaml([manifest])
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        _write(output, text)
+    for each in () if as_json else result.unconverted:
         click.echo(f"{file}: not carried: {each}", err=True)
     if strict and result.unconverted:
         sys.exit(1)

@@ -1,7 +1,8 @@
-"""Kubernetes objects of a graph as YAML that a person reads and kubectl accepts."""
+"""Kubernetes objects as YAML that a person reads and kubectl accepts."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,13 +41,20 @@ def as_yaml(objects: Sequence[dict[str, Any]]) -> str:
     return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=110)
 
 
+_PLAIN_ELSEWHERE = re.compile(r"[yYnN]|[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?|0o[0-7]+|0b[01]+")
+"""Texts that PyYAML leaves bare and kubectl reads as a boolean or a number.
+
+Source: go-yaml v2, resolve.go, which sigs.k8s.io/yaml is built on.
+"""
+
+
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _text(dumper: _Dumper, data: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in data else None
+    style = "|" if "\n" in data else "'" if _PLAIN_ELSEWHERE.fullmatch(data) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 

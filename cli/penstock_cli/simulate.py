@@ -229,9 +229,9 @@ def _names(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option(
     "--owners",
     type=click.IntRange(0),
-    help="Of those, the routers that decide, to which the others pass requests on by their prefix; live as many as the "
-    "routers' processors call for. 0: each decides about what came to it.  [default: 1, or 0 where the manifest says "
-    "router.peers.forward: false]",
+    help="Of those, the routers that keep the workers' queues, each some of them, and to which the others pass requests "
+    "on; live as many as the routers' processors call for. 0: each keeps queues of its own.  [default: 1, or 0 where the "
+    "manifest says router.peers.forward: false]",
 )
 @click.option(
     "--queue-order",

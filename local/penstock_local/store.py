@@ -190,9 +190,9 @@ class StateStore:
         """
         self.check_folder()
         state = self.running()
-        for arbiter in self.unrecorded_arbiters() if state is None else ():
+        for unrecorded in self.unrecorded_arbiters() if state is None else ():
             raise ConfigError(
-                f"{self.path}: cannot be read, and its arbiter (pid {arbiter.pid}) runs; "
+                f"{self.path}: cannot be read, and its arbiter (pid {unrecorded.pid}) runs; "
                 f"stop it with `penstock down --namespace {self.path.stem}`, or choose another --namespace"
             )
         if state is not None:

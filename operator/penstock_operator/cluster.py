@@ -184,7 +184,7 @@ class Cluster:
         """
         async with self._lws_lock:
             if LEADER_WORKER_SET not in self._informers:
-                if not await self._knows(LEADER_WORKER_SET) or self._group is None:
+                if not await self.knows(LEADER_WORKER_SET) or self._group is None:
                     return False
                 informer = self._informer(LEADER_WORKER_SET)
                 self._informers[LEADER_WORKER_SET] = informer
@@ -200,7 +200,15 @@ class Cluster:
                 raise UnavailableError(f"{LEADER_WORKER_SET.plural}: {why}") from exc
             return True
 
-    async def _knows(self, kind: Kind) -> bool:
+    async def knows(self, kind: Kind) -> bool:
+        """Return whether the API server serves a kind of another's CustomResourceDefinition now.
+
+        Args:
+            kind: The kind.
+
+        Raises:
+            ClusterError: the API server refused or failed.
+        """
         try:
             found = await self._client.raw_get(f"/apis/{kind.api_version}")
         except NotFoundError:

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from penstock_api import Role
 from penstock_core.errors import ObservationError, SaturatedError, UpstreamError
 from penstock_core.exposition import parse_samples
-from penstock_core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
+from penstock_core.metric_names import DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 from penstock_objects.names import WORKER_PORT
 from penstock_operator.plan.pods import PodView
 from penstock_operator.plan.scale import Load
@@ -26,6 +26,8 @@ PARALLEL: Final = 32
 
 TIMEOUTS: Final = Timeouts(connect_s=1.0, first_byte_s=2.0, idle_s=2.0, total_s=3.0)
 """Real seconds. Chosen: an overloaded worker answers in tenths; a longer wait would hold up the whole graph."""
+
+_SERIES: Final = (VLLM_RUNNING, VLLM_WAITING, VLLM_KV_USAGE, DYNAMO_WORKER_INFLIGHT)
 
 FORGET_S: Final = 60.0
 """A worker not looked at for so long starts its idleness anew; real seconds, chosen."""
@@ -44,7 +46,7 @@ class LoadReader(Protocol):
 
 
 class MetricsReader:
-    """Reads vLLM's gauges from the pods' own port and remembers since when each pod is idle."""
+    """Reads vLLM's gauges, and Dynamo's, from the pods' own port and remembers since when each pod is idle."""
 
     def __init__(self, pool: ConnectionPool, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._pool = pool
@@ -63,17 +65,12 @@ class MetricsReader:
     async def _load(self, pod: PodView, address: str) -> Load | None:
         uid = pod.uid
         page = await self._page(address) if address else None
-        values = None if page is None else _values(page)
-        if values is None:
+        found = None if page is None else _load_of(page)
+        if found is None:
             self._idle_since.pop(uid, None)
             return None
         now_s = self._now_s()
-        load = Load(
-            running=int(values[0]),
-            waiting=int(values[1]),
-            kv_usage_fraction=values[2],
-            keeps_leases=pod.role != Role.DECODE,
-        )
+        load = replace(found, keeps_leases=pod.role != Role.DECODE)
         if not load.is_idle:
             self._idle_since.pop(uid, None)
             return load
@@ -92,17 +89,23 @@ class MetricsReader:
         return answer.body.decode("utf-8", errors="replace") if answer.status == 200 else None
 
 
-def _values(page: str) -> tuple[float, float, float] | None:
-    """Return running, waiting and the highest KV usage over a worker's engines; None if one is not told."""
+def _load_of(page: str) -> Load | None:
+    """Return what a worker's page says, engines added up and the fullest KV cache; None if it does not say it.
+
+    A Dynamo worker counts its requests itself, those that its engine has not seen yet included. Where it does, vLLM's
+    gauges may be absent: Dynamo's mocker has none for prefill.
+    """
     try:
-        samples = parse_samples(page, (VLLM_RUNNING, VLLM_WAITING, VLLM_KV_USAGE))
+        samples = parse_samples(page, _SERIES)
     except ObservationError:
         return None
-    found: list[list[float]] = [
-        [each.value for each in samples if each.name == name]
-        for name in (VLLM_RUNNING, VLLM_WAITING, VLLM_KV_USAGE)
-    ]
-    if not all(found) or not all(math.isfinite(each) and each >= 0 for values in found for each in values):
+    found = {name: [each.value for each in samples if each.name == name] for name in _SERIES}
+    if not all(math.isfinite(each) and each >= 0 for values in found.values() for each in values):
         return None
-    running, waiting, kv = found
-    return sum(running), sum(waiting), max(kv)
+    running, waiting = int(sum(found[VLLM_RUNNING])), int(sum(found[VLLM_WAITING]))
+    kv_usage_fraction = max(found[VLLM_KV_USAGE], default=None)
+    if found[DYNAMO_WORKER_INFLIGHT]:
+        running = max(running, int(sum(found[DYNAMO_WORKER_INFLIGHT])) - waiting)
+    elif not (found[VLLM_RUNNING] and found[VLLM_WAITING] and found[VLLM_KV_USAGE]):
+        return None
+    return Load(running=running, waiting=waiting, kv_usage_fraction=kv_usage_fraction)

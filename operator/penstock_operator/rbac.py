@@ -25,7 +25,7 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("leaderworkerset.x-k8s.io", "leaderworkersets"): _CHILD,
     ("networking.k8s.io", "networkpolicies"): _CHILD,
     # So too: Dynamo's workers register themselves there.
-    ("nvidia.com", "dynamoworkermetadatas"): _CHILD | {"update"},
+    ("nvidia.com", "dynamoworkermetadatas"): frozenset({"create", "get", "list", "patch", "watch"}),
     ("penstock.dev", "graphdeployments"): frozenset({"list", "patch", "watch"}),
     # Where OwnerReferencesPermissionEnforcement is on, blockOwnerDeletion needs it.
     ("penstock.dev", "graphdeployments/finalizers"): frozenset({"update"}),

@@ -17,7 +17,7 @@ from penstock_api import GraphDeployment
 from penstock_core.errors import ClusterError, InvalidSpecError, Problem, UnavailableError
 from penstock_core.logs import get_logger
 from penstock_kube.events import EventMessage
-from penstock_kube.kinds import LEADER_WORKER_SET, SCALING_ADAPTER
+from penstock_kube.kinds import DYNAMO_WORKER_METADATA, LEADER_WORKER_SET, SCALING_ADAPTER
 from penstock_objects.names import DRAIN_FINALIZER, child_name
 from penstock_operator.apply import Applied, Applier, Owner
 from penstock_operator.build.children import BuildContext, adapter, children
@@ -33,6 +33,11 @@ from penstock_operator.metrics import OperatorMetrics
 from penstock_operator.plan.bounds import bounded
 from penstock_operator.plan.budget import blocked, blocked_on_budget
 from penstock_operator.plan.conditions import ConditionFacts, Failure
+from penstock_operator.plan.definitions import (
+    missing_definition,
+    needs_dynamo_discovery,
+    needs_leader_worker_set,
+)
 from penstock_operator.plan.diagnose import Category
 from penstock_operator.plan.observed import observed_services
 from penstock_operator.plan.refusal import refusal
@@ -114,6 +119,7 @@ class _Graph:
     snapshot: GraphSnapshot
     context: BuildContext
     now_s: float
+    has_dynamo_discovery: bool = False
 
     @property
     def uid(self) -> str:
@@ -190,14 +196,15 @@ class Reconciler:
             return await self._invalid(raw, snapshot, exc.problems)
 
     async def _graph(self, key: Key, model: GraphDeployment, raw: Object, snapshot: GraphSnapshot) -> _Graph:
-        needs_sets = any(each.nodes_per_replica > 1 for each in model.spec.services.values())
+        cluster, spec = self._parts.cluster, model.spec
         context = replace(
             self._parts.context,
             owner_uid=raw["metadata"]["uid"],
             namespace=key[0],
-            has_leader_worker_set=needs_sets and await self._parts.cluster.has_leader_worker_sets(),
+            has_leader_worker_set=needs_leader_worker_set(spec) and await cluster.has_leader_worker_sets(),
         )
-        return _Graph(key, model, raw, snapshot, context, self._now_s())
+        has_discovery = needs_dynamo_discovery(spec) and await cluster.knows(DYNAMO_WORKER_METADATA)
+        return _Graph(key, model, raw, snapshot, context, self._now_s(), has_dynamo_discovery=has_discovery)
 
     async def _bring_about(self, graph: _Graph, seen_as: tuple[object, ...]) -> ReconcileResult:
         seen = Seen()
@@ -484,12 +491,8 @@ def _failure(applied: Applied, graph: _Graph) -> Failure | None:
         return Failure("NameConflict", "; ".join(sorted(applied.conflicts)))
     if applied.refused:
         return Failure("ApplyFailed", "; ".join(sorted(applied.refused)))
-    absent = [name for name, each in graph.model.spec.services.items() if each.nodes_per_replica > 1]
-    if absent and not graph.context.has_leader_worker_set:
-        names = ", ".join(sorted(absent))
-        message = (
-            f"{names}: nodesPerReplica above 1 needs the kind LeaderWorkerSet, which this cluster does not know; "
-            "install https://lws.sigs.k8s.io, or set nodesPerReplica to 1"
-        )
-        return Failure("MissingCRD", message)
-    return None
+    return missing_definition(
+        graph.model.spec,
+        has_leader_worker_set=graph.context.has_leader_worker_set,
+        has_dynamo_discovery=graph.has_dynamo_discovery,
+    )

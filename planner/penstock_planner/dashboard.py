@@ -8,7 +8,6 @@ disk): then points are dropped and counted, and the planner goes on.
 from __future__ import annotations
 
 import contextlib
-import heapq
 import queue
 import threading
 from collections.abc import Callable
@@ -23,15 +22,14 @@ from penstock_api import Role
 from penstock_core.logs import get_logger
 from penstock_planner.dashboard_layout import layout_of
 from penstock_planner.dashboard_points import (
-    attainment_points,
     demand_points,
-    forecast_in,
     profile_points,
     target_points,
 )
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Demand
+from penstock_planner.followed import Attainment, ExpectedDemand
 from penstock_planner.histogram import gained, quantile
 from penstock_planner.observers import View
 from penstock_planner.sources.base import Buckets
@@ -79,13 +77,10 @@ class Dashboard:
         self._drawn_s = float("-inf")
         self._last_s: float | None = None
         self._gpu_seconds = 0.0
-        self._latency: dict[str, Buckets] = {}
         self._before: dict[str, Buckets] = {}
         self._demands: list[Demand] = []
-        self._expected: list[tuple[float, float]] = []
-        self._attained: dict[str, Buckets] = {}
-        self._attained_s: float | None = None
-        self._rejected = 0.0
+        self._expected = ExpectedDemand()
+        self._attainment = Attainment(config)
         self._has_layout = False
         self._waiting: queue.Queue[_Call | None] = queue.Queue(MAX_WAITING)
         self.dropped = 0
@@ -101,8 +96,7 @@ class Dashboard:
         self._last_s = view.at_s
         if view.pull is not None and view.pull.demand is not None:
             self._demands.append(view.pull.demand)
-            self._rejected += view.pull.demand.refused + view.pull.demand.timed_out
-        self._latency.update({key: buckets for key, buckets in view.latency.items() if buckets})
+        self._attainment.tick(view)
         if view.at_s - self._drawn_s < self._period_s or not view.pools:
             return
         self._drawn_s = view.at_s
@@ -128,19 +122,18 @@ class Dashboard:
         text = f"**{decision.id}** at {step} s\n{prefix}\n" + "\n".join(lines)
         self._put(lambda: self._writer.add_text("decisions", text, step, view.wall_s))
         points: dict[str, float] = {}
-        for key, buckets in self._latency.items():
+        for key, buckets in self._attainment.latency.items():
             fresh = gained(self._before.get(key, ()), buckets)
             for q in (0.5, 0.99):
                 value = quantile(fresh, q)
                 if value is not None:
                     points[f"{key}/p{q * 100:.0f}_seconds"] = value
-        self._before = dict(self._latency)
-        forecast = forecast_in(decision)
-        if forecast is not None:
-            heapq.heappush(self._expected, (view.at_s + forecast.horizon_s, forecast.tokens_per_s))
-            if forecast.supply_tokens_per_s is not None:
-                points["prefill/supply_tokens_per_second"] = forecast.supply_tokens_per_s
-        self._draw({**points, **profile_points(decision), **self._attainment(view)}, view)
+        self._before = dict(self._attainment.latency)
+        forecast = self._expected.decided(decision, view.at_s)
+        if forecast is not None and forecast.supply_tokens_per_s is not None:
+            points["prefill/supply_tokens_per_second"] = forecast.supply_tokens_per_s
+        attained = self._attainment.points(view.at_s) or {}
+        self._draw({**points, **profile_points(decision), **attained}, view)
 
     def close(self) -> None:
         """Write what waits, for at most `CLOSE_TIMEOUT_S`."""
@@ -188,19 +181,9 @@ class Dashboard:
             points["prefill_queue/compared"] = waiting
         return points
 
-    def _attainment(self, view: View) -> dict[str, float]:
-        """Return the share within the targets, once per adjustment interval: two seconds hold few requests."""
-        if self._attained_s is not None and view.at_s - self._attained_s < self._config.adjustment_interval_s:
-            return {}
-        fresh = {key: gained(self._attained.get(key, ()), now) for key, now in self._latency.items()}
-        is_first, rejected = self._attained_s is None, self._rejected
-        self._attained, self._attained_s, self._rejected = dict(self._latency), view.at_s, 0.0
-        return {} if is_first else attainment_points(fresh, self._config, rejected=rejected)
-
     def _draw_expected(self, view: View) -> None:
         """Draw what was expected for a time once that time has come, so that it stands beside what came."""
-        while self._expected and self._expected[0][0] <= view.at_s:
-            at_s, tokens_per_s = heapq.heappop(self._expected)
+        for at_s, tokens_per_s in self._expected.due(view.at_s):
             self._draw({"prefill/forecast_tokens_per_second": tokens_per_s}, view, at_s=at_s)
 
     def _draw(self, points: dict[str, float], view: View, *, at_s: float | None = None) -> None:

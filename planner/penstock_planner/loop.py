@@ -36,6 +36,7 @@ from penstock_planner.core.messages import (
     TargetUnavailable,
 )
 from penstock_planner.core.planner import PlannerCore
+from penstock_planner.core.recent_pulls import recent_pulls
 from penstock_planner.core.records import ANCHORS, Change, Header, History, Record
 from penstock_planner.core.state import CoreSettings
 from penstock_planner.decide.budget import existing_gpus
@@ -161,7 +162,9 @@ class PlannerLoop:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Plan until ``stop`` is set."""
-        due_s = await self._advance(Started(self._read_history(), self._settings.first_sequence))
+        history = self._read_history()
+        self._resume_forecasts()
+        due_s = await self._advance(Started(history, self._settings.first_sequence))
         while not stop.is_set():
             await self._time.sleep_until(due_s, stop)
             if not stop.is_set():
@@ -213,6 +216,17 @@ class PlannerLoop:
             aside = self._ledger.set_aside()
             log.error("ledger cannot be read: starting a new one", error=str(exc), kept_as=str(aside))  # noqa: TRY400 - the message says it all
             return None
+
+    def _resume_forecasts(self) -> None:
+        """Give the predictor the pulls that the process before has recorded; without them it gathers its own."""
+        forecasts, timeline = self._forecasts, self._settings.timeline
+        if forecasts is None:
+            return
+        try:
+            recorded = self._ledger.backward()
+            forecasts.resume(recent_pulls(recorded, timeline=timeline, span_s=forecasts.span_s))
+        except (LedgerError, KeyError, TypeError, ValueError) as exc:
+            log.warning("recorded demand cannot be read: the predictor begins anew", error=str(exc))
 
     def _header(self, header: Header) -> Record:
         settings = self._settings

@@ -12,9 +12,11 @@ from prometheus_client.registry import Collector
 
 from penstock_core import metric_names as names
 from penstock_planner.core.state import PlannerPhase
+from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Pull
 from penstock_planner.observers import View
+from penstock_planner.target_metrics import TargetMetrics, target_families
 from penstock_wire.problem import error_body
 from penstock_wire.server import HttpServer, Request, Responder
 
@@ -35,6 +37,11 @@ class GraphMetrics:
         self.desired: dict[str, int] = {}
         self.pull: Pull | None = None
         self.view: View | None = None
+        self.targets: TargetMetrics | None = None
+
+    def begin(self, config: DecideConfig) -> None:
+        """Take note that a loop begins to plan by this configuration; without it, no targets are shown."""
+        self.targets = TargetMetrics(config)
 
     def tick(self, view: View) -> None:
         """Take the newest numbers over; those of a pull stay until the next one."""
@@ -44,11 +51,15 @@ class GraphMetrics:
         self.ledger_errors += view.ledger_errors - self._errors_seen
         self._errors_seen = view.ledger_errors
         self.desired.update({role.value: count for role, count in view.desired.items()})
+        if self.targets is not None:
+            self.targets.tick(view)
 
-    def decided(self, decision: Decision, view: View) -> None:  # noqa: ARG002 - the listener's shape
+    def decided(self, decision: Decision, view: View) -> None:
         """Count the decision by role, action and reason."""
         for role in decision.roles:
             self.decisions[role.role.value, role.action.value, role.reason.value] += 1
+        if self.targets is not None:
+            self.targets.decided(decision, view)
 
     def restarted(self) -> None:
         """Go on counting behind a loop that ended; the next one's counters begin at 0."""
@@ -125,6 +136,9 @@ class PlannerMetrics(Collector):
         yield from self._signals()
         yield from self._demand()
         yield from self._gauges()
+        yield from target_families(
+            {key: each.targets for key, each in self._graphs.items() if each.targets is not None}
+        )
 
     def _pools(self) -> Iterator[GaugeMetricFamily]:
         replicas = GaugeMetricFamily(

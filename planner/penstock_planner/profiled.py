@@ -27,12 +27,14 @@ class ProfileReading:
         is_outside: Prompts or contexts lay outside the profile, so that its edge held.
         needed: Replicas that profile and targets ask for, >= 1; None while too little was seen to look it up.
         had: Replicas there were, those that start included; None likewise.
+        worker_tokens_per_s: Prompt tokens that one worker computes by the corrected profile, > 0; None likewise.
     """
 
     factors: Mapping[str, float]
     is_outside: bool
     needed: int | None
     had: int | None
+    worker_tokens_per_s: float | None
 
 
 def profile_reading(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> ProfileReading | None:
@@ -50,6 +52,7 @@ def profile_reading(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> ProfileRe
         is_outside=any(_is_outside(profile, *keys) for keys in _EDGES),
         needed=needed.get("replicas"),
         had=needed.get("replicas_now"),
+        worker_tokens_per_s=needed.get("worker_tokens_per_s"),
     )
 
 

@@ -103,8 +103,10 @@ async def run_until_stopped(
     charts = folder_of(folder, settings.config, is_chosen=is_chosen, now=datetime.now().astimezone())
     dashboard = Dashboard(charts, settings.config) if charts is not None else None
     graph = service.graph.name if service.graph is not None else options.namespace
+    shown = metrics.of(options.namespace, graph)
+    shown.begin(settings.config)
     listeners: list[Observer] = [
-        metrics.of(options.namespace, graph),
+        shown,
         SnapshotWriter(folder, now_s=time.monotonic),
     ]
     if dashboard is not None:

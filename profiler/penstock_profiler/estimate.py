@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock_engine import profiles
 from penstock_profiler import points
-from penstock_profiler.candidates import Candidate
+from penstock_profiler.candidates import WARM_SPEEDUP, Candidate
 from penstock_profiler.measure import repeats
 from penstock_profiler.plan import PlannedEngine, ProfilePlan
 
@@ -90,7 +90,7 @@ def _simulated_s(
     decode_s = 0.0
     for context, counts in batches.items():
         fixed_s = latency.prefill.ttft_s(0)
-        decode_s += max(counts) * (latency.prefill.ttft_s(context) - fixed_s)
+        decode_s += max(counts) * (latency.prefill.ttft_s(context) - fixed_s) / WARM_SPEEDUP
         decode_s += sum(
             points.OUTPUT_TOKENS * latency.decode.step_s(count, count * context) for count in counts
         )

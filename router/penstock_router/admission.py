@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from penstock_api import Role, Tier
@@ -30,15 +29,31 @@ LiveAssignment: TypeAlias = Assignment[Waiter]
 LiveCore: TypeAlias = RouterCore[Waiter]
 
 
-class QueueTimeout(NoEndpointsError):  # noqa: N818 - named like the fact it reports
-    """A request waited for a worker as long as it may."""
-
-
 class RetryLater(NoEndpointsError):  # noqa: N818 - named like what the client is told
     """A refusal that may say when to come back.
 
     Attributes:
-        retry_after_s: When there is expected to be room, simulated seconds; None: unknown.
+        retry_after_s: When there is expected to be room, or a worker; simulated seconds; None: unknown.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class QueueTimeout(RetryLater):
+    """A request waited for a worker as long as it may."""
+
+
+class NoWorker(RetryLater):
+    """No worker serves, and none will in time."""
+
+
+class QueueFull(SaturatedError):  # noqa: N818 - named like the fact it reports
+    """Too many requests wait.
+
+    Attributes:
+        retry_after_s: When workers that are being started are expected to serve, simulated seconds; None: unknown.
     """
 
     def __init__(self, message: str, retry_after_s: float | None) -> None:
@@ -54,10 +69,12 @@ class Shed(RetryLater):
     """A request's tier is shed so that higher tiers keep their SLO."""
 
 
-_REFUSALS: Final[dict[RefusalReason, type[PenstockError]]] = {
-    RefusalReason.QUEUE_FULL: SaturatedError,
+_REFUSALS: Final[dict[RefusalReason, type[RetryLater | QueueFull]]] = {
+    RefusalReason.QUEUE_FULL: QueueFull,
     RefusalReason.QUEUE_TIMEOUT: QueueTimeout,
-    RefusalReason.NO_WORKER: NoEndpointsError,
+    RefusalReason.NO_WORKER: NoWorker,
+    RefusalReason.ALL_BUSY: AllBusy,
+    RefusalReason.SHED: Shed,
 }
 _WARNINGS: Final = frozenset({WorkerChange.EJECTED, WorkerChange.KEPT})
 
@@ -81,11 +98,8 @@ class Admission:
         self._now_s = now_s
         self._listeners: list[Callable[[], None]] = []
 
-    @asynccontextmanager
-    async def acquire(
-        self, role: Role, arrival: Arrival, *, again: bool = False
-    ) -> AsyncIterator[LiveAssignment]:
-        """Wait for a worker and hold the assignment for the block; it is released however the block is left.
+    def acquire(self, role: Role, arrival: Arrival, *, again: bool = False) -> Stay:
+        """Return what waits for a worker and holds the assignment for a block; it is released however that is left.
 
         Args:
             role: A stage's.
@@ -93,17 +107,13 @@ class Admission:
             again: It was admitted before: it meets no length bound, and waits before all others.
 
         Raises:
-            SaturatedError: the queue is full.
+            QueueFull: the queue is full.
             QueueTimeout: it waited as long as it may.
             Shed: its tier is shed.
             AllBusy: every worker is busy.
-            NoEndpointsError: no worker serves, and none will by itself.
+            NoWorker: no worker serves, and none will in time.
         """
-        assignment = await self.wait(role, arrival, again=again)
-        try:
-            yield assignment
-        finally:
-            self.release(assignment)
+        return Stay(self, role, arrival, again=again)
 
     async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
         """Wait for a worker; see `acquire`. The caller releases the assignment."""
@@ -166,11 +176,14 @@ class Admission:
         """Take note that a worker's metrics were read again."""
         self._apply(self.core.load_read(worker, self._now_s()))
 
-    def set_peer_tokens(self, tokens: Mapping[str, int]) -> None:
-        """Set the tokens that other routers have in flight at each worker; one that is left out has none."""
+    def set_peer_tokens(self, tokens: Mapping[str, int], *, asked_s: float) -> None:
+        """Set the tokens that other routers had in flight at each worker when they were asked, simulated seconds.
+
+        A worker that is left out has none.
+        """
         core = self.core
         workers = [each.name for each in core.pool if each.spec.role is core.entry]
-        core.set_peer_tokens({name: tokens.get(name, 0) for name in workers}, self._now_s())
+        core.set_peer_tokens({name: tokens.get(name, 0) for name in workers}, self._now_s(), asked_s=asked_s)
 
     def set_deciders(self, count: int, *, is_scattered: bool) -> None:
         """Set how many routers dispatch to the same workers; see `DispatchQueue.set_deciders`."""
@@ -232,9 +245,29 @@ class Admission:
                 effect.item.set_exception(_refusal(effect))
 
 
+class Stay:
+    """A request's stay at a worker, as an async context manager; a generator's would cost ten times as much."""
+
+    __slots__ = ("_admission", "_again", "_arrival", "_assignment", "_role")
+
+    def __init__(self, admission: Admission, role: Role, arrival: Arrival, *, again: bool) -> None:
+        """Take what `Admission.wait` takes."""
+        self._admission = admission
+        self._role = role
+        self._arrival = arrival
+        self._again = again
+        self._assignment: LiveAssignment | None = None
+
+    async def __aenter__(self) -> LiveAssignment:
+        """Wait for a worker."""
+        self._assignment = await self._admission.wait(self._role, self._arrival, again=self._again)
+        return self._assignment
+
+    async def __aexit__(self, *_exception: object) -> None:
+        """Release it."""
+        if self._assignment is not None:
+            self._admission.release(self._assignment)
+
+
 def _refusal(effect: Refuse[Waiter]) -> PenstockError:
-    if effect.reason is RefusalReason.ALL_BUSY:
-        return AllBusy(effect.message, effect.retry_after_s)
-    if effect.reason is RefusalReason.SHED:
-        return Shed(effect.message, effect.retry_after_s)
-    return _REFUSALS[effect.reason](effect.message)
+    return _REFUSALS[effect.reason](effect.message, effect.retry_after_s)

@@ -24,6 +24,7 @@ from penstock_core.histogram import (
     BucketCounts,
 )
 from penstock_core.lag import LagTracker
+from penstock_router.core.wake import WakeTimes
 from penstock_router.core.worker import Worker, WorkerState
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.load_metrics import rejection_family, worker_load_families
@@ -125,6 +126,7 @@ class RouterCollector:
         now_s: Callable[[], float],
         kv_events: KvEventCounts | None = None,
         tiers: Callable[[], Iterator[Metric]] | None = None,
+        wake: WakeTimes | None = None,
     ) -> None:
         self._metrics = metrics
         self._pool = pool
@@ -137,6 +139,7 @@ class RouterCollector:
         self._now_s = now_s
         self._kv_events = kv_events
         self._tiers = tiers
+        self._wake = wake
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
@@ -145,6 +148,8 @@ class RouterCollector:
         yield from self._door_families(queue.prompt_tokens)
         yield from self._worker_families(queue.prompt_tokens.pending)
         yield from self._request_families()
+        if self._wake is not None:
+            yield from _wake_families(self._wake)
         if self._kv_events is not None:
             yield from _kv_event_families(self._kv_events)
         if self._tiers is not None:
@@ -349,6 +354,22 @@ class RouterCollector:
             family = HistogramMetricFamily(name, text, labels=["model_name"])
             family.add_metric([model], histogram.labelled(), histogram.total)
             yield family
+
+
+def _wake_families(wake: WakeTimes) -> Iterator[Metric]:
+    hold = GaugeMetricFamily(
+        names.ROUTER_WAKE_HOLD,
+        "How long a request waits for workers that are started for it; simulated seconds.",
+    )
+    hold.add_metric([], wake.hold_s)
+    yield hold
+    slowest = GaugeMetricFamily(
+        names.ROUTER_WAKE_SLOWEST,
+        "The slowest of the last starts from no worker at all; simulated seconds; absent until learnt.",
+    )
+    if wake.slowest_s is not None:
+        slowest.add_metric([], wake.slowest_s)
+    yield slowest
 
 
 def _kv_event_families(counts: KvEventCounts) -> Iterator[Metric]:

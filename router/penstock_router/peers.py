@@ -1,7 +1,8 @@
-"""What the routers of a graph tell each other: what each has in flight at each worker, and which of them decide.
+"""What the routers of a graph tell each other: what each has in flight at each worker, and which of them keep queues.
 
-Each is asked for its own share alone (`own_load`), so shares add up. A router that does not answer counts as last heard,
-for as long as a worker's metrics do; then it is taken to be gone. It decides about nothing as soon as it misses three
+Each is asked for its own share alone (`own_load`), so shares add up; where several keep queues, also for the prompts that it
+has queued since it was asked before. A router that does not answer counts as last heard,
+for as long as a worker's metrics do; then it is taken to be gone. It keeps no queue as soon as it misses three
 answers or refuses a connection. Those that requests wait for are asked as long as they are waited for, listed or not, so
 that their silence is noticed.
 """
@@ -12,10 +13,11 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -24,35 +26,22 @@ from penstock_core.errors import PenstockError, StreamBroken, UpstreamConnectErr
 from penstock_core.logs import get_logger
 from penstock_router.admission import Admission
 from penstock_router.busy_cores import BusyCores
+from penstock_router.peer_load import PeerLoad, read_load, told_prompts
+from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.load import KV_MAX_AGE_S
-from penstock_router.policy.prefix_owner import PrefixOwners, RouterState, owners_among
+from penstock_router.policy.queue_owner import QueueOwners, RouterState, owners_among
+from penstock_router.policy.routing_policy import AssignTime
 from penstock_router.silence import ASK_REAL_S, SilenceWatch
 from penstock_wire.client import ConnectionPool, Timeouts
+from penstock_wire.messages import Request
 
 log = get_logger(__name__)
 
 PATH: Final = "/peer_load"
-_MAX_TOKENS: Final = 1 << 53
-_MAX_CORES: Final = 1 << 16
+_PROMPTS: Final = "prompts"
+"""Query parameter, by which prompts are asked for from a number on."""
 _MISSES: Final = 3
 """Chosen: answers in a row that a router may miss before others decide in its place; one may be lost to a pause."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerLoad:
-    """One router's share.
-
-    Attributes:
-        instance: Unique name of its process.
-        tokens: By worker, tokens >= 0; absent means none.
-        heard_s: When it was told, simulated seconds.
-        state: By which it may be chosen to decide; None: it decides about nothing that others pass on.
-    """
-
-    instance: str
-    tokens: Mapping[str, int]
-    heard_s: float
-    state: RouterState | None = None
 
 
 class Peers:
@@ -99,14 +88,19 @@ class Peers:
         self._heard: dict[str, PeerLoad] = {}
         self._missed: Counter[str] = Counter()
         self._own_urls: set[str] = set()
-        self._owners = PrefixOwners()
+        self._next_prompt: dict[str, int] = {}
+        self._listed: tuple[str, ...] = ()
+        self._hosts: frozenset[IPv4Address | IPv6Address] = frozenset()
+        self._reads_prompts = admission.core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
+        self._owners = QueueOwners()
         self._url_of: dict[str, str] = {}
 
-    def own_load(self) -> bytes:
+    def own_load(self, request: Request) -> bytes:
         """Return what this router tells of itself.
 
-        ``{"instance", "tokens": {worker: tokens}, "decides": {"since", "busy_cores"}}``: what it alone has at the first
-        stage's workers, and what the choice of deciding routers goes by; that is absent where it passes nothing on.
+        ``{"instance", "tokens": {worker: tokens}, "decides": {"since", "busy_cores"}, "prompts"}``: what it alone has at the
+        first stage's workers; what the choice of routers that keep queues goes by, absent where it passes nothing on; and
+        for another router of the graph alone, which asks for it, the prompts that it has queued (`told_prompts`).
         """
         now_s = self._clock.now_s()
         told: dict[str, Any] = {
@@ -115,26 +109,49 @@ class Peers:
         }
         if self.forwards:
             told["decides"] = {"since": self._since_s, "busy_cores": round(self._busy.cores, 3)}
+        since = request.query.get(_PROMPTS, "")
+        if since.isdecimal() and self.is_router(request):
+            told["prompts"] = told_prompts(*self._admission.core.sharing.log.since(int(since)))
         return orjson.dumps(told)
 
-    def owner_url(self, chain: Sequence[int]) -> str | None:
-        """Return the base URL of the router that decides about a prompt; None: this one does.
+    def is_router(self, request: Request) -> bool:
+        """Return whether a request comes from the address of a router of the graph."""
+        return _address(request.peer.rpartition(":")[0]) in self._hosts
+
+    @property
+    def share_queues(self) -> bool:
+        """Whether several routers keep the workers' queues, each some of them."""
+        return self._reads_prompts and len(self._owners) > 1
+
+    def owner_url(self, worker: str = "") -> str | None:
+        """Return the base URL of the router that keeps a worker's queue; None: this one does.
 
         Args:
-            chain: Chained prefix keys; empty while they are not known: then only a sole owner is returned.
+            worker: Its name; empty while none is chosen: then only a sole keeper is returned.
         """
-        owner = self._owners.owner(chain)
+        owner = self._owners.owner(worker)
         return None if owner is None else self._url_of.get(owner)
 
+    def choose(self, arrival: Arrival) -> str:
+        """Return the worker that a request is to wait for; empty: its queue chooses."""
+        return self._admission.core.choose(arrival, self._clock.now_s())
+
+    def passed_on(self, worker: str, arrival: Arrival) -> None:
+        """Take note that a request is passed on to the router that keeps a worker's queue."""
+        self._admission.core.passed_on(worker, arrival, self._clock.now_s())
+
     def lost(self, url: str) -> None:
-        """Take note that a router could not be reached: it decides about nothing until it answers again."""
+        """Take note that a router could not be reached: it keeps no queue until it answers again."""
         self._missed[url] = _MISSES
         self._choose_owners()
 
     async def ask(self) -> None:
         """Ask every other router once, and tell the core what they have together."""
         self._busy.measure(time.process_time(), time.monotonic())
+        asked_s = self._clock.now_s()
         listed = self._urls()
+        if listed != self._listed:
+            self._listed, self._hosts = listed, _hosts_of(listed)
         self._own_urls.intersection_update(listed)
         urls = frozenset(listed) - self._own_urls
         asked = urls | self.silence.urls
@@ -148,11 +165,13 @@ class Peers:
             for url, load in self._heard.items()
             if now_s - load.heard_s <= KV_MAX_AGE_S and load.instance != self.instance
         }
+        known = {load.instance for load in self._heard.values()}
+        self._next_prompt = {name: at for name, at in self._next_prompt.items() if name in known}
         total: Counter[str] = Counter()
         # A router may be reached by several addresses, and counts once.
         for load in {each.instance: each for each in self._heard.values()}.values():
             total.update(load.tokens)
-        self._admission.set_peer_tokens(total)
+        self._admission.set_peer_tokens(total, asked_s=asked_s)
         self._choose_owners()
 
     def _choose_owners(self) -> None:
@@ -165,15 +184,22 @@ class Peers:
                     states[load.instance] = load.state
                     self._url_of[load.instance] = url
         self._owners.set_owners(owners_among(states.values(), len(self._owners)))
-        apart = len({load.instance for load in self._heard.values() if load.state is None})
-        is_scattered = not self.forwards and bool(self._heard)
-        deciders = 1 + len(self._heard) if is_scattered else max(1, len(self._owners)) + apart
-        self._admission.set_deciders(deciders, is_scattered=is_scattered)
+        others = {load.instance: load for load in self._heard.values()}.values()
+        core, is_scattered = self._admission.core, not self.forwards and bool(others)
+        core.sharing.is_on = self.forwards and self._reads_prompts and bool(others)
+        # Where each worker's queue is kept by one router, only such dispatch beside it as pass nothing on.
+        has_keepers = self.forwards and (self._reads_prompts or len(self._owners) == 1)
+        beside = sum(load.state is None for load in others) if has_keepers else len(others)
+        self._admission.set_deciders(1 + beside, is_scattered=is_scattered)
 
     async def _ask_one(self, url: str) -> None:
         began_s = time.monotonic()
+        path = PATH
+        if self.share_queues:
+            known = self._heard.get(url)
+            path += f"?{_PROMPTS}={0 if known is None else self._next_prompt.get(known.instance, 0)}"
         try:
-            response = await self._pool.request("GET", url + PATH, timeouts=self._timeouts)
+            response = await self._pool.request("GET", url + path, timeouts=self._timeouts)
         except PenstockError as exc:
             self._missed[url] += _MISSES if isinstance(exc, UpstreamConnectError) else 1
             if _shows_life(exc):
@@ -189,8 +215,11 @@ class Peers:
         elif load.instance == self.instance:
             self._own_urls.add(url)
         else:
-            self._heard[url] = load
+            self._heard[url] = replace(load, prompts=())
             self._missed[url] = 0
+            if path != PATH:
+                self._next_prompt[load.instance] = load.next_prompt
+                self._admission.core.prompts_told(load.prompts)
 
 
 def _shows_life(problem: PenstockError) -> bool:
@@ -199,35 +228,16 @@ def _shows_life(problem: PenstockError) -> bool:
     return is_refused or isinstance(problem, StreamBroken)
 
 
-def read_load(body: bytes, heard_s: float) -> PeerLoad | None:
-    """Return what a router tells of its share; None if it is none: an older router, or something else."""
+def _hosts_of(urls: Iterable[str]) -> frozenset[IPv4Address | IPv6Address]:
+    found = (_address(urlsplit(url).hostname or "") for url in urls)
+    return frozenset(each for each in found if each is not None)
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return a host's address, IPv4's where IPv6 only carries it; None: it is none."""
     try:
-        told = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        address = ip_address(host)
+    except ValueError:
         return None
-    if not isinstance(told, dict) or not isinstance(told.get("instance"), str):
-        return None
-    tokens: Any = told.get("tokens")
-    if not isinstance(tokens, dict) or not all(_is_count(each) for each in tokens.values()):
-        return None
-    name = told["instance"]
-    return PeerLoad(name, tokens, heard_s, _read_state(name, told.get("decides")))
-
-
-def _read_state(name: str, told: object) -> RouterState | None:
-    if not isinstance(told, dict):
-        return None
-    since_s, cores = _number(told.get("since")), _number(told.get("busy_cores"))
-    if since_s is None or cores is None or not 0 <= cores <= _MAX_CORES:
-        return None
-    return RouterState(name, since_s, cores)
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if isfinite(value) else None
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_TOKENS
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return address if mapped is None else mapped

@@ -320,6 +320,7 @@ class RouterServer:
             now_s=clock.now_s,
             kv_events=self._kv_events,
             tiers=None if self.tiers is None else self.tiers.families,
+            wake=self.core.wake,
         )
         return RouterApp(
             model=settings.model,

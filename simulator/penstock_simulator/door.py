@@ -8,7 +8,7 @@ from penstock_router.core.router import RefusalReason
 from penstock_simulator.gaps import GapHistogram
 from penstock_simulator.jobs import Job
 
-_AT_THE_DOOR = {RefusalReason.QUEUE_FULL, RefusalReason.ALL_BUSY, RefusalReason.SHED}
+_AT_THE_DOOR = frozenset(RefusalReason) - {RefusalReason.QUEUE_TIMEOUT}
 
 
 class DoorCounters:

@@ -35,6 +35,7 @@ class Job:
         sub_block_keys: Keys that stand for the first block together.
         attempt: Raised when it starts over; names the engines' requests.
         router: Which router has it.
+        chosen: Worker that was chosen where it came in; empty: the router that has it chooses.
         tier: Its own, or the router's default; standard without tiers.
         priority: That its tier has in engines; 0 without tiers.
         tries: What the router has learnt from its tries.
@@ -56,6 +57,7 @@ class Job:
         "attempt",
         "cached_tokens",
         "chain",
+        "chosen",
         "decode_assignment",
         "decoder",
         "decoder_tokens",
@@ -87,6 +89,7 @@ class Job:
         self.keys: list[int] | None = None
         self.attempt = 0
         self.router = 0
+        self.chosen = ""
         self.tier = Tier.STANDARD
         self.priority = 0
         self.tries = RequestTries()

@@ -286,7 +286,7 @@ def _router_counts(options: SimulateOptions) -> tuple[int, ...]:
 
 
 def _owners(options: SimulateOptions, graph: GraphDeployment | None, count: int) -> int | None:
-    """Return how many of ``count`` routers decide; None: each about what came to it."""
+    """Return how many of ``count`` routers keep the workers' queues; None: each keeps its own."""
     forwards = (RouterConfig() if graph is None else graph.spec.router).peers.forward
     given = options.owners if options.owners is not None else int(forwards)
     return min(given, count) or None

@@ -12,6 +12,7 @@ from penstock_router.core.assignment import Assignment
 from penstock_router.core.busy_workers import BusyWorkers
 from penstock_router.core.dispatch_queue import DispatchQueue
 from penstock_router.core.queue_settings import QueueSettings
+from penstock_router.core.queue_sharing import QueuedPrompt
 from penstock_router.core.retries import FailedTry, RetryBudget, RetryRules, RetryScope
 from penstock_router.core.router import Effects, RefusalReason, RouterCore
 from penstock_router.core.tier_control import TierControl
@@ -22,7 +23,7 @@ from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.policy.baselines import LeastLoaded
 from penstock_router.policy.dualmap import DualMapSettings, PairChoice
 from penstock_router.policy.keys import Prefix
-from penstock_router.policy.prefix_owner import PrefixOwners
+from penstock_router.policy.queue_owner import QueueOwners
 from penstock_router.policy.registry import PAIRED, POLICIES, make_policy
 from penstock_router.policy.routing_policy import Arrival, AssignTime, RoutingPolicy
 from penstock_router.policy.slo_monitor import EndedRequest
@@ -105,18 +106,29 @@ class VirtualRouter:
             self.core.tiers = TierControl(spec.tiers.settings, spec.tiers.shedding)
         budget = RetryBudget(fraction=spec.retry_budget_fraction, min_per_s=spec.min_retries_per_s, now_s=0.0)
         self._retries = RetryRules(pool, budget, max_per_request=spec.max_retries)
-        self._owners = PrefixOwners()
-        queues[role].set_deciders(
-            spec.owners or spec.routers, is_scattered=spec.routers > 1 and spec.owners is None
-        )
+        self._owners = QueueOwners()
         self._owners.set_owners([str(number) for number in range(spec.owners or 0)])
+        # Under a policy that assigns when a worker is free there is no queue of one worker to be kept.
+        has_keepers = spec.owners is not None and (self._reads_prompts or spec.owners == 1)
+        self.core.sharing.is_on = has_keepers and spec.owners != 1
+        queues[role].set_deciders(
+            1 if has_keepers else spec.routers, is_scattered=spec.routers > 1 and spec.owners is None
+        )
 
     # ------------------------------------------------------------------ requests
 
-    def owner(self, job: Job, own: int) -> int:
-        """Return the number of the router that a job belongs to; ``own`` is this one's."""
-        owner = self._owners.owner(job.chain)
-        return own if owner is None else int(owner)
+    def keeper(self, job: Job, own: int, now_s: float) -> int:
+        """Return the number of the router in whose queue a job is to wait; ``own`` is this one's, to which it came.
+
+        Where several keep queues, the job's worker is chosen here.
+        """
+        if self.core.sharing.is_on:
+            job.chosen = self.core.choose(self._arrival(job), now_s)
+        owner = self._owners.owner(job.chosen)
+        keeper = own if owner is None else int(owner)
+        if job.chosen and keeper != own:
+            self.core.passed_on(job.chosen, self._arrival(job), now_s)
+        return keeper
 
     def stored(self, job: Job, worker: str) -> None:
         """Learn from a worker's KV event that it holds a prompt which another router sent there."""
@@ -128,11 +140,7 @@ class VirtualRouter:
         """Ask for a worker of the first stage; ``again`` after a failed try."""
         if not again:
             self._retries.arrived()
-        chain, parts = (job.chain, job.sub_block_keys) if self._reads_prompts else ((), 1)
-        arrival = Arrival(
-            chain, job.request.input_tokens, job.tries.avoid, sub_block_keys=parts, tier=job.tier
-        )
-        return self._at(now_s).acquire(job, self.core.entry, arrival, now_s, again=again)
+        return self._at(now_s).acquire(job, self.core.entry, self._arrival(job), now_s, again=again)
 
     def acquire_decode(self, job: Job, loads: Iterable[DecodeLoad], now_s: float) -> Effects[Job]:
         """Ask for a decode worker, given what runs at each now: tokens are generated from moment to moment."""
@@ -190,8 +198,8 @@ class VirtualRouter:
         Beside the wait for workers that serve: for workers to come back, and for those that did.
         """
         settings = self.core.entry_queue.settings
-        own_s, wake_s = settings.longest_wait_s(job.tier), settings.max_wake_s
-        return (own_s,) if wake_s is None else (own_s, wake_s, wake_s + own_s)
+        own_s, hold_s = settings.longest_wait_s(job.tier), self.core.hold_s
+        return (own_s,) if hold_s == inf else (own_s, hold_s, hold_s + own_s)
 
     def left_entry(self, job: Job, now_s: float) -> Effects[Job]:
         """Note that a computed job has left the first stage's worker."""
@@ -254,9 +262,17 @@ class VirtualRouter:
         self._fit_caches()
         return self._at(now_s).tick(now_s)
 
-    def set_peer_tokens(self, tokens: Mapping[str, int], now_s: float) -> None:
-        """Set the prompt tokens that other routers have in flight at each entry worker, as the state propagates."""
-        self.core.set_peer_tokens(tokens, now_s)
+    def set_peer_tokens(self, tokens: Mapping[str, int], now_s: float, *, asked_s: float) -> None:
+        """Set the prompt tokens that other routers had in flight at each entry worker when they were asked."""
+        self.core.set_peer_tokens(tokens, now_s, asked_s=asked_s)
+
+    def prompts_since(self, number: int) -> tuple[int, list[QueuedPrompt]]:
+        """Return what this router has queued, from a number on, and the next number."""
+        return self.core.sharing.log.since(number)
+
+    def prompts_told(self, prompts: Iterable[QueuedPrompt]) -> None:
+        """Take note of what another router has queued."""
+        self.core.prompts_told(prompts)
 
     def set_usage(self, usage: Mapping[str, float], tokens: Mapping[str, int], now_s: float) -> Effects[Job]:
         """Set the entry workers' KV usage, and what was in flight there when it was read."""
@@ -300,6 +316,12 @@ class VirtualRouter:
         is_down = self._faults.is_on(Fault.ROUTER_DOWN, now_s)
         self.core.paused = (self.core.entry,) if is_down else ()
         return self.core
+
+    def _arrival(self, job: Job) -> Arrival:
+        """Return a job as the first stage's policy sees it."""
+        chain, parts = (job.chain, job.sub_block_keys) if self._reads_prompts else ((), 1)
+        tokens, avoid = job.request.input_tokens, job.tries.avoid
+        return Arrival(chain, tokens, avoid, sub_block_keys=parts, tier=job.tier, worker=job.chosen)
 
     def _fit_caches(self) -> None:
         """Remember of the entry workers what they hold, as live with each scrape."""

@@ -212,8 +212,8 @@ class RouterSpec:
         slot_tokens: Most prompt tokens handed to one worker at a time, a longer prompt alone; None: no bound.
         propagation_delay_s: Age of what the router knows of caches and loads beyond what it sent itself, >= 0.
         routers: Routers side by side, requests in turn; each knows of its peers' by propagation only, >= 1.
-        owners: Of those, the ones that decide, in [1, ``routers``]: requests are passed on to their prefix's owner.
-            None: each decides about what came to it.
+        owners: Of those, the ones that keep the workers' queues, each some of them, in [1, ``routers``]; others pass
+            requests on to them. None: each keeps queues of its own.
         peer_interval_s: Between two times that routers ask each other what is in flight, > 0.
         kv_events: Routers hear what workers have computed for other routers.
         max_waiting: Requests that wait in the router; more are rejected. None: no bound.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock_api import Role
+from penstock_router.core.queue_sharing import QueuedPrompt
 from penstock_simulator.engine_server import SimulatedEngine
 from penstock_simulator.fleet import SimulatedWorker, State
 from penstock_simulator.kernel import Order
@@ -24,6 +25,7 @@ class Scrapes:
     def __init__(self, world: World, routers: Sequence[VirtualRouter]) -> None:
         self._world = world
         self._routers = routers
+        self._next_prompt = [0] * len(routers)
 
     def start(self) -> None:
         """Scrape from now on."""
@@ -87,16 +89,30 @@ class Scrapes:
         ]
 
     def _ask_peers(self) -> None:
-        """Let each router learn what the others have pending."""
+        """Let each router learn what the others have pending and have queued."""
         kernel, spec = self._world.kernel, self._world.scenario.router
+        told = []
+        for number, router in enumerate(self._routers):
+            self._next_prompt[number], prompts = router.prompts_since(self._next_prompt[number])
+            told.append(prompts)
         kernel.at(
-            kernel.now_s + spec.propagation_delay_s, Order.MESSAGE, self._tell_peers, self._peer_tokens()
+            kernel.now_s + spec.propagation_delay_s,
+            Order.MESSAGE,
+            self._tell_peers,
+            self._peer_tokens(),
+            told,
+            kernel.now_s,
         )
         kernel.at(kernel.now_s + spec.peer_interval_s, Order.MESSAGE, self._ask_peers)
 
-    def _tell_peers(self, others: Sequence[Mapping[str, int]]) -> None:
-        for router, tokens_of in zip(self._routers, others, strict=True):
-            router.set_peer_tokens(tokens_of, self._world.kernel.now_s)
+    def _tell_peers(
+        self, others: Sequence[Mapping[str, int]], told: Sequence[Sequence[QueuedPrompt]], asked_s: float
+    ) -> None:
+        for number, (router, tokens_of) in enumerate(zip(self._routers, others, strict=True)):
+            router.set_peer_tokens(tokens_of, self._world.kernel.now_s, asked_s=asked_s)
+            for other, prompts in enumerate(told):
+                if other != number:
+                    router.prompts_told(prompts)
 
     def _propagate(self, usage: Mapping[str, tuple[int, float, int]]) -> None:
         for name, (incarnation, fraction, tokens) in usage.items():

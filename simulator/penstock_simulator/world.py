@@ -185,9 +185,9 @@ class World:
             self._submit(job)
 
     def _router_of(self, job: Job) -> int:
-        """Return the router that decides about a job: the one that it came to, in turn, or the prefix's owner."""
+        """Return the router in whose queue a job waits: the one that it came to, in turn, or its worker's keeper."""
         came_to = job.index % len(self._routers)
-        return self._routers[came_to].owner(job, came_to)
+        return self._routers[came_to].keeper(job, came_to, self.kernel.now_s)
 
     def _submit(self, job: Job, *, again: bool = False) -> None:
         router = self._routers[job.router]

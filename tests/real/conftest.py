@@ -53,8 +53,11 @@ class Deployment:
         path.write_bytes(orjson.dumps({**kind, "spec": spec}))
         return path
 
-    def workers(self, *manifests):
-        """Start graphs' vLLMs by the commands that their pods would run, but on ports of this machine."""
+    def workers(self, *manifests, **connector):
+        """Start graphs' vLLMs by the commands that their pods would run, but on ports of this machine.
+
+        Further keywords are added to the NIXL connector's configuration.
+        """
         started = {}
         for manifest in manifests:
             context = RuntimeContext(
@@ -70,8 +73,8 @@ class Deployment:
                 vllm, *flags = spec.argv
                 assert vllm == "vllm"
                 environment = filled_env(spec, {SIDE_CHANNEL_PORT: ephemeral_port()})
-                argv = [os.environ["PENSTOCK_VLLM"], *flags]
-                started[spec.role] = self.start(spec.role, argv, **environment)
+                argv = [os.environ["PENSTOCK_VLLM"], *_joined(flags, connector)]
+                started[spec.role] = self.start(f"{manifest.stem}-{spec.role}", argv, **environment)
         for worker in started.values():
             worker.wait_for("/health")
         return started
@@ -83,6 +86,16 @@ class Deployment:
         router = self.start(name, [*serve, "--model", "tiny", "--kv-lease", str(LEASE_S), *more, *flags])
         router.wait_for("/ready")
         return router
+
+
+def _joined(flags, connector):
+    """Return a worker's flags with more of the connector's own configuration."""
+    if not connector:
+        return flags
+    place = flags.index("--kv-transfer-config") + 1
+    config = orjson.loads(flags[place])
+    config["kv_connector_extra_config"] |= connector
+    return [*flags[:place], orjson.dumps(config).decode(), *flags[place + 1 :]]
 
 
 @pytest.fixture(scope="session")

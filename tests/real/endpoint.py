@@ -44,6 +44,15 @@ class Endpoint:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return orjson.loads(answer.read())
 
+    def stream(self, path="/v1/completions", *, timeout_s=120, **body):
+        """Return the data of all events of a streamed answer."""
+        request = urllib.request.Request(
+            self.url + path, orjson.dumps(body), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            lines = answer.read().decode().splitlines()
+        return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+
     def get(self, path):
         """Return a page."""
         with urllib.request.urlopen(self.url + path, timeout=60) as answer:
@@ -86,7 +95,9 @@ class Process(Endpoint):
         os.killpg(self._child.pid, number)
 
     def stop(self):
-        """End it."""
+        """End it, unless it has ended."""
+        if self._child.poll() is not None:
+            return
         self.signal_all(signal.SIGCONT)
         self._child.terminate()
         try:

@@ -11,11 +11,11 @@ from pathlib import Path
 import openai
 import pytest
 import yaml
-from endpoint import Endpoint
+from endpoint import STARTUP_S, Endpoint
 
 from penstock_local.ports import ephemeral_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "vllm-cpu.yaml"
 PROMPT = "Water that waits above the dam is work that has not been done yet. "
@@ -49,12 +49,21 @@ class UpGraph:
         manifest = yaml.safe_load(SAMPLE.read_text())
         manifest["spec"]["model"]["name"] = os.environ["PENSTOCK_VLLM_MODEL"]
         manifest["spec"]["engine"]["pythonEnvironment"] = str(Path(os.environ["PENSTOCK_VLLM"]).parents[1])
-        manifest["spec"]["lease"]["durationSeconds"] = 12
         path = self._folder / "graph.yaml"
         path.write_text(yaml.safe_dump(manifest))
         port = self.url.rpartition(":")[2]
         log_dir = str(self._folder / "log")
-        self.run("up", str(path), "--port", port, "--log-dir", log_dir, "--timeout", "900", timeout_s=1000)
+        self.run(
+            "up",
+            str(path),
+            "--port",
+            port,
+            "--log-dir",
+            log_dir,
+            "--timeout",
+            str(STARTUP_S),
+            timeout_s=STARTUP_S + 100,
+        )
 
     def processes(self, role):
         """Return what `penstock status` says of a role's processes."""
@@ -70,8 +79,8 @@ class UpGraph:
         """Return the official client; no retries, so that losses show."""
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=900)
 
-    async def until(self, condition, within_s=600):
-        """Wait for a condition."""
+    async def until(self, condition, within_s=STARTUP_S):
+        """Wait for a condition, which may need another vLLM."""
         async with asyncio.timeout(within_s):
             while not await asyncio.to_thread(condition):  # noqa: ASYNC110 - processes, watched from outside
                 await asyncio.sleep(1)
@@ -102,9 +111,15 @@ async def _chat(client, number, *, tokens=32):
     return "".join(each.choices[0].delta.content or "" for each in events if each.choices)
 
 
-async def test_chats_and_completions(graph):
+@pytest.fixture
+async def client(graph):
+    """The official client, its connections closed with the test."""
+    async with graph.client() as client:
+        yield client
+
+
+async def test_chats_and_completions(client):
     """Streamed and whole, the same text."""
-    client = graph.client()
     whole = await client.chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": f"2: {PROMPT * 4}"}],
@@ -122,9 +137,9 @@ async def test_chats_and_completions(graph):
     assert "".join(texts) == completion.choices[0].text
 
 
-async def test_prefill_is_scaled_up_and_down_under_load_without_a_loss(graph):
+async def test_prefill_is_scaled_up_and_down_under_load_without_a_loss(graph, client):
     """By the planner itself, from the workers' own metrics; forty streams at a time, and nothing is restarted."""
-    client, stop = graph.client(), asyncio.Event()
+    stop = asyncio.Event()
     served = 0
 
     async def ask(first):
@@ -148,9 +163,8 @@ async def test_prefill_is_scaled_up_and_down_under_load_without_a_loss(graph):
     assert [each["restarts"] for each in workers] == [0, 0]
 
 
-async def test_a_killed_decode_worker_loses_no_request(graph):
+async def test_a_killed_decode_worker_loses_no_request(graph, client):
     """Its prompts' leases run out in the prefill worker's own count, it is started again, and the text is right."""
-    client = graph.client()
     expected = await _chat(client, 5)
     (prefill,), (decode,) = graph.processes("prefill"), graph.processes("decode")
     page = Endpoint(prefill["url"])

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 
 import pytest
 from endpoint import LEASE_S
@@ -97,11 +98,14 @@ def test_heartbeats_renew_a_lease_and_it_ends_without_them(quiet):
     real = [(new - LEASE_S * 2 // 3 - began_s, end - began_s) for _, new, end in seen]
     simulated = simulated_lease(LEASE_S, tracked_s=tracked_s, silent_from_s=silent_s)
     assert real[-1][1] > LEASE_S + INTERVAL_S
+    # Heartbeats go out between engine steps, which a busy machine makes long.
+    beat_s = max([INTERVAL_S, *(later - earlier for (earlier, _), (later, _) in pairwise(real))])
+    assert beat_s < LEASE_S * 2 // 3
     for at_s, end_s in real:
-        ends = [end for heartbeat_s, end in simulated.expiries if heartbeat_s <= at_s + INTERVAL_S]
-        assert end_s == pytest.approx(ends[-1], abs=INTERVAL_S)
-    assert len(real) == pytest.approx(len(simulated.expiries), abs=1)
-    assert reclaimed_s == pytest.approx(simulated.reclaimed_s, abs=INTERVAL_S)
+        ends = [end for heartbeat_s, end in simulated.expiries if heartbeat_s <= at_s + beat_s]
+        assert end_s == pytest.approx(ends[-1], abs=beat_s)
+    assert len(simulated.expiries) * INTERVAL_S / beat_s - 1 <= len(real) <= len(simulated.expiries) + 1
+    assert reclaimed_s == pytest.approx(simulated.reclaimed_s, abs=beat_s)
 
 
 def test_a_queue_longer_than_the_lease_loses_nothing(quiet, disaggregated, workers):

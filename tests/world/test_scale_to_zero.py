@@ -1,12 +1,17 @@
 """Scale to zero with real processes: idle graphs hold no worker, and the request that wakes one is answered."""
 
 import json
+import os
+import signal
+import urllib.error
 import urllib.request
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
+SPEED = 20
+HOLD = "penstock_router_wake_hold_seconds"
 ZERO = """
 apiVersion: penstock.dev/v1alpha1
 kind: GraphDeployment
@@ -23,24 +28,58 @@ spec:
   planner: {minGpuBudget: 0, scaleToZeroAfterSeconds: 60}
 """
 LIVE = ("requested", "starting", "ready", "draining")
+ROLES = ("prefill", "decode")
+BODY = json.dumps({"model": "m", "prompt": "hello", "max_tokens": 4}).encode()
 
 
-def test_an_idle_graph_holds_no_worker_and_the_next_request_is_served(world, eventually):
-    """Up with one of each, then none, then one of each again for the request that waited for them."""
+def ask(world):
+    """Return status, headers and body of one completion."""
+    request = urllib.request.Request(
+        f"{world.url}/v1/completions", BODY, {"content-type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.headers, json.load(answer)
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.headers, json.load(refused)
+
+
+def metric(world, name):
+    """Return a number of the router's page without labels; None: it is not there."""
+    with urllib.request.urlopen(f"{world.url}/metrics", timeout=5) as page:
+        lines = [line.split() for line in page.read().decode().splitlines()]
+    return next((float(line[1]) for line in lines if line[0] == name), None)
+
+
+def test_an_idle_graph_holds_no_worker_and_requests_are_held_as_long_as_its_starts_take(world, eventually):
+    """Served after each of three sleeps; then, while nothing starts workers, refused after the time that was learnt."""
+
+    def sleeps():
+        return not any(world.entries(role, *LIVE) for role in ROLES)
+
     path = world.folder / "graph.yaml"
     path.write_text(ZERO)
-    world.up(path, speed=20)
-    roles = ("prefill", "decode")
-    assert all(world.entries(role, "ready") for role in roles), "up returns when workers serve"
-    eventually(lambda: not any(world.entries(role, *LIVE) for role in roles), 60, "no worker is left")
-    body = {"model": "m", "prompt": "hello", "max_tokens": 4}
-    request = urllib.request.Request(
-        f"{world.url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        found = json.load(answer)
-    assert found["usage"]["completion_tokens"] == 4
-    assert all(world.entries(role, "ready") for role in roles)
+    world.up(path, speed=SPEED)
+    assert all(world.entries(role, "ready") for role in ROLES), "up returns when workers serve"
+    for _ in range(3):
+        assert metric(world, HOLD) == 1200
+        eventually(sleeps, 60, "no worker is left")
+        status, _, found = ask(world)
+        assert (status, found["usage"]["completion_tokens"]) == (200, 4)
+        assert all(world.entries(role, "ready") for role in ROLES)
+    hold_s = metric(world, HOLD)
+    assert hold_s == pytest.approx(2 * metric(world, "penstock_router_wake_slowest_seconds"))
+    assert 10 < hold_s < 1200, "twice the slowest start, not what is configured"
+    eventually(sleeps, 60, "no worker is left")
+    planner = world.state()["world_planner"]["pid"]
+    os.kill(planner, signal.SIGSTOP)
+    try:
+        status, headers, found = ask(world)
+    finally:
+        os.kill(planner, signal.SIGCONT)
+    assert (status, found["error"]["code"]) == (503, "queue_timeout")
+    held_s = max(60, hold_s)
+    assert int(headers["retry-after"]) >= held_s / SPEED - 1, "as long again as it has waited"
     world.down()
     replayed = world.run("planner", "replay", world.ledger_dir)
     assert replayed.returncode == 0, replayed.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,4 @@ class Timeouts:
 
     def shortest_s(self) -> float:
         """Return the shortest of the limits that the sweep applies, or infinity."""
-        return min(
-            (t for t in (self.first_byte_s, self.idle_s, self.total_s) if t is not None), default=float("inf")
-        )
+        return min([t for t in (self.first_byte_s, self.idle_s, self.total_s) if t is not None], default=inf)

@@ -332,11 +332,12 @@ def encode_headers(headers: Headers) -> bytes:
     Raises:
         ValueError: a name or value carries a line break or NUL, which would split the message.
     """
-    lines = []
-    for name, value in headers:
-        line = b"%b: %b" % (name, value)
-        if b"\r" in line or b"\n" in line or b"\0" in line:
-            raise ValueError(f"header {name!r}: value {value!r} must not carry CR, LF or NUL; remove them")
-        lines.append(line)
-    lines.append(b"")
-    return b"\r\n".join(lines)
+    lines = b"".join([b"%b: %b\r\n" % each for each in headers])
+    count = len(headers)
+    if lines.count(b"\r") != count or lines.count(b"\n") != count or b"\0" in lines:
+        for name, value in headers:
+            if any(each in name + value for each in (b"\r", b"\n", b"\0")):
+                raise ValueError(
+                    f"header {name!r}: value {value!r} must not carry CR, LF or NUL; remove them"
+                )
+    return lines

@@ -105,7 +105,7 @@ class RequestReader:
         self._head_bytes = 0
         self._first_piece: bytes | None = None
         self._body: bytearray | None = None
-        self._part_bytes = 0  # of the header fields, then of the body
+        self._part_bytes = 0  # of target and header fields, then of the body
         self._framing_bytes = 0
 
     def feed(self, data: bytes | memoryview) -> Refusal | None:
@@ -180,6 +180,7 @@ class RequestReader:
     def on_url(self, url: bytes) -> None:
         """Collect the request target, which may come in pieces."""
         self._url += url
+        self._part_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collect one header; trailers are ignored."""
@@ -189,7 +190,7 @@ class RequestReader:
         headers = self._headers
         self._fields += 1
         self._part_bytes += len(name) + len(value) + 4
-        if self._part_bytes + len(self._url) > self._limits.max_header_bytes or self._fields > _MAX_FIELDS:
+        if self._part_bytes > self._limits.max_header_bytes or self._fields > _MAX_FIELDS:
             self._refuse(self._header_refusal())
         headers[name] = headers[name] + b", " + value if name in headers else value
 

@@ -136,7 +136,8 @@ class StreamingResponse:
         """
         parts: list[bytes] = []
         size = 0
-        async for part in self:
+        while self._buffer or await self._has_more():
+            part = self._take()
             size += len(part)
             if size > limit_bytes:
                 self.abort()
@@ -148,17 +149,26 @@ class StreamingResponse:
         return self
 
     async def __anext__(self) -> bytes:
+        if self._buffer or await self._has_more():
+            return self._take()
+        raise StopAsyncIteration
+
+    async def _has_more(self) -> bool:
+        """Wait for body bytes; False where the body has ended before any came."""
         while not self._buffer:
             if self._error is not None:
                 raise self._error
             if self.ended:
-                raise StopAsyncIteration
+                return False
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             except asyncio.CancelledError:
                 self.abort()
                 raise
+        return True
+
+    def _take(self) -> bytes:
         data = self._buffer.popleft()
         self._buffered_bytes -= len(data)
         if self._held and self._buffered_bytes < _BUFFER_HIGH_BYTES // 4:

@@ -33,7 +33,7 @@ alphabetical; tests compare them with what the code says it calls.
   verbs: [create, delete, get, list, patch, watch]
 - apiGroups: [nvidia.com]
   resources: [dynamoworkermetadatas]
-  verbs: [create, delete, get, list, patch, update, watch]
+  verbs: [create, get, list, patch, watch]
 - apiGroups: [penstock.dev]
   resources: [graphdeployments]
   verbs: [list, patch, watch]

@@ -16,6 +16,7 @@ from penstock_core.tiers import TierPriority
 from penstock_engine import profiles
 from penstock_engine.core.batching import BatchLimits
 from penstock_engine.core.engine import EngineSettings
+from penstock_engine.core.latency import LatencyModel, SpedUpPrefill
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.core.preemption import PreemptionTerms
 from penstock_engine.core.requests import EngineRole
@@ -57,6 +58,7 @@ class ServeFlags:
         link_gigabytes_per_s, link_latency_ms: The incoming KV link, simulated.
         mean_output_tokens: Mean output of requests without ``ignore_eos``, tokens.
         startup_s: Simulated seconds until the worker is ready.
+        prefill_speedup: How many times as fast as by the profile prompts are computed, >= 1; for measuring decode alone.
         engine_request_limit: Most requests in the engine; None: no bound, and nothing is rejected by number.
         engine_request_queue: Most requests that wait for the engine; further ones are rejected.
         seed: Chooses output lengths and words.
@@ -85,6 +87,7 @@ class ServeFlags:
     link_latency_ms: float = 5.0
     mean_output_tokens: float = 256.0
     startup_s: float = 0.0
+    prefill_speedup: float = 1.0
     engine_request_limit: int | None = None
     engine_request_queue: int = 16
     seed: int = 0
@@ -118,6 +121,11 @@ class ServeSettings:
     def by_priority(self) -> bool:
         """Whether requests may carry a priority."""
         return self.engine.limits.by_priority
+
+    def latency(self) -> LatencyModel:
+        """Return how long steps take."""
+        found, speedup = self.profile.latency(), self.flags.prefill_speedup
+        return found if speedup == 1 else LatencyModel(SpedUpPrefill(found.prefill, speedup), found.decode)
 
     def longest_tokens(self, priority: int) -> int:
         """Return the longest prompt and output together of a request of this priority.
@@ -246,13 +254,14 @@ def _check_numbers(flags: ServeFlags) -> None:
     for flag, value in at_least_one:
         if value is not None and not value >= 1:
             raise ConfigError(f"{flag}: {value} must be 1 or more")
-    for flag, number, lowest in (
-        ("--kv-link-gigabytes-per-second", flags.link_gigabytes_per_s, math.ulp(0)),
-        ("--kv-link-latency-ms", flags.link_latency_ms, 0.0),
-        ("--startup-seconds", flags.startup_s, 0.0),
+    for flag, number, lowest, bound in (
+        ("--kv-link-gigabytes-per-second", flags.link_gigabytes_per_s, math.ulp(0), "above 0"),
+        ("--kv-link-latency-ms", flags.link_latency_ms, 0.0, "at least 0"),
+        ("--startup-seconds", flags.startup_s, 0.0, "at least 0"),
+        ("--prefill-speedup", flags.prefill_speedup, 1.0, "at least 1"),
     ):
         if not (math.isfinite(number) and number >= lowest):
-            raise ConfigError(f"{flag}: {number} must be finite and {'above' if lowest else 'at least'} 0")
+            raise ConfigError(f"{flag}: {number} must be finite and {bound}")
     if flags.engine_request_queue < _LEAST_QUEUE:
         raise ConfigError(
             f"--engine-request-queue: {flags.engine_request_queue} must be {_LEAST_QUEUE} or more"

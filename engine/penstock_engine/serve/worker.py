@@ -47,7 +47,7 @@ class ServedWorker:
         self.settings = settings
         self.clock = clock
         self.lag = LagTracker()
-        self.timeline = Timeline(Engine(settings.engine, settings.profile.latency()), clock.now_s())
+        self.timeline = Timeline(Engine(settings.engine, settings.latency()), clock.now_s())
         self.engine = self.timeline.engine
         self.metrics = EngineMetrics(settings, self.timeline, self.lag, slots, now_s=clock.now_s)
         self._loop = asyncio.get_running_loop()

@@ -14,8 +14,8 @@ def role(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
     """Return the Role; an operator may only grant what it holds itself."""
     rules = [_rule("discovery.k8s.io", "endpointslices", "get", "list", "watch")]
     if graph.spec.runtime is Runtime.DYNAMO:
-        verbs = ("create", "delete", "get", "list", "patch", "update", "watch")
-        rules.append(_rule("nvidia.com", "dynamoworkermetadatas", *verbs))
+        # Each pod applies its own object, server-side, and watches those of the others; its owner's end removes it.
+        rules.append(_rule("nvidia.com", "dynamoworkermetadatas", "create", "get", "list", "patch", "watch"))
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",

@@ -192,7 +192,7 @@ def _victim_order(pod: PodView, load: Load | None) -> tuple[bool | float | str, 
     elif load is None:
         requests, kv = math.inf, math.inf
     else:
-        requests, kv = float(load.requests), load.kv_usage_fraction
+        requests, kv = float(load.requests), load.kv_usage_fraction or 0.0
     eager = (not pod.draining, not pod.gated)
     return (*_replica_set_order(pod), *eager, requests, kv, -pod.created_s, pod.name)
 

@@ -23,7 +23,8 @@ class Load:
     Attributes:
         running: Requests in progress.
         waiting: Requests queued in the worker.
-        kv_usage_fraction: Share of its KV blocks in use, 0 to 1.
+        kv_usage_fraction: Share of its KV blocks in use, 0 to 1; None: it reports none, as Dynamo's mocker does for
+            prefill.
         keeps_leases: Whether KV in use without requests is another worker's to read; on a decode worker it is a cache
             for the next turn.
         idle_s: Seconds between the first and the newest of consecutive looks that all found nothing
@@ -32,7 +33,7 @@ class Load:
 
     running: int
     waiting: int
-    kv_usage_fraction: float
+    kv_usage_fraction: float | None
     idle_s: float = 0.0
     keeps_leases: bool = True
 
@@ -44,7 +45,7 @@ class Load:
     @property
     def is_idle(self) -> bool:
         """Whether this look found nothing to do and nothing held for another worker to read."""
-        return self.requests == 0 and (self.kv_usage_fraction <= 0 or not self.keeps_leases)
+        return self.requests == 0 and not (self.kv_usage_fraction and self.keeps_leases)
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,6 +226,7 @@ class LeaderSession:
         dashboard = Dashboard(charts, job.plan.config) if charts is not None else None
         ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
         listener = self._metrics.of(*job.key)
+        listener.begin(job.plan.config)
         try:
             await self._spread(job.key, stop)
             loop = PlannerLoop(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
@@ -29,6 +29,15 @@ fast simulated time passes."""
 class Forecasts(Protocol):
     """Makes forecasts of demand."""
 
+    @property
+    def span_s(self) -> float:
+        """Return how far back pulls matter, simulated seconds."""
+        ...
+
+    def resume(self, pulls: Iterable[Pull]) -> None:
+        """Take the pulls of the process before, oldest first, before any other."""
+        ...
+
     def forecast(self, pull: Pull) -> DemandForecast | None:
         """Take a pull; return the newest forecast that was not returned before, None without a new one."""
         ...
@@ -47,11 +56,24 @@ class DueFits:
         self.predictor = config.predictor
         self._history = History(max(BUCKET_S, config.metric_pulling_interval_s))
 
+    @property
+    def span_s(self) -> float:
+        """See `Forecasts`."""
+        return self._history.span_s
+
+    def resume(self, pulls: Iterable[Pull]) -> Fit | None:
+        """Take the pulls of the process before; return the fit that was the last to be due, None without any."""
+        was_due = False
+        for pull in pulls:
+            was_due = self._history.add(pull) or was_due
+        return self._fit() if was_due else None
+
     def after(self, pull: Pull) -> Fit | None:
         """Return the fit that is due after a pull; None: none is."""
+        return self._fit() if self._history.add(pull) else None
+
+    def _fit(self) -> Fit:
         history = self._history
-        if not history.add(pull):
-            return None
         return Fit(self.predictor, history.rates(), history.end_s, history.bucket_s)
 
 
@@ -62,6 +84,15 @@ class FitsAtOnce:
 
     def __init__(self, due: DueFits) -> None:
         self._due = due
+
+    @property
+    def span_s(self) -> float:
+        """See `Forecasts`."""
+        return self._due.span_s
+
+    def resume(self, pulls: Iterable[Pull]) -> None:
+        """Take the pulls of the process before; what they made is in its ledger."""
+        self._due.resume(pulls)
 
     def forecast(self, pull: Pull) -> DemandForecast | None:
         """Return the forecast of a step that has become full with this pull."""
@@ -85,6 +116,15 @@ class FitsInThread:
         self._next: Fit | None = None
         self._not_before_s = real_now_s()
         self._thread = self._started(prepare, due.predictor)
+
+    @property
+    def span_s(self) -> float:
+        """See `Forecasts`."""
+        return self._due.span_s
+
+    def resume(self, pulls: Iterable[Pull]) -> None:
+        """Take the pulls of the process before, whose last fit may have died with it: it is made again."""
+        self._next = self._due.resume(pulls)
 
     def forecast(self, pull: Pull) -> DemandForecast | None:
         """Return the forecast whose fit has ended since the last pull."""

@@ -23,6 +23,8 @@ COVERED_LEAST = 0.5
 class History:
     """The last steps' mean arrivals.
 
+    Steps end at multiples of their length, so that a history which is gathered again from its last pulls is the same.
+
     Attributes:
         bucket_s: Length of a step, simulated seconds.
     """
@@ -35,6 +37,11 @@ class History:
         self._end_s: float | None = None
         self._arrived = 0.0
         self._covered_s = 0.0
+
+    @property
+    def span_s(self) -> float:
+        """Return how long ago the oldest pull was, at most, that a history still depends on; simulated seconds."""
+        return (POINTS_MOST + 2) * self.bucket_s
 
     @property
     def end_s(self) -> float:
@@ -50,13 +57,13 @@ class History:
         if self._end_s is None:
             if demand is None:
                 return False
-            self._end_s = pull.at_s - demand.period_s + self.bucket_s
+            self._end_s = self._end_after(pull.at_s - demand.period_s)
         from_s = pull.at_s if demand is None else pull.at_s - demand.period_s
         per_s = 0.0 if demand is None else demand.arrivals / demand.period_s
         if pull.at_s - self._end_s > POINTS_MOST * self.bucket_s:
             # A gap beyond the whole history.
             self._rates.clear()
-            self._end_s = from_s + self.bucket_s
+            self._end_s = self._end_after(from_s)
             self._arrived = self._covered_s = 0.0
         is_full = False
         while pull.at_s >= self._end_s:
@@ -81,6 +88,9 @@ class History:
             known.append(rate)
             gap = 0
         return () if gap else tuple(known)
+
+    def _end_after(self, at_s: float) -> float:
+        return (math.floor(at_s / self.bucket_s) + 1) * self.bucket_s
 
     def _cover(self, from_s: float, to_s: float, per_s: float) -> None:
         """Count what lies in the step under way."""

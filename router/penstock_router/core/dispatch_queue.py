@@ -22,7 +22,15 @@ from penstock_router.policy.prefix_index import PrefixIndex
 from penstock_router.policy.prompt_tokens import PromptTokenCounts
 from penstock_router.policy.queued_request import QueuedRequest
 from penstock_router.policy.rebalance import Aim, decode_delay_s, plan_moves
-from penstock_router.policy.routing_policy import Arrival, AssignTime, Estimates, RoutingPolicy, eligible
+from penstock_router.policy.routing_policy import (
+    Arrival,
+    AssignTime,
+    Estimates,
+    LearnsPrompts,
+    RoutingDecision,
+    RoutingPolicy,
+    eligible,
+)
 from penstock_router.policy.tier_queue import TierQueue
 from penstock_router.policy.tiers import TierSettings
 from penstock_router.policy.worker_queue import WorkerQueue
@@ -48,6 +56,7 @@ class DispatchQueue(Generic[T]):
 
     def __init__(self, policy: RoutingPolicy, settings: QueueSettings) -> None:
         self.policy = policy
+        self._learner = policy if isinstance(policy, LearnsPrompts) else None
         self.settings = settings
         self._estimates = Estimates(settings.tokens_per_s)
         self._workers: dict[str, WorkerQueue[T]] = {}
@@ -147,7 +156,7 @@ class DispatchQueue(Generic[T]):
             worker.index.resize(keys)
 
     def set_deciders(self, count: int, *, is_scattered: bool) -> None:
-        """Set how many routers, this one included, dispatch to these workers.
+        """Set how many routers, this one included, dispatch to the same workers.
 
         Args:
             count: >= 1; each keeps to its part of the slots, so that all together give a worker no more, or one request each.
@@ -155,6 +164,30 @@ class DispatchQueue(Generic[T]):
         """
         self._estimates.is_scattered = is_scattered
         self._deciders = count
+
+    # ------------------------------------------------------------------ routers side by side
+
+    def choose(self, arrival: Arrival, now_s: float) -> str:
+        """Return the worker that the policy takes for a request, and queue nothing.
+
+        Returns:
+            Its name; empty where there is none, or where none is taken before it is free.
+        """
+        if self.policy.assigns is AssignTime.WHEN_FREE or not self._workers:
+            return ""
+        self._estimates.now_s = now_s
+        return self.policy.route(arrival, self._workers, self._estimates).worker
+
+    def learn(self, name: str, arrival: Arrival) -> int:
+        """Take note that another router queues a request for a worker; return its uncached tokens there, 0 of none."""
+        worker = self._workers.get(name)
+        if worker is None:
+            return 0
+        uncached = worker.uncached(arrival)
+        worker.index.use(arrival.prefix)
+        if self._learner is not None:
+            self._learner.prompt_queued(arrival, name, self._workers)
+        return uncached
 
     # ------------------------------------------------------------------ a request's way
 
@@ -184,16 +217,15 @@ class DispatchQueue(Generic[T]):
     def dispatch(
         self, now_s: float, is_open: Callable[[str], bool] | None = None
     ) -> Iterator[QueuedRequest[T]]:
-        """Yield, and count as running, what goes to its worker now; the caller counts each in before the next.
+        """Iterate over what goes to its worker now, and count it as running; the caller counts each in before the next.
 
         Args:
             now_s: Simulated seconds.
             is_open: Whether a worker may be sent one more request at this moment; None: all may.
         """
         if self.policy.assigns is AssignTime.WHEN_FREE:
-            yield from self._dispatch_central(now_s, is_open)
-        elif self._dirty:
-            yield from self._dispatch_assigned(now_s, is_open)
+            return self._dispatch_central(now_s, is_open)
+        return self._dispatch_assigned(now_s, is_open)
 
     def prefilled(
         self, item: T, now_s: float, *, cached_tokens: int | None = None, measured: bool = True
@@ -225,7 +257,8 @@ class DispatchQueue(Generic[T]):
         worker.throughput.learn(uncached, took_s)
         self._estimates.throughput.learn(uncached, took_s)
         # Beside other routers' prompts a worker looks slow to this one, and which does is chance.
-        worker.relative_slowdown = 1.0 if self._shared else self._estimates.relative_slowdown(worker)
+        is_beside_others = self._deciders > 1 and bool(self._shared)
+        worker.relative_slowdown = 1.0 if is_beside_others else self._estimates.relative_slowdown(worker)
 
     def assume_prefilled(self, now_s: float) -> None:
         """Assume that a non-streaming request's prefill has finished once its estimated time has passed."""
@@ -258,12 +291,15 @@ class DispatchQueue(Generic[T]):
             del self._assigned[item]
             self._stop_waiting(queued)
 
-    def take_expired(self, now_s: float, *, served_s: float = -inf) -> list[QueuedRequest[T]]:
+    def take_expired(
+        self, now_s: float, *, served_s: float = -inf, hold_s: float = inf
+    ) -> list[QueuedRequest[T]]:
         """Take out and return the requests that have waited as long as they, or those of their tier, may.
 
         Args:
             now_s: Simulated seconds.
             served_s: As in `QueueSettings.deadline_s`.
+            hold_s: As there.
         """
         settings = self.settings
         is_bounded = min(settings.longest_wait_s(tier) for tier in Tier) < inf
@@ -271,7 +307,7 @@ class DispatchQueue(Generic[T]):
         expired = [
             each
             for each in waiting
-            if settings.deadline_s(each.arrival.tier, each.since_s, served_s=served_s) <= now_s
+            if settings.deadline_s(each.arrival.tier, each.since_s, served_s=served_s, hold_s=hold_s) <= now_s
         ]
         for queued in expired:
             self.withdraw(queued.item)
@@ -403,7 +439,7 @@ class DispatchQueue(Generic[T]):
             self._central.put(queued, is_first=is_first)
             return
         self._estimates.now_s = now_s
-        decision = self.policy.route(queued.arrival, self._workers, self._estimates)
+        decision = self._decide(queued)
         queued.reason = decision.reason
         queued.other = decision.other
         if decision.other:
@@ -415,6 +451,16 @@ class DispatchQueue(Generic[T]):
         self._dirty[decision.worker] = None
         if decision.is_hot:
             self.rebalance(now_s, (decision.worker, decision.other))
+
+    def _decide(self, queued: QueuedRequest[T]) -> RoutingDecision:
+        arrival = queued.arrival
+        # Whoever is assigned again goes by what is true now.
+        is_chosen = not queued.worker and arrival.worker not in arrival.avoid
+        if is_chosen and arrival.worker in self._workers:
+            if self._learner is not None:
+                self._learner.prompt_queued(arrival, arrival.worker, self._workers)
+            return RoutingDecision(arrival.worker, "chosen where it came in")
+        return self.policy.route(arrival, self._workers, self._estimates)
 
     def _free_workers(
         self, avoid: Collection[str], is_open: Callable[[str], bool] | None
@@ -516,9 +562,11 @@ class DispatchQueue(Generic[T]):
         most = settings.slot_requests
         if most is not None and running >= min(most, max(1, most // self._deciders)):
             return False
-        if self.policy.assigns is AssignTime.WHEN_FREE:
-            tokens += worker.peer_tokens
-        return running == 0 or settings.slot_tokens is None or tokens * self._deciders < settings.slot_tokens
+        if running == 0 or settings.slot_tokens is None:
+            return True
+        # In the central queue what others have there is known, and theirs may be more than their part.
+        others = worker.peer_tokens if self.policy.assigns is AssignTime.WHEN_FREE else 0
+        return max(tokens * self._deciders, tokens + others) < settings.slot_tokens
 
     def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:
         """Take a request from where it runs; None when it runs nowhere."""

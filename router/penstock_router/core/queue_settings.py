@@ -25,7 +25,8 @@ class QueueSettings:
         max_requests: Most waiting requests; None is unbounded.
         max_wait_s: Longest wait, simulated seconds; None is unbounded.
         max_wake_s: Longest wait while a stage has no worker that may be chosen, but never below `max_wait_s`, which counts
-            from when all have one. Simulated seconds; None: `max_wait_s` alone, whatever the workers.
+            from when all have one; less once `WakeTimes` knows how long workers take. Simulated seconds; None:
+            `max_wait_s` alone, whatever the workers.
         order: Who is next in a worker's queue; the central queue is first in, first out.
         cache_blocks: Prefix blocks that one worker's cache holds.
         slo_s: TTFT that rebalancing and the deadline-aware order aim for, simulated seconds.
@@ -59,18 +60,19 @@ class QueueSettings:
         """
         return min(self._most_s, self._useful_s(tier))
 
-    def deadline_s(self, tier: Tier, since_s: float, *, served_s: float = -inf) -> float:
+    def deadline_s(self, tier: Tier, since_s: float, *, served_s: float = -inf, hold_s: float = inf) -> float:
         """Return until when a request may wait, simulated seconds.
 
         Args:
             tier: Of the request.
             since_s: When it began to wait.
             served_s: Since when every stage has had a worker that may be chosen; inf: one has none now.
+            hold_s: Longest wait for workers that is worth it, as far as `max_wake_s` allows; see `WakeTimes`.
         """
         if self.max_wake_s is None:
             own_s = since_s + self._most_s
         elif served_s == inf:
-            own_s = since_s + max(self.max_wake_s, self._most_s)
+            own_s = since_s + max(min(hold_s, self.max_wake_s), self._most_s)
         else:
             own_s = max(since_s, served_s) + self._most_s
         return min(own_s, since_s + self._useful_s(tier))

@@ -178,6 +178,8 @@ class RetryRules:
     def settle(self, tries: RequestTries, now_s: float) -> tuple[str, ...]:
         """Take back what is unproven at the end of a request; returns the workers if it failed on several."""
         unproven, tries.unproven = tries.unproven, ()
+        if not unproven:
+            return ()
         for each in unproven:
             each.pardon(now_s)
         names = sorted({each.worker.name for each in unproven})

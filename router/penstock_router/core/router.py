@@ -17,7 +17,9 @@ from penstock_api import Role, Tier
 from penstock_router.core.assignment import Assignment
 from penstock_router.core.busy_workers import ALL_BUSY, BusyWorkers
 from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.queue_sharing import QueuedPrompt, QueueSharing
 from penstock_router.core.tier_control import TierControl
+from penstock_router.core.wake import WakeTimes
 from penstock_router.core.worker import Worker
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec
@@ -78,7 +80,9 @@ class RouterCore(Generic[T]):
             second can be routed to, because a prefill without a decode worker only pins KV blocks.
         busy: By role, the workers that take no new requests. A new request is rejected while that is all of a stage's.
         paused: Roles to whose workers nothing is dispatched for now.
+        sharing: What other routers are told of the first stage's queues.
         tiers: Sheds and counts by tier; None: requests have no tiers.
+        wake: How long workers take that are started for a request; None: requests wait for none.
     """
 
     def __init__(
@@ -93,12 +97,15 @@ class RouterCore(Generic[T]):
         self.busy = dict(busy or {role: BusyWorkers() for role in self.queues})
         self.entry = next(iter(self.queues))
         self.paused: Collection[Role] = ()
+        self.sharing = QueueSharing()
         self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in self.queues}
         self._names: dict[Role, frozenset[str]] = {role: frozenset() for role in self.queues}
         self._rebalanced_s: float | None = None
         # Since when every stage has had a worker that may be chosen; inf: one has none.
         self._served_s = -inf
         self.tiers: TierControl | None = None
+        max_wake_s = self.entry_queue.settings.max_wake_s
+        self.wake = None if max_wake_s is None else WakeTimes(max_wake_s)
         # Requests of the first stage that wait or are being prefilled, while requests have tiers.
         self._uncomputed_items: dict[T, Tier] = {}
         self._uncomputed: Counter[Tier] = Counter()
@@ -131,7 +138,9 @@ class RouterCore(Generic[T]):
         if missing is not None:
             message = f"no {missing} worker can take the request; retry later"
             return [Refuse(item, RefusalReason.NO_WORKER, message)]
-        self._follow(role, now_s)
+        late = self._too_late(item, arrival, now_s) if role is self.entry and not again else None
+        if late is not None:
+            return [late]
         full = self.full_stage(role, now_s, is_new=role is self.entry and not again)
         if full is not None and not self._keeps_its_share(arrival.tier, full):
             return [Refuse(item, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())]
@@ -141,14 +150,18 @@ class RouterCore(Generic[T]):
         moved = queue.moved
         if not queue.submit(item, arrival, now_s, again=again):
             message = f"{len(queue)} requests wait for {role} already; retry later"
-            return [Refuse(item, RefusalReason.QUEUE_FULL, message)]
+            return [Refuse(item, RefusalReason.QUEUE_FULL, message, self._wake_left_s(now_s))]
         if role is self.entry:
             self._count_uncomputed(item, arrival.tier)
+            if self.sharing.is_on:
+                self.sharing.queued(queue.worker_of(item), arrival)
         self._load_changed(role, now_s, queue.worker_of(item) if queue.moved == moved else None)
         return self._dispatch(role, now_s)
 
     def full_stage(self, role: Role, now_s: float, *, is_new: bool = True) -> Role | None:
-        """Return the stage for which a request must be rejected: none of its workers takes it; None: it may go on.
+        """Follow the workers; return the stage for which a request must be rejected; None: it may go on.
+
+        It must be where none of a stage's workers takes it.
 
         Args:
             role: The stage that it asks for.
@@ -224,10 +237,38 @@ class RouterCore(Generic[T]):
         self._load_changed(role, now_s, worker.name)
         return self._dispatch_waiting(role, now_s)
 
-    def set_peer_tokens(self, tokens: Mapping[str, int], now_s: float) -> None:
-        """Set the tokens that other routers have in flight at each worker of the first stage, as last heard."""
+    def choose(self, arrival: Arrival, now_s: float) -> str:
+        """Return the worker of the first stage that a request would wait for; see `DispatchQueue.choose`."""
+        self._follow(self.entry, now_s)
+        if self.busy[self.entry].is_any:
+            arrival = self._avoiding(arrival, self.entry)
+        return self.entry_queue.choose(arrival, now_s)
+
+    def passed_on(self, worker: str, arrival: Arrival, now_s: float) -> None:
+        """Take note that a request went to the router that keeps a worker's queue."""
+        tokens = self.entry_queue.learn(worker, arrival)
+        self.sharing.passed_on(worker, tokens, now_s)
+        self.entry_queue.set_peer_tokens(worker, self.entry_queue.peer_tokens(worker) + tokens)
+        self._load_changed(self.entry, now_s, worker)
+
+    def prompts_told(self, prompts: Iterable[QueuedPrompt]) -> None:
+        """Take note of what another router has queued."""
+        for prompt in prompts:
+            self.entry_queue.learn(prompt.worker, prompt.arrival)
+
+    def set_peer_tokens(
+        self, tokens: Mapping[str, int], now_s: float, *, asked_s: float | None = None
+    ) -> None:
+        """Set the tokens that other routers have in flight at each worker of the first stage, as last heard.
+
+        Args:
+            tokens: By worker.
+            now_s: Simulated seconds.
+            asked_s: When they were asked: what was passed on to them since comes on top. None: now.
+        """
+        untold = self.sharing.untold(tokens, now_s if asked_s is None else asked_s)
         for name, count in tokens.items():
-            self.entry_queue.set_peer_tokens(name, count)
+            self.entry_queue.set_peer_tokens(name, count + untold[name])
             self._load_changed(self.entry, now_s, name)
 
     def own_tokens(self, now_s: float) -> dict[str, int]:
@@ -282,14 +323,15 @@ class RouterCore(Generic[T]):
         """Refuse what has waited as long as it may."""
         self._follow_service(now_s)
         effects: Effects[T] = []
+        left_s = self._wake_left_s(now_s)
         for role, queue in self.queues.items():
-            for queued in queue.take_expired(now_s, served_s=self._served_s):
+            for queued in queue.take_expired(now_s, served_s=self._served_s, hold_s=self.hold_s):
                 if self.tiers is not None and role is self.entry:
                     self.tiers.timed_out(queued.arrival.tier, now_s)
                 self._computed_or_gone(queued.item)
                 self._load_changed(role, now_s, queued.worker)
                 message = f"no worker took the request within {now_s - queued.since_s:.1f} s; retry later"
-                effects.append(Refuse(queued.item, RefusalReason.QUEUE_TIMEOUT, message))
+                effects.append(Refuse(queued.item, RefusalReason.QUEUE_TIMEOUT, message, left_s))
         return effects
 
     def tick(self, now_s: float) -> Effects[T]:
@@ -308,7 +350,7 @@ class RouterCore(Generic[T]):
         """Return why a request would not be served now; empty when it would, or would wait for workers to come back."""
         queue = self.entry_queue
         found = [f"prefill queue full: {len(queue)} requests wait"] if queue.is_full else []
-        for role in self.queues if not self._wakes else ():
+        for role in self.queues if self.wake is None else ():
             if not self.pool.routable(role, now_s):
                 states = [f"{w.name} {w.state(now_s)[1]}" for w in self.pool if w.spec.role is role]
                 found.append(f"no {role} worker can be routed to: " + ("; ".join(states) or "none known"))
@@ -322,7 +364,7 @@ class RouterCore(Generic[T]):
 
     def _hopeless(self, role: Role, now_s: float) -> Role | None:
         """Return a needed role of which no worker serves, and none will by itself or for the request."""
-        if self._wakes and role is self.entry:
+        if self.wake is not None and role is self.entry:
             return None
         for each in self._needed(role):
             if not self.pool.routable(each, now_s) and not self.pool.expects(each):
@@ -330,15 +372,35 @@ class RouterCore(Generic[T]):
         return None
 
     @property
-    def _wakes(self) -> bool:
-        """Whether requests wait for workers that are started for them."""
-        return self.entry_queue.settings.max_wake_s is not None
+    def hold_s(self) -> float:
+        """How long a request waits for workers that are started for it, simulated seconds; inf: as configured."""
+        return inf if self.wake is None else self.wake.hold_s
+
+    def _too_late(self, item: T, arrival: Arrival, now_s: float) -> Refuse[T] | None:
+        """Refuse a request whose time is over before even the fastest start is done; None: it may wait.
+
+        It wakes the workers all the same, as every arrival that is counted.
+        """
+        if self.wake is None or self.pool.knows_any(self.queues):
+            return None
+        self.wake.asked(now_s)
+        least_s = self.wake.least_left_s(now_s)
+        if now_s + least_s <= self.entry_queue.settings.deadline_s(arrival.tier, now_s, served_s=inf):
+            return None
+        message = f"workers are being started, which takes {least_s:.0f} s at least; retry later"
+        return Refuse(item, RefusalReason.NO_WORKER, message, self.wake.left_s(now_s))
+
+    def _wake_left_s(self, now_s: float) -> float | None:
+        return None if self.wake is None else self.wake.left_s(now_s)
 
     def _follow_service(self, now_s: float) -> None:
         if not all(self.pool.routable(role, now_s) for role in self.queues):
             self._served_s = inf
-        elif self._served_s == inf:
+            return
+        if self._served_s == inf:
             self._served_s = now_s
+        if self.wake is not None:
+            self.wake.served(now_s)
 
     def _follow(self, role: Role, now_s: float) -> None:
         """Tell a queue which workers may be chosen; circuits open and close without a change of the pool."""
@@ -379,7 +441,7 @@ class RouterCore(Generic[T]):
 
     def _load_changed(self, role: Role, now_s: float, name: str | None) -> None:
         """Decide again whether a worker is busy; None: every worker of the role."""
-        busy, queue = self.busy[role], self.queues[role]
+        busy = self.busy[role]
         if not busy.thresholds.is_set:
             return
         if name is None:
@@ -387,7 +449,7 @@ class RouterCore(Generic[T]):
             return
         worker = self.pool.get(name)
         if worker is not None:
-            tokens, peers = self.active_prefill_tokens(worker), queue.peer_tokens(name)
+            tokens, peers = self.active_prefill_tokens(worker), self.queues[role].peer_tokens(name)
             busy.refresh(worker, prefill_tokens=tokens, peer_tokens=peers, now_s=now_s)
 
     def _loads_changed(self, role: Role, now_s: float) -> None:
@@ -405,8 +467,9 @@ class RouterCore(Generic[T]):
         queue, pool = self.queues[role], self.pool
         if not queue.waiting or role in self.paused:
             return []
-        if not all(pool.routable(each, now_s) for each in self._needed(role)):
-            return []
+        for each in self._needed(role):
+            if not pool.routable(each, now_s):
+                return []
 
         closed = self._closed_to_dispatch(role)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from penstock_api import BreakerConfig, Role
 from penstock_core.errors import NotFoundError
@@ -94,6 +94,13 @@ class WorkerPool:
         """Return whether a worker of the role serves or will serve by itself."""
         return self._is_supervised or any(
             each.spec.role is role and each.is_expected for each in self._workers.values()
+        )
+
+    def knows_any(self, roles: Collection[Role]) -> bool:
+        """Return whether a worker of one of the roles is known, ready or not, that is not about to leave."""
+        return any(
+            each.spec.role in roles and not each.spec.draining and not each.drained
+            for each in self._workers.values()
         )
 
     def inflight_requests(self, name: str) -> int:

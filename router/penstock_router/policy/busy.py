@@ -29,7 +29,11 @@ class BusyThresholds:
     @property
     def is_set(self) -> bool:
         """Whether any threshold can make a worker busy."""
-        return self != NO_THRESHOLDS
+        return not (
+            self.active_decode_blocks is None
+            and self.active_prefill_tokens is None
+            and self.active_prefill_tokens_frac is None
+        )
 
     def prefill_limit(self, batch_tokens: int | None) -> float | None:
         """Return the lower of both prefill thresholds in tokens; None: no such threshold.
@@ -37,12 +41,11 @@ class BusyThresholds:
         Args:
             batch_tokens: Most tokens of one step of the worker; None: unknown, the fraction then says nothing.
         """
-        limits: list[float] = []
-        if self.active_prefill_tokens is not None:
-            limits.append(self.active_prefill_tokens)
-        if self.active_prefill_tokens_frac is not None and batch_tokens is not None:
-            limits.append(self.active_prefill_tokens_frac * batch_tokens)
-        return min(limits, default=None)
+        tokens, fraction = self.active_prefill_tokens, self.active_prefill_tokens_frac
+        if fraction is None or batch_tokens is None:
+            return tokens
+        limit = fraction * batch_tokens
+        return limit if tokens is None else min(tokens, limit)
 
 
 NO_THRESHOLDS: Final = BusyThresholds()

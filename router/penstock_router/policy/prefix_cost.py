@@ -90,3 +90,8 @@ class PrefixCost:
         if is_large:
             self._shortlist.chosen(arrival, pool[at].name)
         return RoutingDecision(pool[at].name, "lowest prefix cost", uncached=uncached[at])
+
+    def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
+        """Remember of a large fleet which worker another router's prompt went to."""
+        if len(workers) > ALL_UP_TO:
+            self._shortlist.chosen(arrival, worker)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.worker_queue import PrefillThroughput, WorkerQueue
@@ -19,6 +19,7 @@ __all__ = [
     "Arrival",
     "AssignTime",
     "Estimates",
+    "LearnsPrompts",
     "RoutingDecision",
     "RoutingPolicy",
     "WorkerQueues",
@@ -80,6 +81,14 @@ class RoutingPolicy(Protocol):
         """Return the decision for a request; ``workers`` is not empty."""
 
 
+@runtime_checkable
+class LearnsPrompts(Protocol):
+    """A policy that remembers where prompts went, beyond what each worker's index tells."""
+
+    def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
+        """Take note that another router has queued a request for a worker."""
+
+
 class Estimates:
     """Estimates over all workers, the same for every policy.
 
@@ -120,7 +129,7 @@ class Estimates:
     def pending_tokens(self, worker: WorkerQueue[Any], arrival: Arrival | None = None) -> int:
         """Return the uncached tokens that a worker computes before a request that comes now; None: of any tier."""
         pending = worker.pending_tokens if arrival is None else worker.pending_for(arrival)
-        return pending - self.computed_tokens(worker)
+        return pending - self.computed_tokens(worker) if worker.running else pending
 
     def relative_slowdown(self, worker: WorkerQueue[Any]) -> float:
         """Return how many times as long as all together a worker takes for a token; 1 where they hardly differ."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
-from heapq import nsmallest
+from itertools import chain
 from typing import Any, Final
 
 from penstock_router.policy.routing_policy import Arrival, Estimates, WorkerQueues
@@ -66,14 +66,14 @@ class Shortlist:
         idlest = [
             workers[name] for name in dict.fromkeys((*self._idlest, *self._in_turn())) if name in workers
         ]
-        idlest = nsmallest(
-            _IDLEST, idlest, key=lambda each: (estimates.pending_tokens(each), each.index.count)
-        )
+        # Of so few, sorting all is quicker than a heap.
+        idlest.sort(key=lambda each: (estimates.pending_tokens(each), each.index.count))
+        del idlest[_IDLEST:]
         self._idlest = [each.name for each in idlest]
-        names = dict.fromkeys(self._holders_of(arrival))
-        found = [workers[name] for name in names if name in workers]
-        found += [each for each in idlest if each.name not in names]
-        return _besides(found, arrival.avoid)
+        found = {name: workers[name] for name in self._holders_of(arrival) if name in workers}
+        for each in idlest:
+            found.setdefault(each.name, each)
+        return _besides(found.values(), arrival.avoid)
 
     def chosen(self, arrival: Arrival, name: str) -> None:
         """Remember that a worker will hold a prompt."""
@@ -92,19 +92,18 @@ class Shortlist:
         return names[first : first + _IN_TURN]
 
     def _holders_of(self, arrival: Arrival) -> Iterator[str]:
-        for key in _beginnings(arrival.chain):
-            yield from self._holders.get(key, ())
+        known = self._holders
+        return chain.from_iterable([known[key] for key in _beginnings(arrival.chain) if key in known])
 
 
-def _beginnings(chain: tuple[int, ...]) -> Iterator[int]:
-    """Yield the keys of a prompt's beginnings of 1, 2, 4, ... blocks, and of the whole."""
-    blocks = 1
-    while blocks < len(chain):
-        yield chain[blocks - 1]
+def _beginnings(keys: tuple[int, ...]) -> list[int]:
+    """Return the keys of a prompt's beginnings of 1, 2, 4, ... blocks, and of the whole."""
+    found, blocks = [], 1
+    while blocks < len(keys):
+        found.append(keys[blocks - 1])
         blocks *= 2
-    if chain:
-        yield chain[-1]
+    return [*found, *keys[-1:]]
 
 
-def _besides(found: list[WorkerQueue[Any]], avoid: Collection[str]) -> list[WorkerQueue[Any]]:
-    return [each for each in found if each.name not in avoid] if avoid else found
+def _besides(found: Iterable[WorkerQueue[Any]], avoid: Collection[str]) -> list[WorkerQueue[Any]]:
+    return [each for each in found if each.name not in avoid] if avoid else list(found)

@@ -7,6 +7,7 @@ from itertools import islice
 from penstock_router.policy.routing_policy import (
     Arrival,
     Estimates,
+    LearnsPrompts,
     RoutingDecision,
     RoutingPolicy,
     WorkerQueues,
@@ -51,10 +52,21 @@ class StickySessions:
             self._workers[session] = known
             return RoutingDecision(known, "its session's worker")
         decision = self._inner.route(arrival, workers, estimates)
-        self._workers[session] = decision.worker
+        self._remember(session, decision.worker)
+        # Moving one request of a session would take it from its known.
+        return RoutingDecision(decision.worker, decision.reason, "", False, decision.uncached)
+
+    def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
+        """Remember where another router keeps a session."""
+        if arrival.session:
+            self._workers.pop(arrival.session, None)
+            self._remember(arrival.session, worker)
+        if isinstance(self._inner, LearnsPrompts):
+            self._inner.prompt_queued(arrival, worker, workers)
+
+    def _remember(self, session: str, worker: str) -> None:
+        self._workers[session] = worker
         if len(self._workers) > self._limit:
             # Several at once: taking the oldest out of a dict walks over all that went before it.
             for quiet in list(islice(self._workers, 1 + self._limit // 32)):
                 del self._workers[quiet]
-        # Moving one request of a session would take it from its known.
-        return RoutingDecision(decision.worker, decision.reason, "", False, decision.uncached)

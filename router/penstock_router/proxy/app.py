@@ -18,6 +18,7 @@ from penstock_core.errors import ClientDisconnected, NotFoundError
 from penstock_core.logs import get_logger
 from penstock_router.access_log import AccessLog
 from penstock_router.metrics import MetricsPage, RouterMetrics
+from penstock_router.peer_load import SESSION_BYTES
 from penstock_router.peers import PATH as PEER_LOAD_PATH
 from penstock_router.peers import Peers
 from penstock_router.policy.token_estimate import TokenEstimator
@@ -47,8 +48,6 @@ _CLIENT_LEFT = 499
 _OVERLOADED = (429, 503)
 """Answers to those for whom there is no room."""
 _PASSED_ON = (b"traceparent", b"tracestate")
-_SESSION_BYTES = 128
-"""Of a session's name; what follows is not looked at, so that clients cannot fill the memory."""
 _JSON_TYPE = (b"content-type", b"application/json")
 _REFUSAL_KINDS = {401: "authentication_error", 403: "permission_error"}
 """OpenAI's types of error, by status."""
@@ -129,7 +128,7 @@ class RouterApp:
                 return
             elif path == PEER_LOAD_PATH:
                 self._require(request, "GET")
-                responder.send(200, self._peers.own_load())
+                responder.send(200, self._peers.own_load(request))
                 return
             elif path in {"/health", "/ready"}:
                 self._require(request, "GET")
@@ -159,10 +158,13 @@ class RouterApp:
             task = asyncio.current_task()
             if task is not None:
                 responder.on_disconnect(lambda: _cancel(task))
-            if await self._forwarder.pass_on(passage):
+            owner = self._forwarder.owner_url(passage)
+            if owner is not None and await self._forwarder.pass_on(passage, owner):
                 return
-            call = await self._read_call(path, passage, arrived_real_s)
-            if not await self._passed_on_by_prefix(call, passage):
+            is_small = len(request.body) <= SMALL_BYTES
+            parsed = self._parse(path, request) if is_small else await self._parse_apart(path, request)
+            call = self._call(parsed, passage, arrived_real_s)
+            if self._reader is None or not await self._passed_on_to_keeper(self._reader, call, passage):
                 await self._handler.serve(call)
         except RequestRefused as refusal:
             self._metrics.errors[refusal.code] += 1
@@ -179,13 +181,20 @@ class RouterApp:
             if not passage.is_passed_on:
                 self._record(PATHS[path], own_id, call, responder, arrived_real_s)
 
-    async def _passed_on_by_prefix(self, call: CompletionCall, passage: Passage) -> bool:
-        """Read a call's prompt; return whether another router, which owns its prefix, has answered it."""
-        if self._reader is None:
+    async def _passed_on_to_keeper(
+        self, reader: PromptReader, call: CompletionCall, passage: Passage
+    ) -> bool:
+        """Read a call's prompt; return whether another router, which keeps its worker's queue, has answered it."""
+        call.take_keys(await reader.read(call.request))
+        if not self._peers.share_queues:
             return False
-        keyed = await self._reader.read(call.request)
-        call.take_keys(keyed)
-        return await self._forwarder.pass_on(passage, keyed.chain)
+        arrival = self._handler.arrival(call)
+        call.chosen = self._forwarder.worker_for(passage.request, arrival)
+        owner = self._forwarder.owner_url(passage, call.chosen)
+        if owner is None:
+            return False
+        self._peers.passed_on(call.chosen, arrival)
+        return await self._forwarder.pass_on(passage, owner, call.chosen)
 
     def _check(self, request: Request) -> None:
         """Refuse what no router of the graph would answer."""
@@ -196,10 +205,9 @@ class RouterApp:
                 415, "content-encoding: send the body as it is", code="unsupported_media_type"
             )
 
-    async def _read_call(self, path: str, passage: Passage, arrived_real_s: float) -> CompletionCall:
-        """Return what a request asks for; its prompt is not read yet."""
+    def _call(self, parsed: CompletionRequest, passage: Passage, arrived_real_s: float) -> CompletionCall:
+        """Return the record of a request; its prompt is not read yet."""
         request = passage.request
-        parsed = await self._parse(path, request)
         identity = None
         if self._tiers is not None:
             identity = self._tiers.door.identify(request.headers, parsed.body.get("model"))
@@ -215,17 +223,15 @@ class RouterApp:
             identity=identity,
         )
 
-    async def _parse(self, path: str, request: Request) -> CompletionRequest:
-        """Read a body, a large one in steps and in a thread, so that others' streams go on."""
-        raw, content_type = request.body, request.headers.get(b"content-type")
-        aliases = self._aliases
-        if len(raw) <= SMALL_BYTES:
-            return parse_completion(path, content_type, raw, model=self._model, aliases=aliases)
-        for _ in check_size(raw):
+    def _parse(self, path: str, request: Request) -> CompletionRequest:
+        content_type = request.headers.get(b"content-type")
+        return parse_completion(path, content_type, request.body, model=self._model, aliases=self._aliases)
+
+    async def _parse_apart(self, path: str, request: Request) -> CompletionRequest:
+        """Read a large body, in steps and in a thread, so that others' streams go on."""
+        for _ in check_size(request.body):
             await asyncio.sleep(0)
-        return await asyncio.to_thread(
-            parse_completion, path, content_type, raw, model=self._model, aliases=aliases
-        )
+        return await asyncio.to_thread(self._parse, path, request)
 
     @property
     def _aliases(self) -> Collection[str]:
@@ -235,7 +241,7 @@ class RouterApp:
     def _session(self, request: Request) -> str:
         if not self._session_header:
             return ""
-        return request.headers.get(self._session_header, b"")[:_SESSION_BYTES].decode("latin-1")
+        return request.headers.get(self._session_header, b"")[:SESSION_BYTES].decode("latin-1")
 
     def _upstream_headers(self, request: Request, own_id: bytes) -> tuple[tuple[bytes, bytes], ...]:
         headers = [_JSON_TYPE, (b"x-request-id", own_id)]

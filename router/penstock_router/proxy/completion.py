@@ -96,10 +96,14 @@ def parse_completion(
         )
     endpoint = PATHS[path]
     prompts, text_bytes, ids = _TEXTS[endpoint](body)
-    several = any(isinstance(body.get(key), int) and body[key] > 1 for key in ("n", "best_of"))
+    several = _is_several(body.get("n")) or _is_several(body.get("best_of"))
     # vLLM's Responses API takes no kv_transfer_params, so that its requests cannot be handed over.
     is_single = prompts == 1 and not several and endpoint is not ApiEndpoint.RESPONSES
     return CompletionRequest(endpoint, path, raw, body, bool(stream), text_bytes, ids, is_single=is_single)
+
+
+def _is_several(count: object) -> bool:
+    return isinstance(count, int) and count > 1
 
 
 def _object(raw: bytes) -> dict[str, Any]:

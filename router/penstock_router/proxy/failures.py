@@ -17,7 +17,7 @@ from penstock_core.errors import (
     UpstreamTimeout,
     WrongAnswer,
 )
-from penstock_router.admission import AllBusy, QueueTimeout, Shed
+from penstock_router.admission import AllBusy, QueueFull, QueueTimeout, RetryLater, Shed
 from penstock_router.core.retries import FailedTry, RetryScope
 from penstock_router.core.worker import Worker
 from penstock_wire.problem import error_body
@@ -60,7 +60,7 @@ class StageFailed(Exception):  # noqa: N818 - carried between stages of one requ
     """
 
     def __init__(
-        self, failure: FailedTry, *, error: UpstreamError | None = None, answer: WorkerAnswer | None = None
+        self, failure: FailedTry, *, error: PenstockError | None = None, answer: WorkerAnswer | None = None
     ) -> None:
         self.failure = failure
         self.error = error
@@ -78,7 +78,8 @@ class ErrorResponse:
         kind: The body's ``type``.
         message: What to tell.
         retry_after: Whether to send Retry-After.
-        retry_after_s: When there is expected to be room, simulated seconds; None: unknown.
+        retry_after_s: When there is expected to be room, or a worker; simulated seconds; None: unknown.
+        is_rate: That follows from a measured drain rate, which is no good for far ahead.
     """
 
     status: int
@@ -87,6 +88,7 @@ class ErrorResponse:
     message: str
     retry_after: bool = False
     retry_after_s: float | None = None
+    is_rate: bool = False
 
     def body(self) -> bytes:
         """Return the OpenAI-style body; a rejection's is flat, as the document of request rejection has it."""
@@ -127,14 +129,15 @@ def error_response_of(error: PenstockError | StageFailed) -> ErrorResponse:
         return error_response_of(error.error)
     if isinstance(error, AllBusy):
         message, wait_s = str(error), error.retry_after_s
-        return ErrorResponse(503, ALL_WORKERS_BUSY, "service_unavailable", message, True, wait_s)
+        return ErrorResponse(503, ALL_WORKERS_BUSY, "service_unavailable", message, True, wait_s, True)
     if isinstance(error, Shed):
-        return ErrorResponse(503, SHED, "server_error", str(error), True, error.retry_after_s)
+        return ErrorResponse(503, SHED, "server_error", str(error), True, error.retry_after_s, True)
+    wait_s = error.retry_after_s if isinstance(error, RetryLater | QueueFull) else None
     for kind, (status, reason, retry_after) in _PROBLEMS.items():
         if isinstance(error, kind):
             public = _public_message(error) if isinstance(error, UpstreamError) else str(error)
             body_type = "rate_limit_error" if status == 429 else "server_error"
-            return ErrorResponse(status, reason or reason_of(error), body_type, public, retry_after)
+            return ErrorResponse(status, reason or reason_of(error), body_type, public, retry_after, wait_s)
     return ErrorResponse(500, "internal_error", "server_error", "internal error; see the router's log")
 
 

@@ -1,13 +1,12 @@
-"""Passes requests on to the router that decides about them, whole: it queues, dispatches, counts and answers them.
+"""Passes requests on to the router that keeps their worker's queue, whole: it queues, dispatches, counts and answers them.
 
-A request is passed on once at most. Where the other router cannot be reached, or breaks off or falls silent before the
+A request is passed on once at most, with the worker's name where several routers keep queues. Where the other router cannot be reached, or breaks off or falls silent before the
 first byte, this one decides, which costs a cache miss at worst.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +14,7 @@ from penstock_core.errors import ClientDisconnected, PenstockError, StreamBroken
 from penstock_core.logs import get_logger
 from penstock_router.metrics import RouterMetrics
 from penstock_router.peers import Peers
+from penstock_router.policy.arrival import Arrival
 from penstock_router.proxy.failures import error_response_of
 from penstock_router.proxy.upstream import read_whole
 from penstock_router.silence import Wait
@@ -29,6 +29,8 @@ log = get_logger(__name__)
 
 FORWARDED: Final = b"x-penstock-forwarded"
 """Header of a request that a router has passed on. A client that sends it gets an answer from the router it asks."""
+WORKER: Final = b"x-penstock-worker"
+"""Header of such a request that names the worker chosen for it; read from routers of the graph alone."""
 _CONNECT_REAL_S: Final = 0.5
 """Chosen: routers of a graph are near each other, and whoever got the request can serve it as well."""
 _MARGIN_REAL_S: Final = 5.0
@@ -48,6 +50,7 @@ _OF_THE_CONNECTION: Final = frozenset(
         "transfer-encoding",
         "upgrade",
         "x-request-id",
+        WORKER.decode(),
     ]
 )
 """Headers that are not passed on: they belong to one connection, or are set anew."""
@@ -84,7 +87,7 @@ class Forwarder:
         """Tie the parts.
 
         Args:
-            peers: Know who decides.
+            peers: Know who keeps which queue.
             pool: Connections to routers.
             metrics: Count.
             request_real_s: Longest request, real seconds; the other router keeps all other bounds.
@@ -95,23 +98,41 @@ class Forwarder:
         longest_s = request_real_s + _MARGIN_REAL_S
         self._timeouts = Timeouts(_CONNECT_REAL_S, longest_s, longest_s, longest_s)
 
-    async def pass_on(self, passage: Passage, chain: Sequence[int] = ()) -> bool:
-        """Let the router that decides about a request answer it; False, and nothing sent, where this one should.
+    def owner_url(self, passage: Passage, worker: str = "") -> str | None:
+        """Return the router that keeps a request's queue; None: this one.
 
         Args:
             passage: The request.
-            chain: Its prefix keys; empty while its body is not read: then it goes to a sole owner alone.
+            worker: That it is to wait for; empty while none is chosen: then it goes to a sole keeper alone.
+        """
+        return None if FORWARDED in passage.request.headers else self._peers.owner_url(worker)
+
+    def worker_for(self, request: Request, arrival: Arrival) -> str:
+        """Return the worker that a request is to wait for: the one that a router has chosen for it, or this one does.
+
+        Returns:
+            Its name; empty: the policy of its queue chooses.
+        """
+        if FORWARDED not in request.headers:
+            return self._peers.choose(arrival)
+        # From anybody else it would let clients send what they like to one worker.
+        chosen = request.headers.get(WORKER, b"") if self._peers.is_router(request) else b""
+        return chosen.decode("utf-8", "replace")
+
+    async def pass_on(self, passage: Passage, url: str, worker: str = "") -> bool:
+        """Let the router at ``url`` answer a request; False, and nothing sent, where this one has to.
+
+        Args:
+            passage: The request.
+            url: From `owner_url`.
+            worker: That it is to wait for; empty: that router's policy chooses.
 
         Raises:
             ClientDisconnected: the client has left.
         """
-        request = passage.request
-        url = None if FORWARDED in request.headers else self._peers.owner_url(chain)
-        if url is None:
-            return False
         passage.is_passed_on = True
         try:
-            await self._exchange_while_heard(passage, url)
+            await self._exchange_while_heard(passage, url, worker)
         except ClientDisconnected:
             raise
         except PenstockError as exc:
@@ -137,7 +158,7 @@ class Forwarder:
             return True
         return False
 
-    async def _exchange_while_heard(self, passage: Passage, url: str) -> None:
+    async def _exchange_while_heard(self, passage: Passage, url: str, worker: str) -> None:
         """Exchange, as long as the other router gives signs of life.
 
         Raises:
@@ -148,14 +169,16 @@ class Forwarder:
             async with asyncio.timeout(None) as limit:
                 wait = Wait(lambda: passage.responder.started, lambda: limit.reschedule(loop.time()))
                 with self._peers.silence.waiting(url, wait):
-                    await self._exchange(passage, url)
+                    await self._exchange(passage, url, worker)
         except TimeoutError as exc:
             raise StreamBroken(f"{url} has fallen silent: it does not answer other routers either") from exc
 
-    async def _exchange(self, passage: Passage, url: str) -> None:
+    async def _exchange(self, passage: Passage, url: str, worker: str) -> None:
         request, timeouts = passage.request, self._timeouts
         kept = [(name, value) for name, value in request.headers.items() if name not in _OF_THE_CONNECTION]
-        headers = (*kept, (b"x-request-id", passage.own_id), (FORWARDED, b"1"))
+        headers = [*kept, (b"x-request-id", passage.own_id), (FORWARDED, b"1")]
+        if worker:
+            headers.append((WORKER, worker.encode()))
         response = await self._pool.stream(
             "POST", url + request.path, body=request.body, headers=headers, timeouts=timeouts
         )

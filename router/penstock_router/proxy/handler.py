@@ -6,8 +6,7 @@ Called by ``app`` with a parsed request; answers it whatever happens, except whe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,15 +14,21 @@ from penstock_api import Role
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ClientDisconnected, PenstockError, StreamBroken, UpstreamError, WrongAnswer
 from penstock_core.logs import get_logger
-from penstock_router.admission import Admission, LiveAssignment
-from penstock_router.core.retries import RetryRules
+from penstock_router.admission import Admission, LiveAssignment, QueueTimeout, Stay
+from penstock_router.core.retries import FailedTry, RetryRules, RetryScope
 from penstock_router.core.transfers import KvLease, KvTransfer, grant
 from penstock_router.metrics import RouterMetrics
 from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.call import CompletionCall
 from penstock_router.proxy.capacity import asking_others
-from penstock_router.proxy.failures import NOT_TAKEN, ErrorResponse, StageFailed, error_response_of
+from penstock_router.proxy.failures import (
+    NOT_TAKEN,
+    QUEUE_TIMEOUT,
+    ErrorResponse,
+    StageFailed,
+    error_response_of,
+)
 from penstock_router.proxy.kv_release import HandOver, KvReleases
 from penstock_router.proxy.kv_transfer import (
     Prefilled,
@@ -194,7 +199,11 @@ class CompletionHandler:
             remote = None
             if prefilled.params:
                 remote = RemotePrefill(Correction(prefilled.cached_tokens), lease, hand_over)
-            await self._asking_others(call, Role.DECODE, lambda: self._decode(call, body, remote))
+            try:
+                await self._asking_others(call, Role.DECODE, lambda: self._decode(call, body, remote))
+            except QueueTimeout as exc:
+                # Here nobody renews its lease. The first stage's queue waits for a decode worker without one.
+                raise StageFailed(FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE), error=exc) from exc
 
     async def _asking_others(
         self, call: CompletionCall, role: Role, attempt: Callable[[], Awaitable[R]]
@@ -202,25 +211,33 @@ class CompletionHandler:
         return await asking_others(call, role, attempt, admission=self._admission, metrics=self._metrics)
 
     async def _aggregated(self, call: CompletionCall, *, again: bool) -> None:
-        async with self._acquire_entry(call, again=again or bool(call.tries.avoid)) as assignment:
+        async with self._acquire_entry(call, again=again) as assignment:
+            self._count_wait(call, assignment)
             call.worker = assignment.worker.name
             await self._answer(call, assignment, call.request.raw, remote=None)
 
     async def _decode(self, call: CompletionCall, body: bytes, remote: RemotePrefill | None) -> None:
-        async with self._acquire_decode(call) as assignment:
+        tenant = "" if call.identity is None else call.identity.tenant
+        arrival = Arrival((), call.prompt_tokens, call.tries.avoid, tier=call.tier, tenant=tenant)
+        async with self._admission.acquire(Role.DECODE, arrival) as assignment:
+            call.queued_s += assignment.queued_s
+            call.worker = assignment.worker.name
+            log.debug("decode worker chosen", worker=call.worker, reason=assignment.reason)
             await self._answer(call, assignment, body, remote=remote)
 
     # ------------------------------------------------------------------ stages
 
-    @asynccontextmanager
-    async def _acquire_entry(self, call: CompletionCall, *, again: bool) -> AsyncIterator[LiveAssignment]:
-        """Wait for a worker of the first stage, which keeps the request for the block and no longer."""
-        async with self._admission.acquire(self._entry, self._arrival(call), again=again) as assignment:
-            call.queued_s += assignment.queued_s
-            self._metrics.queue_time.observe(assignment.queued_s)
-            yield assignment
+    def _acquire_entry(self, call: CompletionCall, *, again: bool) -> Stay:
+        """Return what waits for a worker of the first stage, which keeps the request for the block and no longer."""
+        again = again or bool(call.tries.avoid)
+        return self._admission.acquire(self._entry, self.arrival(call), again=again)
 
-    def _arrival(self, call: CompletionCall) -> Arrival:
+    def _count_wait(self, call: CompletionCall, assignment: LiveAssignment) -> None:
+        call.queued_s += assignment.queued_s
+        self._metrics.queue_time.observe(assignment.queued_s)
+
+    def arrival(self, call: CompletionCall) -> Arrival:
+        """Return a call as the first stage's policy sees it."""
         keyed = call.keyed
         tenant = "" if call.identity is None else call.identity.tenant
         if keyed is None:
@@ -236,10 +253,12 @@ class CompletionHandler:
             is_non_streaming=not self._is_disaggregated and not call.request.stream,
             tier=call.tier,
             tenant=tenant,
+            worker=call.chosen,
         )
 
     async def _prefill(self, call: CompletionCall, *, again: bool) -> tuple[Prefilled, KvLease]:
-        async with self._acquire_entry(call, again=again or bool(call.tries.avoid)) as assignment:
+        async with self._acquire_entry(call, again=again) as assignment:
+            self._count_wait(call, assignment)
             worker = assignment.worker
             call.prefill_worker = worker.name
             async with self._upstream.open(call, assignment, prefill_body(call.request)) as response:
@@ -252,17 +271,6 @@ class CompletionHandler:
         self._count_prompt(call, prefilled.prompt_tokens)
         call.cached_tokens = prefilled.cached_tokens
         return prefilled, lease
-
-    @asynccontextmanager
-    async def _acquire_decode(self, call: CompletionCall) -> AsyncIterator[LiveAssignment]:
-        """Wait for a decode worker, which keeps the request for the block and no longer."""
-        tenant = "" if call.identity is None else call.identity.tenant
-        arrival = Arrival((), call.prompt_tokens, call.tries.avoid, tier=call.tier, tenant=tenant)
-        async with self._admission.acquire(Role.DECODE, arrival) as assignment:
-            call.queued_s += assignment.queued_s
-            call.worker = assignment.worker.name
-            log.debug("decode worker chosen", worker=call.worker, reason=assignment.reason)
-            yield assignment
 
     async def _answer(
         self, call: CompletionCall, assignment: LiveAssignment, body: bytes, *, remote: RemotePrefill | None
@@ -409,12 +417,13 @@ class CompletionHandler:
     def _refuse(self, call: CompletionCall, problem: ErrorResponse) -> None:
         headers = call.headers
         if problem.retry_after:
-            headers = (*headers, self._retry_after(problem.retry_after_s))
+            headers = (*headers, self._retry_after(problem.retry_after_s, is_rate=problem.is_rate))
         call.responder.send(problem.status, problem.body(), headers=headers)
 
-    def _retry_after(self, expected_s: float | None) -> tuple[bytes, bytes]:
+    def _retry_after(self, expected_s: float | None, *, is_rate: bool = False) -> tuple[bytes, bytes]:
         expected_real_s = None if expected_s is None else self._clock.to_real_s(expected_s)
-        return (b"retry-after", retry_after(expected_real_s, floor_s=self.retry_after_s))
+        value = retry_after(expected_real_s, floor_s=self.retry_after_s, is_rate=is_rate)
+        return (b"retry-after", value)
 
     def _pass_on(self, call: CompletionCall, failure: StageFailed) -> None:
         answer = failure.answer

@@ -96,7 +96,8 @@ class KvReleases:
         if not candidates:
             self._metrics.kv_releases["no_worker"] += 1
             return
-        worker = min(candidates, key=lambda each: each.inflight_requests)
+        # An idle vLLM that never met the prefill worker passes the message on with its next request only.
+        worker = min(candidates, key=lambda each: (each.inflight_requests == 0, each.inflight_requests))
         body = orjson.dumps(
             {"model": REFUSED_MODEL, "prompt": "x", "max_tokens": 1, "kv_transfer_params": params}
         )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 from typing import NoReturn
 
 from penstock_core.clock import SimulatedClock
@@ -43,11 +42,10 @@ class UpstreamClient:
         """Return what is left of a request's time, simulated seconds; may be negative."""
         return self._request_s - self._clock.to_model_s(call.age_real_s())
 
-    @asynccontextmanager
-    async def open(
+    def open(
         self, call: CompletionCall, assignment: LiveAssignment, body: bytes, *, lease: KvLease | None = None
-    ) -> AsyncIterator[StreamingResponse]:
-        """Send ``body`` to a worker; yields a response of status 200.
+    ) -> RoundTrip:
+        """Return what sends ``body`` to a worker and gives a block its response, of status 200.
 
         Whatever way the block is left, an unfinished response is aborted; the worker's counters are the
         caller's to give back. The block reports the round trip's success by ``assignment.succeeded()``, and lets
@@ -62,26 +60,29 @@ class UpstreamClient:
         Raises:
             StageFailed: the worker cannot be reached, broke off, or gave another answer than asked for.
         """
-        worker = assignment.worker
-        url = worker.spec.url + call.request.path
-        timeouts = self._settings.upstream_timeouts(self._clock, left_s=self.left_s(call))
-        try:
-            response = await self._pool.stream(
-                "POST", url, body=body, headers=call.upstream_headers, timeouts=timeouts
-            )
-            async with response:
-                if response.status != 200:
-                    await self._refused(call, response, assignment, lease)
-                yield response
-        except ErrorEvent as exc:
-            raise self._error(call, assignment, lease, exc.reply) from exc
-        except UpstreamError as exc:
-            if isinstance(exc, UpstreamConnectError):
-                worker.suspect("refused a connection")
-            assignment.failed(self._clock.now_s(), str(exc))
-            raise failed_stage(exc, worker) from exc
+        return RoundTrip(self, call, assignment, body, lease)
 
-    async def _refused(
+    async def send(self, call: CompletionCall, assignment: LiveAssignment, body: bytes) -> StreamingResponse:
+        """Return a worker's response, whatever its status.
+
+        Raises:
+            UpstreamError: there is none.
+        """
+        timeouts = self._settings.upstream_timeouts(self._clock, left_s=self.left_s(call))
+        url = assignment.worker.spec.url + call.request.path
+        return await self._pool.stream(
+            "POST", url, body=body, headers=call.upstream_headers, timeouts=timeouts
+        )
+
+    def broken(self, assignment: LiveAssignment, error: UpstreamError) -> StageFailed:
+        """Return the failure for an answer that did not come whole, and take note of it."""
+        worker = assignment.worker
+        if isinstance(error, UpstreamConnectError):
+            worker.suspect("refused a connection")
+        assignment.failed(self._clock.now_s(), str(error))
+        return failed_stage(error, worker)
+
+    async def refused(
         self,
         call: CompletionCall,
         response: StreamingResponse,
@@ -101,9 +102,9 @@ class UpstreamClient:
             )
         content = await response.read(limit_bytes=_MAX_ERROR_BYTES)
         reply = ErrorReply(status, content, response.headers.get(b"retry-after"))
-        raise self._error(call, assignment, lease, reply)
+        raise self.error(call, assignment, lease, reply)
 
-    def _error(
+    def error(
         self, call: CompletionCall, assignment: LiveAssignment, lease: KvLease | None, reply: ErrorReply
     ) -> StageFailed:
         """Return the failure for an error answer, and take note of what it means for the worker."""
@@ -132,6 +133,53 @@ class UpstreamClient:
         shown = "" if is_error_object else " without an error object"
         assignment.failed(self._clock.now_s(), f"answered {status}{shown}", proven=False)
         return StageFailed(FailedTry(reason, scope, (worker,), unproven=assignment), answer=answer)
+
+
+class RoundTrip:
+    """One call of a worker, as an async context manager; a generator's would cost ten times as much."""
+
+    __slots__ = ("_assignment", "_body", "_call", "_client", "_lease", "_response")
+
+    def __init__(
+        self,
+        client: UpstreamClient,
+        call: CompletionCall,
+        assignment: LiveAssignment,
+        body: bytes,
+        lease: KvLease | None,
+    ) -> None:
+        """Take what `UpstreamClient.open` takes."""
+        self._client = client
+        self._call = call
+        self._assignment = assignment
+        self._body = body
+        self._lease = lease
+        self._response: StreamingResponse | None = None
+
+    async def __aenter__(self) -> StreamingResponse:
+        """Send the request; return the response if it is a 200."""
+        try:
+            response = self._response = await self._client.send(self._call, self._assignment, self._body)
+            if response.status != 200:
+                await self._client.refused(self._call, response, self._assignment, self._lease)
+        except BaseException as exc:
+            self._end(exc)
+            raise
+        return response
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End it, and say what an error of the block means for the worker."""
+        self._end(exc)
+
+    def _end(self, exc: BaseException | None) -> None:
+        if self._response is not None:
+            self._response.abort()
+        if isinstance(exc, ErrorEvent):
+            raise self._client.error(self._call, self._assignment, self._lease, exc.reply) from exc
+        if isinstance(exc, UpstreamError):
+            raise self._client.broken(self._assignment, exc) from exc
 
 
 async def read_whole(response: StreamingResponse) -> bytes:

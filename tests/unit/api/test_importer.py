@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import textwrap
 
 import pytest
@@ -136,14 +135,23 @@ def test_nothing_is_dropped_in_silence():
         ({"dynamoNamespace": "x"}, "dynamoNamespace"),
         ({"livenessProbe": {"httpGet": {"path": "/"}}}, "livenessProbe"),
         ({"ingress": {"enabled": True}}, "ingress"),
-        ({"modelRef": {"name": "Q"}}, "modelRef.name"),
-        ({"resources": {"limits": {"custom": {"rdma/ib": "1"}}}}, "resources.limits.custom.rdma/ib"),
+        ({"modelRef": {"name": "Q"}}, "modelRef"),
+        ({"experimental": {"gpuMemoryService": {}}}, "experimental.gpuMemoryService"),
+        ({"frontendSidecar": {"image": "i"}}, "frontendSidecar"),
+        ({"runtimeVersionOverride": "1.4.0"}, "runtimeVersionOverride"),
         ({"resources": {"limits": {"gpu": "half"}}}, "resources.limits.gpu"),
-        ({"sharedMemory": {"disabled": True}}, "sharedMemory.disabled"),
+        ({"sharedMemory": {"disabled": True}}, "sharedMemory"),
         ({"envs": ["A=b"]}, "envs[0]"),
         ({"envs": {"A": "b"}}, "envs"),
         ({"extraPodSpec": {"mainContainer": {"envFrom": [{"x": 1}]}}}, "extraPodSpec.mainContainer.envFrom[0]"),
-        ({"volumeMounts": [{"name": "c", "mountPoint": "/c", "useAsCompilationCache": True}]}, "volumeMounts[0].useAsCompilationCache"),
+        ({"extraPodSpec": {"affinity": {"podAffinity": {"x": [{"matchLabels": {"nvidia.com/dynamo-component": "a"}}]}}}}, "extraPodSpec.affinity"),
+        ({"extraPodSpec": {"mainContainer": {"env": [{"name": "DYN_SYSTEM_PORT", "value": "9090"}]}}}, "extraPodSpec.mainContainer.env[0]"),
+        ({"extraPodSpec": {"mainContainer": {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['grove.io/x']"}}}]}}}, "extraPodSpec.mainContainer.env[0]"),
+        ({"extraPodSpec": {"mainContainer": {"ports": [{"name": "system", "containerPort": 9090}]}}}, "extraPodSpec.mainContainer.ports"),
+        ({"extraPodSpec": {"mainContainer": {"livenessProbe": {"httpGet": {"port": 9090}}}}}, "extraPodSpec.mainContainer.livenessProbe"),
+        ({"extraPodMetadata": {"labels": {"nvidia.com/dynamo-x": "a"}}}, "extraPodMetadata.labels.nvidia.com/dynamo-x"),
+        ({"extraPodSpec": {"mainContainer": {"args": ["-m", "dynamo.vllm", "--model", "Q", "--load-format", "gms"]}}}, "extraPodSpec.mainContainer.args"),
+        ({"extraPodSpec": {"mainContainer": {"args": ["-m", "dynamo.vllm", "--model", "Q", "--store-kv", "mem"]}}}, "extraPodSpec.mainContainer.args"),
     ],
 )  # fmt: skip
 def test_what_a_graph_cannot_hold_is_listed(extra, path):
@@ -300,96 +308,6 @@ def test_unknown_router_mode_is_listed():
     assert [each.value for each in result.unconverted] == ['"random"']
 
 
-def planner(*args):
-    """Convert the example with a planner of these arguments."""
-    manifest = yaml.safe_load(DISAGGREGATED)
-    container = {"command": ["python3", "-m"], "args": ["dynamo.planner", *args]}
-    manifest["spec"]["services"]["Planner"] = {
-        "componentType": "planner",
-        "extraPodSpec": {"mainContainer": container},
-    }
-    return converted(yaml.safe_dump(manifest, sort_keys=False))
-
-
-def test_planner_options_are_carried():
-    """The document's options keep their values; workers open up to scaling."""
-    spec, notes = planner(
-        "--environment=kubernetes", "--adjustment-interval=60", "--max-gpu-budget", "6", "--min-gpu-budget=-1",
-        "--decode-kv-scale-up-threshold=0.8", "--no-operation", "--ttft=200", "--itl", "10",
-    )  # fmt: skip
-    assert spec["planner"] == {
-        "noOperation": True,
-        "adjustmentIntervalSeconds": 60,
-        "maxGpuBudget": 6,
-        "minGpuBudget": 0,
-        "decodeKvScaleUpThreshold": 0.8,
-        "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01},
-    }
-    assert spec["services"]["vllm-decode-worker"]["scaling"] == {}
-    assert [path for path, _ in notes] == ["spec.services.Planner.extraPodSpec.mainContainer.args"]
-
-
-def test_a_planner_with_targets_and_a_profile_plans_by_them():
-    """Mode sla, and the place of the profile, which is to be checked."""
-    spec, notes = planner("--ttft=200", "--itl=10", "--profile-results-dir=/profiles")
-    assert spec["planner"] == {
-        "mode": "sla",
-        "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01, "profile": "/profiles"},
-    }
-    assert [path.endswith("args") for path, _ in notes] == [True]
-
-
-def test_a_planners_json_is_read():
-    """Dynamo 1.1 and later take one object; what a graph's planner has no key for is listed by its name."""
-    config = {
-        "environment": "kubernetes",
-        "throughput_adjustment_interval_seconds": 60,
-        "ttft": 300,
-        "enable_load_scaling": True,
-    }
-    spec, notes = planner("--config", json.dumps(config))
-    assert spec["planner"]["adjustmentIntervalSeconds"] == 60
-    assert spec["planner"]["sla"]["ttftSeconds"] == 0.3
-    assert len(notes) == 2  # the switch, and mode sla, which needs a profile
-
-
-@pytest.mark.parametrize("config", ["{", "[1]", "3"])
-def test_a_planners_json_that_is_no_object_is_listed(config):
-    """Nothing of it is carried."""
-    spec, notes = planner("--config", config)
-    assert "adjustmentIntervalSeconds" not in spec.get("planner", {})
-    assert len(notes) == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("exec python3 -m dynamo.vllm \\\n  --model a \\\n  --seed 1\n", ["--model", "a", "--seed", "1"]),
-        ("python3 -m dynamo.vllm --model $MODEL --x ${MODEL}", ["--model", "m/x y", "--x", "m/x y"]),
-        ('python3 -m dynamo.vllm --eplb-config \'{"a":"$MODEL|;"}\'', ["--eplb-config", '{"a":"$MODEL|;"}']),
-    ],
-)
-def test_a_shell_line_that_is_one_command_is_read(line, words):
-    """Joined lines, variables that the container states, and quoted parts as they stand."""
-    command = parse_command(["/bin/bash", "-c"], [line], {"MODEL": "m/x y"})
-    assert (command.module, command.words) == ("dynamo.vllm", words)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "python3 -m dynamo.vllm --model $UNKNOWN",
-        "set -e\npython3 -m dynamo.vllm",
-        'python3 -m dynamo.vllm "$@"',
-        "a && b",
-        "python3 -m x $(cat f)",
-    ],
-)
-def test_a_shell_line_that_is_a_script_is_not_read(line):
-    """Variables of unknown value, several commands, substitutions."""
-    assert parse_command(["sh", "-c"], [line], {"MODEL": "m"}) is None
-
-
 def test_a_decode_worker_alone_is_an_aggregated_one():
     """Under Dynamo it computes its prompts itself; so its mocker's example does."""
     spec, notes = converted(worker({"subComponentType": "decode"}))
@@ -419,26 +337,6 @@ def test_the_plain_nixl_connector_is_the_runtimes_own(config, kept):
     assert ("--kv-transfer-config" in prefill.get("args", [])) is kept
 
 
-def test_planner_options_that_are_not_ours_are_listed():
-    """An unknown option, and a value that is no number, are named."""
-    _, notes = planner("--profile-results-dir=/p", "--adjustment-interval=fast")
-    assert [path for path, _ in notes] == ["spec.services.Planner.extraPodSpec.mainContainer.args"] * 2
-
-
-def test_a_planner_that_is_no_python_command_is_listed():
-    """A planner behind a script keeps the defaults and is named."""
-    manifest = yaml.safe_load(DISAGGREGATED)
-    container = {"command": ["/start.sh"], "args": ["--adjustment-interval=60"]}
-    manifest["spec"]["services"]["Planner"] = {
-        "componentType": "planner",
-        "extraPodSpec": {"mainContainer": container},
-    }
-    spec, notes = converted(yaml.safe_dump(manifest))
-    assert "planner" not in spec
-    prefix = "spec.services.Planner.extraPodSpec.mainContainer"
-    assert [path for path, _ in notes] == [f"{prefix}.args", f"{prefix}.command"]
-
-
 def test_variables_of_the_graph_reach_every_service():
     """Dynamo gives them to the frontend as well."""
     text = DISAGGREGATED.replace("spec:\n", "spec:\n  envs: [{name: A, value: b}]\n", 1)
@@ -452,16 +350,6 @@ def test_environment_from_objects_is_kept():
     spec, notes = converted(worker({"extraPodSpec": {"mainContainer": {"envFrom": sources}}}))
     assert spec["services"]["worker"]["envFrom"] == sources
     assert notes == []
-
-
-def test_budget_opens_when_the_start_exceeds_it():
-    """A deployment above the default budget is carried without a ceiling, and says so."""
-    text = DISAGGREGATED.replace('gpu: "1"', 'gpu: "4"')
-    manifest = yaml.safe_load(text)
-    manifest["spec"]["services"]["Planner"] = {"componentType": "planner"}
-    result = import_dgd(yaml.safe_dump(manifest))
-    assert result.graph.spec.planner.max_gpu_budget is None
-    assert [each.path for each in result.unconverted] == ["spec.services"]
 
 
 def test_claims_of_the_graph_are_referred_to():
@@ -492,22 +380,42 @@ def test_old_autoscaling_and_adapter_become_scaling():
     assert converted(worker({"scalingAdapter": {"enabled": True}}))[0]["services"]["worker"]["scaling"] == {}
 
 
-def test_commands_that_only_a_shell_can_read_are_listed():
-    """A script is not guessed at; the runtime's own command is used and the model must be known otherwise."""
+def test_what_a_script_does_beside_its_command_is_listed():
+    """The command that starts the worker is carried, with the variables set for it; the rest of the script is not."""
     manifest = yaml.safe_load(DISAGGREGATED)
     container = manifest["spec"]["services"]["VllmPrefillWorker"]["extraPodSpec"]["mainContainer"]
-    container["command"], container["args"] = ["/bin/sh", "-c"], ["python3 -m dynamo.vllm && echo done"]
-    _, notes = converted(yaml.safe_dump(manifest, sort_keys=False))
+    container["command"] = ["/bin/sh", "-c"]
+    container["args"] = ["ldconfig\nA=1 DYN_NAMESPACE=x python3 -m dynamo.vllm --seed 1 | tee log"]
+    result = import_dgd(yaml.safe_dump(manifest, sort_keys=False))
     prefix = "spec.services.VllmPrefillWorker.extraPodSpec.mainContainer"
-    assert [path for path, _ in notes] == [f"{prefix}.command", f"{prefix}.args"]
+    assert [(each.path, each.value) for each in result.unconverted] == [
+        (f"{prefix}.command", '"x"'),
+        (f"{prefix}.args", '"ldconfig; tee log"'),
+    ]
+    service = result.graph.to_manifest()["spec"]["services"]["vllm-prefill-worker"]
+    assert service["args"] == ["--seed", "1"]
+    assert service["env"] == [{"name": "A", "value": "1"}]
 
 
-def test_other_modules_are_listed():
-    """A module of the user's own is named."""
-    _, notes = converted(
-        worker({"extraPodSpec": {"mainContainer": {"args": ["-m", "dynamo.mine", "--model", "Q"]}}})
-    )
-    assert [path for path, _ in notes] == ["spec.services.Worker.extraPodSpec.mainContainer.command"]
+@pytest.mark.parametrize(
+    ("container", "program"),
+    [
+        ({"args": ["-m", "dynamo.mine", "--model", "Q"]}, "starts dynamo.mine"),
+        ({"args": ["-m", "dynamo.vllm.omni", "--model", "Q"]}, "starts dynamo.vllm.omni"),
+        ({"command": ["dynamo-vllm-sidecar"], "args": ["--grpc-endpoint", "x"]}, "runs dynamo-vllm-sidecar"),
+        ({"command": ["sleep"], "args": ["infinity"]}, "runs sleep"),
+        ({"command": ["sh", "-c"], "args": ["./start.sh; ./wait.sh"]}, "is a script that starts Dynamo by no command"),
+    ],
+)  # fmt: skip
+def test_workers_that_run_another_program_are_refused(container, program):
+    """The runtime's own command in its place would serve something else, or fail to start."""
+    with pytest.raises(InvalidSpecError) as caught:
+        import_dgd(worker({"extraPodSpec": {"mainContainer": container}}), "f.yaml")
+    (problem,) = caught.value.problems
+    assert problem.path == "spec.services.Worker.extraPodSpec.mainContainer.command"
+    assert problem.message.startswith(program)
+    assert "python3 -m dynamo.vllm" in problem.message
+    assert (problem.file, problem.line is None) == ("f.yaml", False)
 
 
 @pytest.mark.parametrize(
@@ -601,9 +509,7 @@ BETA = textwrap.dedent("""\
 def test_the_newer_version_is_carried():
     """Components with native pod templates, as Dynamo's newer examples have them; losses at their own lines."""
     result = import_dgd(BETA)
-    assert [(each.path, each.line) for each in result.unconverted] == [
-        ("spec.components[2].compilationCache.pvcName", 32)
-    ]
+    assert result.unconverted == ()
     spec = result.graph.to_manifest()["spec"]
     assert (spec["runtime"], spec["model"], spec["image"]) == (
         "dynamo",
@@ -627,6 +533,8 @@ def test_the_newer_version_is_carried():
     assert decode["podTemplate"]["spec"]["volumes"][0]["emptyDir"]["sizeLimit"] == "16Gi"
     assert (prefill["role"], prefill["gpusPerReplica"], prefill["nodesPerReplica"]) == ("prefill", 2, 2)
     assert "args" not in decode
+    cache = prefill["podTemplate"]["spec"]["containers"][0]["volumeMounts"]
+    assert cache == [{"name": "cache", "mountPath": "/root/.cache/vllm"}]
 
 
 def test_another_engine_in_the_newer_version_is_refused_at_its_own_place():
@@ -657,8 +565,18 @@ def test_long_names_fall_back_to_the_role():
         ("kind: Other\n", "", "0 DynamoGraphDeployment documents"),
         (DISAGGREGATED + "---\n" + DISAGGREGATED, "", "2 DynamoGraphDeployment documents"),
         ("a: [\n", "", "malformed YAML"),
-        (HEAD + "spec: {services: {W: {componentType: worker}}}\n", "(converted) spec.model.name", "missing"),
-        (HEAD + "spec: {services: {}}\n", "(converted) spec.services", "at least 1"),
+        (
+            HEAD + "spec: {services: {W: {componentType: worker}}}\n",
+            "spec.services.W.extraPodSpec.mainContainer.args",
+            "names no model, nor does another worker; add --model",
+        ),
+        (HEAD + "spec: {services: {F: {componentType: frontend}}}\n", "spec.services", "hold no worker"),
+        (HEAD + "spec: {services: {}}\n", "spec.services", "hold no worker"),
+        (
+            worker({"subComponentType": "prefill"}),
+            "(converted) spec.services",
+            "no decode service",
+        ),
     ],
 )
 def test_what_cannot_be_converted_is_refused(text, path, part):
@@ -687,7 +605,7 @@ def test_what_cannot_be_converted_is_refused(text, path, part):
 )
 def test_command_lines(command, args, expected):
     """A Python module is recognised in each way that Dynamo's examples start one."""
-    found = parse_command(command, args)
+    found = parse_command([*command, *args])
     assert (found and (found.module, found.words)) == expected
 
 

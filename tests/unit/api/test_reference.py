@@ -52,6 +52,7 @@ def test_the_samples_are_there():
     assert [path.stem for path in SAMPLES] == [
         "aggregated",
         "disaggregated",
+        "dynamo-kubernetes",
         "dynamo",
         "overload",
         "sla",

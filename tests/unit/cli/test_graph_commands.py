@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from penstock_cli.local import load_command
 from penstock_cli.main import cli, main
 from penstock_manifests import load_graph
 from penstock_runtimes import RuntimeContext, filled_argv, process_specs
@@ -128,6 +129,34 @@ def test_import_prints_manifest_and_list(run, tmp_path):
     )
 
 
+def test_import_prints_one_json_object(run, tmp_path):
+    """Manifest and losses together, nothing beside them."""
+    file = tmp_path / "dgd.yaml"
+    file.write_text(DGD)
+    status, out, err = run("import", "--json", file)
+    report = json.loads(out)
+    assert (status, err) == (0, "")
+    assert report["manifest"]["spec"]["services"] == {"worker": {"role": "aggregated"}}
+    assert report["unconverted"] == [
+        {
+            "path": "spec.services.Worker.dynamoNamespace",
+            "value": '"other"',
+            "why": "is the graph's own namespace and name here",
+            "line": 8,
+        }
+    ]
+
+
+@pytest.mark.parametrize("value", ["y", "N", "1e3", "0o17", "1_000", ".5", "12", "on", "1.0e+5"])
+def test_texts_that_kubectl_would_read_otherwise_are_quoted(run, tmp_path, value):
+    """PyYAML leaves some of them bare, which kubectl's parser takes for booleans and numbers."""
+    file = tmp_path / "dgd.yaml"
+    file.write_text(DGD.replace("dynamoNamespace: other", f"envs: [{{name: A, value: '{value}'}}]"))
+    status, out, _ = run("import", file)
+    assert status == 0
+    assert f"value: '{value}'" in out
+
+
 def test_strict_import_fails_on_loss(run, tmp_path):
     """--strict exits 1 if anything was not carried, and 0 if all was."""
     file = tmp_path / "dgd.yaml"
@@ -232,3 +261,16 @@ def test_flags_that_do_not_fit_a_rendering_are_refused(run, flags, message):
     status, out, err = run("render", SAMPLES / "aggregated.yaml", *flags)
     assert (status, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("context_tokens", "cut"),
+    [(None, ""), (131_072, ""), (2048, " --max-input-tokens 409 --on-long truncate")],
+)
+def test_the_load_that_up_proposes_fits_the_model(context_tokens, cut):
+    """The built-in trace's prompts are longer than many contexts; a worker would refuse each."""
+    command = load_command(context_tokens, speed=1.0, url="http://127.0.0.1:8000")
+    expected = (
+        f"penstock load --trace mooncake --rate 1 --limit 300 --speed 1{cut} --url http://127.0.0.1:8000"
+    )
+    assert command == expected

@@ -73,11 +73,35 @@ async def test_the_pod_is_asked_at_its_own_address(address, url):
         Pool(BUSY + KV % b"NaN"),
         Pool(BUSY + KV % b"-1"),
         Pool(BUSY + KV % b"many"),
+        Pool(b"dynamo_component_inflight_requests NaN\n"),
     ],
 )
 async def test_what_cannot_be_trusted_is_unknown(pool):
     """No answer, an error, a missing series, no number."""
     assert await _read(pool) is None
+
+
+DYNAMO = b'dynamo_component_inflight_requests{dynamo_endpoint="generate"} %d\n'
+
+
+@pytest.mark.parametrize(
+    ("page", "load"),
+    [
+        (DYNAMO % 3, Load(running=3, waiting=0, kv_usage_fraction=None)),
+        (DYNAMO % 0, Load(running=0, waiting=0, kv_usage_fraction=None)),
+        (BUSY + KV % b"0.2" + DYNAMO % 9, Load(running=5, waiting=4, kv_usage_fraction=0.2)),
+        (BUSY + KV % b"0.2" + DYNAMO % 0, Load(running=3, waiting=4, kv_usage_fraction=0.2)),
+    ],
+    ids=["mocker's prefill, busy", "and idle", "more than its engine has seen", "less than its engine has"],
+)
+async def test_dynamos_own_count_stands_in_for_what_an_engine_does_not_tell(page, load):
+    """Of a mocker's prefill worker it is all there is; elsewhere the larger count of the two holds."""
+    assert await _read(Pool(page)) == load
+
+
+async def test_an_idle_mockers_prefill_worker_may_leave():
+    """It reports no KV usage, so nothing says that others still have to read from it."""
+    assert (await _read(Pool(DYNAMO % 0))).is_idle
 
 
 async def test_a_pod_without_an_address_is_not_asked():

@@ -170,6 +170,24 @@ def test_too_short_a_history_is_no_fit():
     assert "11 of 12 steps" in _fit(Predictor.KALMAN, [2.0] * (POINTS_LEAST - 1)).run().why
 
 
+@pytest.mark.parametrize("last", range(1, 40, 3))
+def test_a_history_gathered_again_from_its_last_pulls_is_the_same(last):
+    """Pulls that keep to no grid, unknown ones among them, over an hour: whatever the newest one, to the last bit."""
+    random = Random(last)
+    at_s, pulls = 1000.0, []
+    for _ in range(3600 + last):
+        period_s = random.uniform(0.7, 1.4)
+        at_s += period_s
+        pulls.append(_pull(at_s, None if random.random() < 0.05 else random.uniform(0, 5), period_s))
+    first, again = History(BUCKET_S), History(BUCKET_S)
+    for pull in pulls:
+        first.add(pull)
+    for pull in (each for each in pulls if each.at_s >= at_s - again.span_s):
+        again.add(pull)
+    assert (again.rates(), again.end_s) == (first.rates(), first.end_s)
+    assert len(first.rates()) > 100
+
+
 # -- when it is fitted ------------------------------------------------------------------------------------
 
 
@@ -225,6 +243,21 @@ def test_a_thread_fits_the_newest_history_while_pulls_go_on(monkeypatch):
         time.sleep(0.001)
     assert made is not None
     assert made.points
+
+
+def test_a_thread_begins_with_the_fit_that_the_process_before_may_not_have_finished(monkeypatch):
+    """Its recorded pulls suffice: a forecast comes at once, and not after two minutes."""
+    monkeypatch.setitem(models.MODELS, Predictor.KALMAN, _flat)
+    monkeypatch.setattr("penstock_planner.predict.forecasts.time.monotonic", lambda: 0.0)
+    forecasts = fits_in_thread(CONFIG)
+    forecasts.resume(_pull(at_s) for at_s in range(1, 156))
+    until_s = time.perf_counter() + WAIT_S
+    made = None
+    while made is None and time.perf_counter() < until_s:
+        made = forecasts.forecast(_pull(156))
+        time.sleep(0.001)
+    assert made is not None
+    assert (made.made_s, made.at(30.0)) == (150.0, 2.0)
 
 
 def test_a_missing_library_is_said_when_a_planner_starts(monkeypatch):

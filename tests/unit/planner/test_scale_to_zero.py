@@ -167,3 +167,29 @@ def test_without_the_option_the_last_replica_stays_and_zero_comes_back_by_itself
     planner.pools = {P: 0, D: 0}
     planner.decide()
     assert planner.pools == {P: 1, D: 1}
+
+
+@pytest.mark.parametrize("pools", [{P: 2, D: 1}, {A: 3}], ids=["apart", "aggregated"])
+def test_a_pool_whose_workers_were_never_measured_shrinks_and_goes_too(pools):
+    """One small request says nothing of what a worker can do; a quiet graph needs no such knowledge."""
+    planner = Planner(pools)
+    planner.decide(demand=replace(ARRIVAL, oldest_wait_s=0.0, waiting=0.0))
+    planner.decide(10 * AFTER_S)
+    assert set(planner.pools.values()) == {0}
+
+
+@pytest.mark.parametrize("late", [P, D])
+def test_the_request_that_wakes_a_graph_asks_for_one_replica_of_each_however_long_they_take(late):
+    """It has waited for two minutes when the second role is ready: for the start, which no further replica shortens."""
+    planner = Planner({P: 0, D: 0})
+    planner.decide(60)
+    waits = replace(ARRIVAL, arrivals=0.0, oldest_wait_s=120.0)
+    planner.decide(demand=ARRIVAL)
+    both = {P: PoolCounts(1, 0), D: PoolCounts(1, 0)}
+    for pools in (dict.fromkeys(both, PoolCounts(0, 1)), {**both, late: PoolCounts(0, 1)}):
+        planner.pools = pools
+        planner.decide(demand=waits)
+        assert planner.pools == {P: 1, D: 1}
+    window = Window(planner.now_s, planner.now_s + 1, (pull(planner.now_s + 1, both, waits),))
+    found, _ = decide(window, planner.state, CONFIG)
+    assert {each.desired for each in found.roles} == {1}

@@ -36,6 +36,17 @@ def test_simulated_sizes_are_those_of_the_family_that_fit(build, tmp_path):
     assert "h100-llama-3.3-70b-tp4" in plan.notes[1]
 
 
+def test_what_is_not_measured_of_simulated_workers_is_sped_up(build, tmp_path):
+    """The prompts that decode begins with are warmed quickly; timed prompts, and real engines, are as they are."""
+    (simulated,) = planned(tmp_path, build()).engines
+    real = planned(tmp_path, build(runtime="vllm"), found=1).engines[0].candidate
+
+    decode = simulated.candidate.decode.process.argv
+    assert float(decode[decode.index("--prefill-speedup") + 1]) > 1
+    for setup in (simulated.candidate.prefill, real.prefill, real.decode):
+        assert "--prefill-speedup" not in setup.process.argv
+
+
 def test_a_worker_is_measured_alone(build, tmp_path):
     """It does both phases, without a partner, admission, a cold start or KV events."""
     graph = build(
@@ -98,6 +109,14 @@ def test_an_endpoint_needs_its_size_and_nothing_else(tmp_path, options, said):
     """An option without effect is refused."""
     with pytest.raises(ConfigError, match=said):
         planned(tmp_path, **options)
+
+
+def test_three_large_engines_are_measured_within_two_minutes(build, tmp_path):
+    """By their latency profiles, on a machine that keeps up."""
+    graph = build(engine={"profile": "h100-llama-3.3-70b-tp4"}, planner={"maxGpuBudget": 8})
+    found = estimate.describe(planned(tmp_path, graph))
+    assert [each["gpus"] for each in found["engines"]] == [2, 4, 8]
+    assert found["expected_s"] < 120
 
 
 def test_a_dry_run_says_points_and_time(build, tmp_path):

@@ -33,7 +33,7 @@ ENGINE = PerformanceProfile(
 
 
 def _decision(at_s, tokens_per_s, needed, had, *, factor=1.0, is_outside=False):
-    profile = ProfileReading({"prefill": factor, "ttft": 1.0, "itl": 1.0}, is_outside, needed, had)
+    profile = ProfileReading({"prefill": factor, "ttft": 1.0, "itl": 1.0}, is_outside, needed, had, None)
     forecast = Forecast(10.0, tokens_per_s, had, 2000.0)
     part = RoleChange(
         Role.PREFILL, had, had, "hold", "r", "s", None, "not asked", forecast=forecast, profile=profile

@@ -8,7 +8,7 @@ import pytest
 
 from penstock_api import BreakerConfig, Role, RouterConfig
 from penstock_core.errors import NoEndpointsError, SaturatedError
-from penstock_router.admission import Admission, QueueTimeout
+from penstock_router.admission import Admission, NoWorker, QueueTimeout
 from penstock_router.core.assignment import Assignment
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec
@@ -551,3 +551,111 @@ async def test_nobody_waits_longer_than_max_wake_seconds_for_workers():
     with pytest.raises(NoEndpointsError):
         await world.enter(1)
     assert world.admission.problems()
+
+
+async def wakes(world, took_s, times):
+    """Let a graph sleep and come back for a request, so often and so slowly."""
+    for _ in range(times):
+        world.set("a")
+        world.admission.tick()
+        world.admission.set_workers([])
+        world.now_s += 1000.0
+        first = world.enter(1)
+        await asyncio.sleep(0)
+        world.now_s += took_s
+        world.set("a")
+        world.finish(await served(first))
+    world.admission.set_workers([])
+    world.now_s += 1000.0
+
+
+async def test_the_wait_for_workers_is_learnt_from_the_last_times_they_came():
+    """Three wake-ups of 40 s: a request waits twice that and no more, and is told what another start may take."""
+    world = World(then=True, workers=(), maxWaitSeconds=10, maxWakeSeconds=600)
+    await wakes(world, 40.0, 2)
+    assert world.admission.core.hold_s == 600.0
+    await wakes(world, 40.0, 1)
+    assert world.admission.core.hold_s == 80.0
+    waiting = world.enter(1)
+    await asyncio.sleep(0)
+    world.now_s += 79.9
+    world.admission.tick()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    world.now_s += 0.1
+    world.admission.tick()
+    with pytest.raises(QueueTimeout) as told:
+        await waiting
+    assert told.value.retry_after_s == pytest.approx(80.0), "as long again as it has taken"
+    world.set("a")
+    assert world.admission.core.hold_s == 160.0, "the slow one counts"
+
+
+async def test_the_first_start_of_a_graph_teaches_nothing():
+    """Its workers were starting before any request came, for who knows how long."""
+    world = World(then=True, workers=(), maxWaitSeconds=10, maxWakeSeconds=600)
+    world.admission.set_workers([])
+    first = world.enter(1)
+    await asyncio.sleep(0)
+    world.now_s = 2.0
+    world.set("a")
+    world.finish(await served(first))
+    await wakes(world, 40.0, 2)
+    assert world.admission.core.wake.slowest_s is None
+
+
+async def test_a_request_that_no_start_can_serve_in_time_is_told_at_once_when_to_come():
+    """Workers that need 120 s at least, requests that may wait 100: no client is kept waiting for nothing."""
+    world = World(then=True, workers=(), maxWaitSeconds=10, maxWakeSeconds=100)
+    for _ in range(3):
+        world.set("a")
+        world.admission.tick()
+        world.admission.set_workers([])
+        world.now_s += 1000.0
+        left = world.enter(1)
+        await asyncio.sleep(0)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        world.now_s += 120.0
+        world.set("a")
+    world.admission.set_workers([])
+    world.now_s += 1000.0
+    with pytest.raises(NoWorker) as told:
+        await world.enter(1)
+    assert told.value.retry_after_s == pytest.approx(120.0)
+    world.now_s += 30.0
+    late = world.enter(1)
+    await asyncio.sleep(0)
+    assert not late.done(), "90 s are left of the start that the first one has caused"
+    world.set("a")
+    world.finish(await served(late))
+    world.assert_idle()
+
+
+async def test_a_full_queue_says_when_workers_are_expected():
+    """One may wait, the second comes ten seconds into a start of forty: thirty are left."""
+    world = World(then=True, workers=(), maxWaitSeconds=10, maxWakeSeconds=600, maxRequests=1)
+    await wakes(world, 40.0, 3)
+    first = world.enter(1)
+    await asyncio.sleep(0)
+    world.now_s += 10.0
+    with pytest.raises(SaturatedError) as told:
+        await world.enter(2)
+    assert told.value.retry_after_s == pytest.approx(30.0)
+    world.set("a")
+    world.finish(await served(first))
+
+
+async def test_the_loss_of_single_workers_teaches_nothing_of_starts():
+    """Prefill is lost and comes back within two seconds, beside a decode worker: no start from nothing."""
+    world = World(then=True, maxWaitSeconds=10, maxWakeSeconds=600)
+    for _ in range(4):
+        world.admission.tick()
+        world.set()
+        waiting = world.enter(1)
+        await asyncio.sleep(0)
+        world.now_s += 2.0
+        world.set("a")
+        world.finish(await served(waiting))
+    assert world.admission.core.hold_s == 600.0

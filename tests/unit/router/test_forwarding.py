@@ -5,7 +5,6 @@ import time
 
 import orjson
 
-from penstock_router.policy.prefix_owner import RouterState
 from penstock_router.proxy.forwarding import FORWARDED
 from penstock_wire.client import Timeouts
 
@@ -34,9 +33,9 @@ async def start(harness, write_graph, *workers, **settings):
         await router.until(lambda router=router: not router.server.admission.problems())
         assert number < 2
     first, second = routers
-    await second.until(lambda: second.server._peers.owner_url(()) == first.url)
+    await second.until(lambda: second.server._peers.owner_url() == first.url)
     await first.until(lambda: len(first.server._peers._heard) == 1)
-    assert first.server._peers.owner_url(()) is None
+    assert first.server._peers.owner_url() is None
     return Routers(first, second)
 
 
@@ -78,7 +77,7 @@ async def test_what_was_passed_on_is_not_passed_on_again(harness, write_graph):
     other = next(iter(peers._heard.values())).instance
     peers._owners.set_owners([other])
     peers._choose_owners = lambda: None
-    assert peers.owner_url(()) == routers.second.url
+    assert peers.owner_url() == routers.second.url
     assert (await routers.second.post()).status == 200
     assert (await routers.first.post(headers=(JSON, (FORWARDED, b"1")))).status == 200
     assert len(worker.seen) == 2
@@ -96,7 +95,7 @@ async def test_a_dead_owner_costs_no_answer(harness, write_graph):
     gate.set()
     assert (await task).status == 200
     assert (await routers.second.post(max_tokens=1)).status == 200
-    assert routers.second.server._peers.owner_url(()) is None
+    assert routers.second.server._peers.owner_url() is None
     assert await routers.second.metric("penstock_router_forwarded_requests_total", outcome="fell_back") >= 1
 
 
@@ -147,7 +146,7 @@ async def test_a_router_that_stops_decides_about_nothing(harness, write_graph):
     worker = await harness.worker("aggregated")
     routers = await start(harness, write_graph, worker)
     routers.first.server._peers.forwards = False
-    await routers.second.until(lambda: routers.second.server._peers.owner_url(()) is None)
+    await routers.second.until(lambda: routers.second.server._peers.owner_url() is None)
     assert "decides" not in orjson.loads((await routers.first.get("/peer_load")).body)
 
 
@@ -163,30 +162,6 @@ async def test_forwarding_can_be_off(harness, write_graph):
     await second.until(lambda: second.server._peers._heard)
     assert (await second.post()).status == 200
     assert second.server.metrics.arrivals == 1
-
-
-async def test_several_owners_share_by_prefix(harness, write_graph):
-    """Equal prompts meet at one router, wherever they come in, and both decide about some."""
-    worker = await harness.worker("aggregated")
-    routers = await start(harness, write_graph, worker)
-    both = [routers.first.server, routers.second.server]
-    for server in both:
-        busy = [RouterState(each._peers.instance, each._peers._since_s, 1.0) for each in both]
-        server._peers._choose_owners = lambda: None
-        server._peers._owners.set_owners([each.name for each in busy])
-        other = routers.second if server is both[0] else routers.first
-        server._peers._url_of = {other.server._peers.instance: other.url}
-    for number in range(12):
-        prompt = f"{number} " * 400
-        for router in (routers.first, routers.second):
-            before = [each.metrics.arrivals for each in both]
-            assert (await router.post(prompt=prompt)).status == 200
-            after = [each.metrics.arrivals for each in both]
-            decided = [now - then for now, then in zip(after, before, strict=True)]
-            if router is routers.first:
-                expected = decided
-        assert decided == expected
-    assert all(each.metrics.arrivals for each in both)
 
 
 async def test_a_router_that_hangs_is_asked_no_longer_than_allowed(harness, write_graph):

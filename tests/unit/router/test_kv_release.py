@@ -82,6 +82,27 @@ async def test_a_request_that_every_decode_worker_refuses_is_released(harness):
     await router.assert_idle()
 
 
+async def test_a_worker_that_runs_something_is_told_before_an_idle_one(harness):
+    """Its next step sends the message on; an idle vLLM that never met the prefill worker has none."""
+    prefill, first = await harness.pair()
+    second = await harness.worker("decode")
+    router = await harness.router(prefill, first, second)
+    started = asyncio.Event()
+    first.script, second.script = [harness.answers.hang(started)], [harness.answers.hang(started)]
+    running = asyncio.create_task(router.post())
+    await started.wait()
+    busy, idle = (first, second) if first.seen else (second, first)
+    full = harness.answers.status(503, AT_CAPACITY)
+    busy.script, idle.script = [full, _refuse(harness)], [full, _refuse(harness)]
+
+    assert (await router.post(max_tokens=1)).status == 503
+
+    await router.until(lambda: _releases(busy) == [harness.params])
+    assert _releases(idle) == []
+    running.cancel()
+    await router.assert_idle()
+
+
 async def test_a_decode_worker_that_was_asked_answers_for_the_blocks(harness):
     """Served, failed and cancelled requests release nothing: the worker that has them does."""
     prefill, decode = await harness.pair()

@@ -7,7 +7,7 @@ import pytest
 
 from penstock_router.discovery.endpoint_slices import router_urls
 from penstock_router.discovery.statefile import router_urls as local_router_urls
-from penstock_router.peers import read_load
+from penstock_router.peer_load import read_load
 
 
 class Graph:

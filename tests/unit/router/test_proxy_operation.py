@@ -12,6 +12,7 @@ from penstock_core.errors import ConfigError, PortInUseError, UpstreamError
 from penstock_router.access_log import AccessLog
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.proxy.auth import API_KEYS, read_keys
+from penstock_router.proxy.kv_release import REFUSED_MODEL
 from penstock_router.server import RouterServer
 from penstock_router.settings import RouterSettings
 
@@ -326,9 +327,8 @@ def test_an_access_log_that_cannot_be_opened_is_refused(tmp_path):
         AccessLog.open(str(tmp_path / "none" / "access.log"))
 
 
-async def test_a_decode_pool_that_leaves_during_the_prefill_is_waited_for(harness, tmp_path):
-    """The request waits with its prefill done, which is not computed twice if its lease still holds."""
-    path = tmp_path / "llama.json"
+async def _prefilled_without_decode(harness, path, **settings):
+    """Return router, pair and a request that is prefilled when the decode worker has gone."""
     prefill, decode = await harness.pair()
     finish = asyncio.Event()
 
@@ -338,18 +338,56 @@ async def test_a_decode_pool_that_leaves_during_the_prefill_is_waited_for(harnes
 
     prefill.script = [slow_prefill]
     _statefile(path, [prefill, decode])
-    router = await harness.router(statefile=path, disaggregated=True)
+    router = await harness.router(statefile=path, disaggregated=True, **settings)
     request = asyncio.create_task(router.post())
     await router.until(lambda: len(prefill.seen) == 1)
     _statefile(path, [prefill, decode], **{decode.name: "starting"})
     await router.until(lambda: not router.server.core.pool.routable(Role.DECODE, 0))
     finish.set()
+    return router, [prefill, decode], request
+
+
+async def test_a_decode_pool_that_leaves_during_the_prefill_is_waited_for(harness, tmp_path):
+    """The request waits with its prefill done, which is not computed twice if its lease still holds."""
+    path = tmp_path / "llama.json"
+    router, pair, request = await _prefilled_without_decode(harness, path)
     await router.until(lambda: len(router.server.core.queues[Role.DECODE]) == 1)
 
-    _statefile(path, [prefill, decode])
+    _statefile(path, pair)
 
     assert (await request).status == 200
-    assert (len(prefill.seen), len(decode.seen)) == (1, 1)
+    assert [len(each.seen) for each in pair] == [1, 1]
+    await router.assert_idle()
+
+
+async def test_a_decode_pool_that_stays_away_beyond_the_lease_is_waited_for_without_one(harness, tmp_path):
+    """Nobody renews the lease here, so the request goes back to the first queue, and is prefilled again in the end."""
+    path = tmp_path / "llama.json"
+    router, pair, request = await _prefilled_without_decode(harness, path, lease_s=0.5)
+    await router.until(lambda: len(router.server.core.entry_queue) == 1)
+    assert len(router.server.core.queues[Role.DECODE]) == 0
+    # Its blocks were given back: the decode worker is asked to tell so, which it still can.
+    await router.until(lambda: [each.body["model"] for each in pair[1].seen] == [REFUSED_MODEL])
+
+    _statefile(path, pair)
+
+    assert (await request).status == 200
+    assert [each.body.get("max_tokens") for each in pair[0].seen] == [1, 1]
+    assert await router.metric("penstock_router_retries_total", reason="queue_timeout") == 1
+    assert await router.metric("penstock_router_queue_timeouts_total", model_name="llama") == 0
+    await router.assert_idle()
+
+
+async def test_a_request_that_may_not_be_tried_again_gets_503_when_its_lease_is_over(harness, tmp_path):
+    """With the time to come back, and counted as a queue time-out."""
+    config = {"retries": {"maxPerRequest": 0}}
+    router, _, request = await _prefilled_without_decode(
+        harness, tmp_path / "llama.json", lease_s=0.5, config=config
+    )
+    refused = await request
+    assert (refused.status, orjson.loads(refused.body)["error"]["code"]) == (503, "queue_timeout")
+    assert b"retry-after" in refused.headers
+    assert await router.metric("penstock_router_queue_timeouts_total", model_name="llama") == 1
     await router.assert_idle()
 
 

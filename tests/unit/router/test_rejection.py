@@ -210,7 +210,12 @@ async def test_the_load_that_makes_workers_busy_is_exported(harness):
 )
 def test_retry_after_is_bounded(expected_s, floor_s, value):
     """Whole seconds from the drain rate, at least the setting, at most 60."""
-    assert retry_after(expected_s, floor_s=floor_s) == value
+    assert retry_after(expected_s, floor_s=floor_s, is_rate=True) == value
+
+
+def test_a_start_up_is_told_in_full():
+    """Workers that need five minutes are not there after one."""
+    assert retry_after(299.2, floor_s=1, is_rate=False) == b"300"
 
 
 @pytest.mark.parametrize(("second", "status"), [("0.2", 200), ("0.95", 503)])

@@ -87,7 +87,7 @@ async def pair(harness, write_graph, bounds):
         write_graph((worker,), (cable,))
         second = await harness.router(**options)
         write_graph((worker,), (cable, second))
-        await second.until(lambda: second.server._peers.owner_url(()) == cable.url)
+        await second.until(lambda: second.server._peers.owner_url() == cable.url)
         yield first, second, cable, worker
 
 
@@ -107,7 +107,7 @@ async def test_requests_of_a_silent_owner_are_decided_here(harness, pair, gate):
     cable.connected.set()
     await first.until(lambda: worker.disconnects == 3)
     await first.assert_idle()
-    await second.until(lambda: second.server._peers.owner_url(()) == cable.url)
+    await second.until(lambda: second.server._peers.owner_url() == cable.url)
     gate.set()
     assert (await second.post(max_tokens=1)).status == 200
     assert await second.metric(FORWARDED, outcome="answered") == 1
@@ -160,7 +160,7 @@ async def test_an_owner_that_drains_keeps_its_streams(harness, pair, gate, write
         closing = asyncio.ensure_future(first.server.close())
         cable._server.close()
         peers = second.server._peers
-        await second.until(lambda: peers.owner_url(()) is None)
+        await second.until(lambda: peers.owner_url() is None)
         assert cable.url in peers.silence.urls
         await peers.ask()
         await second.until(lambda: cable.url not in peers.silence._silent_s)

@@ -122,6 +122,7 @@ def test_a_worker_looks_no_slower_beside_other_routers_prompts():
     for peers, looks_slower in ((0, True), (5000, False)):
         queue = DispatchQueue(PrefixCost(), QueueSettings())
         queue.set_workers(map(WorkerLoad, "ab"), 0.0)
+        queue.set_deciders(2 if peers else 1, is_scattered=False)
         queue.set_peer_tokens("b", peers)
         for item, (name, seconds) in enumerate([("a", 4.0), ("b", 1.0)] * 2):
             avoid = frozenset("ab") - {name}

@@ -105,7 +105,7 @@ def test_one_router_stands_at_the_beginning_of_every_way(bench):
 
 
 def test_routers_work_together_as_the_label_says(bench):
-    """Those that share own prefixes, those with events hear of caches; all ask each other as often as by default."""
+    """Those that share keep queues, those with events hear of caches; all ask each other as often as by default."""
     together, router = bench["fleets"].together, bench["setups"].router("prefix-cost")
 
     assert together(router, 1, "alone") == router

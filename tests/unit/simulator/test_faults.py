@@ -6,12 +6,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_api import Role
+from penstock_api import Predictor, Role
 from penstock_core.errors import ConfigError
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Reason
+from penstock_planner.predict.models import MODELS
+from penstock_simulator.baselines import configured
 from penstock_simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
-from penstock_simulator.scenario import Resize, WorkerFailure
+from penstock_simulator.scenario import PoolSpec, ProfiledModel, Resize, Scenario, WorkerFailure
 from penstock_simulator.workload import WorkloadSpec, prepare
 from penstock_simulator.world import World
 
@@ -157,6 +159,23 @@ def test_a_restart_costs_a_planner_with_a_ledger_nothing(split_world):
     calm, restarted = (planned(split_world, faults)[0] for faults in (Faults(), often))
 
     assert decisions(restarted) == decisions(calm)
+
+
+def test_a_restart_costs_a_fitted_predictor_nothing(monkeypatch):
+    """It takes its history from the ledger: 16 restarts in 200 s, and the same forecasts."""
+    monkeypatch.setitem(MODELS, Predictor.KALMAN, lambda rates, steps, _: [sum(rates) / len(rates)] * steps)
+    model = ProfiledModel("a100-llama-8b-bf16-tp1")
+    pools = PoolSpec(Role.PREFILL, 1, model), PoolSpec(Role.DECODE, 1, model)
+    config = DecideConfig(mode=Mode.SLA, predictor=Predictor.KALMAN, max_gpu_budget=6)
+    scenario = Scenario(pools, planner=configured(config, Mode.SLA, pools, None), max_gpus=6)
+    requests = prepare(WorkloadSpec("poisson:rate=1,duration_s=200"), seed=0).requests
+    often = Faults(restarts=tuple(float(at_s) for at_s in range(7, 200, 12)))
+    calm, restarted = (World(replace(scenario, faults=faults), requests) for faults in (Faults(), often))
+    for world in (calm, restarted):
+        world.run()
+    assert decisions(restarted) == decisions(calm)
+    steps = [step.outcome for _, role in decisions(calm) for step in role.steps if step.name == "forecast"]
+    assert steps[-1] == "kalman"
 
 
 def test_a_restart_costs_an_autoscaler_without_one_its_memory(split_world):

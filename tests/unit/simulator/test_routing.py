@@ -1,5 +1,8 @@
 """Routers in the world: the live bodies behind one port, side by side, and with old news."""
 
+from dataclasses import replace
+from random import Random
+
 import pytest
 
 from penstock_api import QueueOrder, Role
@@ -8,7 +11,7 @@ from penstock_router.policy.baselines import LeastLoaded
 from penstock_simulator.faults import Faults
 from penstock_simulator.jobs import Job, JobOutcome, PrefixChains
 from penstock_simulator.routing import VirtualRouter, policy_names
-from penstock_simulator.scenario import RouterSpec
+from penstock_simulator.scenario import RouterSpec, WorkerFailure
 from penstock_simulator.worker_size import WorkerSize
 from penstock_simulator.world import World
 from penstock_workload.traces import TraceRequest
@@ -95,11 +98,54 @@ def test_routers_hear_of_each_other_s_load_late(simple_world, request_at):
     assert ends == {1: pytest.approx(2.0), 2: pytest.approx(2.0)}
 
 
+@pytest.fixture
+def at_the_knee(request_at):
+    """Synthetic: 600 prompts of 40 beginnings, Poisson arrivals that eight servers just keep up with."""
+    random, at_s, requests = Random(7), 0.0, []
+    for line in range(1, 601):
+        at_s += random.expovariate(4.3)
+        shared = 1 + min(39, int(random.expovariate(0.12)))
+        beginning = tuple(shared * 100 + block for block in range(4))
+        own = tuple(100_000 + line * 10 + block for block in range(2 * random.randint(0, 3)))
+        ids = beginning + own
+        requests.append(request_at(at_s, 512 * len(ids), ids=ids, line=line))
+    return requests
+
+
+def in_time(world):
+    """Return the share of a world's requests whose TTFT is within 5 s."""
+    ttft_s = world.run().requests.ttft_s
+    return float((ttft_s <= 5.0).mean())
+
+
+def test_routers_that_share_queues_out_serve_about_as_many_in_time_as_one(simple_world, at_the_knee):
+    """At the knee, where an order and knowledge of its own for each router make most of them late."""
+    spec = placed("prefix-cost", queue_order=QueueOrder.IN_TIME_FIRST, peer_interval_s=0.1)
+    share = {
+        owners: in_time(World(simple_world(8, router=replace(spec, routers=8, owners=owners)), at_the_knee))
+        for owners in (1, 8, None)
+    }
+
+    assert share[8] > share[1] - 0.05
+    assert share[None] < share[1] - 0.2
+
+
+def test_a_chosen_worker_that_dies_loses_no_job(simple_world, at_the_knee):
+    """Its jobs are tried elsewhere by the router that keeps its queue."""
+    router = placed("prefix-cost", routers=4, owners=4, max_retries=5, retry_budget_fraction=1.0)
+    failures = (WorkerFailure(20.0, "aggregated-1", 40.0), WorkerFailure(30.0, "aggregated-2"))
+    world = World(simple_world(8, router=router, failures=failures), at_the_knee[:200])
+
+    world.run()
+
+    assert {job.outcome for job in world.jobs} == {JobOutcome.OK}
+
+
 def test_news_count_other_routers_jobs(request_at):
     """What another router has pending at "a" sends the next request to "b"."""
     router = routing(placed("least-pending"))
     router.set_workers([Server("a"), Server("b")], 0.0)
-    router.set_peer_tokens({"a": 5000, "b": 10}, 0.0)
+    router.set_peer_tokens({"a": 5000, "b": 10}, 0.0, asked_s=0.0)
     request = request_at(0.0)
 
     assert dispatched(router, Job(0, request, PrefixChains(0).chain(request)), 0.0) == "b"

@@ -5,6 +5,7 @@ import pytest
 from penstock_api import Role
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_simulator.baselines import configured
+from penstock_simulator.faults import Fault, FaultPeriod, Faults
 from penstock_simulator.jobs import JobOutcome
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
 from penstock_simulator.world import World
@@ -18,7 +19,7 @@ SHAPES = {
 }
 
 
-def world_of(shape, mode, requests, **router):
+def world_of(shape, mode, requests, faults=None, **router):
     """Return a world whose graph goes to zero after five minutes."""
     pools = SHAPES[shape]
     config = DecideConfig(mode=Mode.ADAPTIVE, min_gpu_budget=0, scale_to_zero_after_s=300.0)
@@ -28,6 +29,7 @@ def world_of(shape, mode, requests, **router):
         planner=configured(config, mode, pools, None),
         cold_start_s=COLD_START_S,
         max_gpus=8,
+        faults=faults or Faults(),
     )
     return World(scenario, requests)
 
@@ -54,3 +56,14 @@ def test_without_a_wait_that_covers_the_start_the_request_is_refused(request_at)
     world = world_of("aggregated", Mode.ADAPTIVE, requests, max_wake_s=None)
     world.run()
     assert [job.outcome for job in world.jobs] == [JobOutcome.OK, JobOutcome.REJECTED]
+
+
+def test_the_wait_for_a_start_is_learnt_and_ends_where_none_comes(request_at):
+    """Three starts of 40 s: then a request waits twice that, not the two minutes allowed, before it is refused."""
+    times_s = [0.0, 2000.0, 4000.0, 6000.0, 8000.0]
+    faults = Faults([FaultPeriod(Fault.NEVER_READY, 7500.0, 9000.0)])
+    world = world_of("apart", Mode.ADAPTIVE, [request_at(at_s, 1000, 20) for at_s in times_s], faults=faults)
+    world.run()
+    outcomes = [job.outcome for job in world.jobs]
+    assert outcomes == [*[JobOutcome.OK] * 4, JobOutcome.REJECTED]
+    assert COLD_START_S * 2 < world.jobs[-1].ended_s - times_s[-1] < (COLD_START_S + 3.0) * 2

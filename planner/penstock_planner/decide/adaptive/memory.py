@@ -116,6 +116,7 @@ class AdaptiveMemory:
         roles: By role.
         quiet_since_s: Since when nothing has been at the door; None: something was at the newest pull, it is not known, or the
             graph does not scale to zero.
+        unserved_s: When a role was last seen without a ready replica; None: not so far.
     """
 
     pulled_s: float | None = None
@@ -123,6 +124,7 @@ class AdaptiveMemory:
     kv: KvLoad = KvLoad()
     roles: Mapping[Role, RoleMemory] = field(default_factory=dict)
     quiet_since_s: float | None = None
+    unserved_s: float | None = None
 
     def of(self, role: Role) -> RoleMemory:
         """Return the role's memory, a blank one if there is none."""
@@ -145,6 +147,7 @@ def read(plain: Memory) -> AdaptiveMemory:
         kv=_made(KvLoad, kv, load=Trend(**kv["load"])),
         roles={Role(role): _made(RoleMemory, plain) for role, plain in data["roles"].items()},
         quiet_since_s=data.get("quiet_since_s"),
+        unserved_s=data.get("unserved_s"),
     )
 
 

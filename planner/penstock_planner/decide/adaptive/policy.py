@@ -12,7 +12,7 @@ from penstock_planner.decide.adaptive.workers import ObservedWorkers, Workers
 from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, Step
-from penstock_planner.decide.observation import PoolCounts, Pull, Window, entry_role, kv_role
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, entry_role, kv_role
 from penstock_planner.decide.proposal import Proposal, RoleProposal
 from penstock_planner.decide.stabilise import back_off, remember
 from penstock_planner.decide.state import PlannerState
@@ -84,7 +84,9 @@ def followed(memory: AdaptiveMemory, pull: Pull, workers: Workers, config: Decid
     quiet_since_s = (
         None if config.scale_to_zero_after_s is None else zero.quiet_since_s(memory.quiet_since_s, pull)
     )
-    return AdaptiveMemory(pull.at_s, made, usage, {**memory.roles, **roles}, quiet_since_s)
+    is_served = all(pool.ready for pool in pull.pools.values())
+    unserved_s = memory.unserved_s if is_served else pull.at_s
+    return AdaptiveMemory(pull.at_s, made, usage, {**memory.roles, **roles}, quiet_since_s, unserved_s)
 
 
 def _draft(
@@ -182,10 +184,16 @@ def case_of(
         if role is Role.PREFILL
         else kv.view(memory.kv, workers.decoding(memory.kv, prefilled_per_s), horizon_s),
         gaps=None if role is Role.PREFILL else workers.gaps(prefilled_per_s),
-        oldest_wait_s=demand.oldest_wait_s,
+        oldest_wait_s=_served_wait_s(demand, memory, at_s),
         rejected=sum(p.demand.refused + p.demand.timed_out for p in window.pulls if p.demand is not None),
         workers=workers,
     )
+
+
+def _served_wait_s(demand: Demand, memory: AdaptiveMemory, at_s: float) -> float | None:
+    """Return the longest wait at the door while every role had a ready replica: for the first, more would not help."""
+    wait_s = demand.oldest_wait_s
+    return wait_s if wait_s is None or memory.unserved_s is None else min(wait_s, at_s - memory.unserved_s)
 
 
 def _waiting(role: Role, pull: Pull) -> float:

@@ -60,7 +60,7 @@ class Case:
         work: Prefill work; None for decode.
         kv: KV usage; None for prefill.
         gaps: Gaps between tokens; None for prefill, and where there is no target.
-        oldest_wait_s: In the routers; None when nothing waits there.
+        oldest_wait_s: In the routers, while every role had a ready replica; None when nothing waits there.
         rejected: Requests refused or timed out in the interval.
         workers: What they are taken to be able to do.
     """

@@ -73,16 +73,19 @@ def _awake(
     held_s = max(0.0, *(_held_s(each, memory, window.end_s) for each in proposals))
     # A role that has gone already is followed: one role alone serves nobody.
     is_begun = any(not each.pool.replicas for each in proposals)
-    is_least = all(each.pool.replicas <= 1 and not each.pool.starting for each in proposals)
-    is_due = memory.quiet_since_s is not None and quiet_s >= after_s and is_least
-    is_due = is_due and (is_begun or held_s <= 0)
+    is_due = memory.quiet_since_s is not None and quiet_s >= after_s and (is_begun or held_s <= 0)
+    is_due = is_due and not any(each.pool.starting for each in proposals)
+    # What a worker can do may never have been measured, so that no other rule finds one to spare.
+    above_one = [each for each in proposals if each.pool.replicas > 1]
+    leaving = above_one or [each for each in proposals if each.pool.replicas]
     inputs = {"quiet_s": quiet_s, "hold_down_s": held_s}
-    step = Step("zero", inputs, after_s, "go to zero" if is_due else "stay")
+    outcome = "stay" if not is_due else "shrink" if above_one else "go to zero"
+    step = Step("zero", inputs, after_s, outcome)
     if not is_due:
         return [each.passed(step) for each in proposals]
     detail = f"nothing has been at the door for {quiet_s:.0f} s"
     return [
-        _as(each, Action.DOWN if each.pool.replicas else Action.HOLD, Reason.IDLE, detail, step)
+        _as(each, Action.DOWN if each in leaving else Action.HOLD, Reason.IDLE, detail, step)
         for each in proposals
     ]
 

@@ -174,7 +174,7 @@ def test_dynamo_workers_may_register(objects):
     assert found["Role", "llama-router"]["rules"][1] == {
         "apiGroups": ["nvidia.com"],
         "resources": ["dynamoworkermetadatas"],
-        "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"],
+        "verbs": ["create", "get", "list", "patch", "watch"],
     }
     subjects = found["RoleBinding", "llama-router"]["subjects"]
     assert [each["name"] for each in subjects] == ["llama-router", "llama-worker"]

@@ -1,30 +1,28 @@
-"""Which of several routers decides about a request: the one that owns its prefix; the others pass it on.
+"""Which of several routers keeps a worker's queue; the others pass on what is to wait there.
 
-A router knows at once and exactly what it has sent itself, and late and in sums what its peers have sent. So as few
-routers decide as their processors allow: a single one knows as much as if it were alone. Where more are needed each
-owns the prefixes that a hash ring gives it, and knows their caches as if it were alone. Routers agree without a word,
-because all are told the same; one that disagrees for a moment costs a cache miss. Pure.
+Requests that wait for a worker are served in one order, and one router knows exactly what runs there, as long as one router
+keeps its queue. So as few routers keep queues as their processors allow: a single one knows as much as if it were alone.
+Where more are needed each keeps the queues of the workers that a hash ring gives it. Routers agree without a word, because
+all are told the same; while they disagree a worker has two queues. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import ceil
 
-from penstock_router.policy.hotness import HotnessTree
+import xxhash
+
 from penstock_router.policy.rings import HashRing
 
 CORES_PER_OWNER = 0.7
-"""Chosen: processor cores that all routers together use per router that decides, before one more does. It leaves a
-third of an owner's core free even if all of their work were the owners'."""
+"""Chosen: processor cores that all routers together use per router that keeps queues, before one more does. It leaves a
+third of such a router's core free even if all of their work were its own."""
 _SHRINK = 0.7
-"""Chosen: fewer decide only once they would be used to this share of that, so that load at the bound moves nothing."""
+"""Chosen: fewer keep queues only once they would be used to this share of that, so that load at the bound moves nothing."""
 _SEED = 3
 """Of the ring; 1 and 2 are the workers'."""
-_SHARDS_PER_OWNER = 8
-"""Chosen: a prefix with more than a quarter of an owner's even share of the traffic is told apart further, so that no
-owner gets much more than the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class RouterState:
 
 
 def owner_count(routers: int, busy_cores: float, before: int) -> int:
-    """Return how many routers decide, in [1, ``routers``].
+    """Return how many routers keep queues, in [1, ``routers``].
 
     One for each 0.7 cores that all use together; fewer than before only below 0.7 of that. 1.5 cores: 3; after 3,
     1.3 cores still: 3; 0.9 cores: 2.
@@ -51,7 +49,7 @@ def owner_count(routers: int, busy_cores: float, before: int) -> int:
     Args:
         routers: >= 1.
         busy_cores: Used by all of them together, >= 0.
-        before: Routers that decided until now; 0: none yet.
+        before: Routers that kept queues until now; 0: none yet.
     """
 
     def needed(cores: float) -> int:
@@ -62,7 +60,7 @@ def owner_count(routers: int, busy_cores: float, before: int) -> int:
 
 
 def owners_among(routers: Iterable[RouterState], before: int) -> tuple[str, ...]:
-    """Return the names of the routers that decide: the oldest, because they know most; none among none."""
+    """Return the names of the routers that keep queues: the oldest, because they know most; none among none."""
     known = sorted(routers, key=lambda each: (each.since_s, each.name))
     if not known:
         return ()
@@ -70,23 +68,22 @@ def owners_among(routers: Iterable[RouterState], before: int) -> tuple[str, ...]
     return tuple(each.name for each in known[:count])
 
 
-class PrefixOwners:
-    """Maps prompts to the routers that decide about them."""
+class QueueOwners:
+    """Maps workers to the routers that keep their queues."""
 
-    __slots__ = ("_hotness", "_names", "_ring")
+    __slots__ = ("_names", "_ring")
 
     def __init__(self) -> None:
         """Start without routers."""
         self._ring = HashRing(_SEED)
         self._names: frozenset[str] = frozenset()
-        self._hotness = HotnessTree()
 
     def __len__(self) -> int:
-        """Return the number of routers that decide."""
+        """Return the number of routers that keep queues."""
         return len(self._names)
 
     def set_owners(self, names: Collection[str]) -> None:
-        """Set the routers that decide."""
+        """Set the routers that keep queues."""
         wanted = frozenset(names)
         for name in self._names - wanted:
             self._ring.remove(name)
@@ -96,15 +93,15 @@ class PrefixOwners:
 
     @property
     def only(self) -> str | None:
-        """The router that decides about every request, whatever its prompt; None: none, or several do."""
+        """The router that keeps every queue; None: none, or several do."""
         return next(iter(self._names)) if len(self._names) == 1 else None
 
-    def owner(self, chain: Sequence[int]) -> str | None:
-        """Return the router that decides about a prompt; None: whoever got it.
+    def owner(self, worker: str) -> str | None:
+        """Return the router that keeps a worker's queue; None: whoever got the request.
 
         Args:
-            chain: Chained prefix keys; empty: the prompt could not be read.
+            worker: Its name; empty: none is chosen yet.
         """
-        if len(self._names) < 2 or not chain:
+        if len(self._names) < 2 or not worker:
             return self.only
-        return self._ring.find(self._hotness.key(chain, _SHARDS_PER_OWNER * len(self._names)))
+        return self._ring.find(xxhash.xxh3_64_intdigest(worker.encode()))

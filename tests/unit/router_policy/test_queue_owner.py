@@ -1,13 +1,12 @@
-"""Which routers decide, and about which prompts."""
+"""Which routers keep queues, and which."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_router.policy.prefix_owner import PrefixOwners, RouterState, owner_count, owners_among
+from penstock_router.policy.queue_owner import QueueOwners, RouterState, owner_count, owners_among
 
 NAMES = st.sets(st.integers(0, 40).map("router-{}".format), min_size=2, max_size=8)
-CHAINS = st.lists(st.integers(0, 1 << 60), min_size=1, max_size=4)
 
 
 @pytest.mark.parametrize(
@@ -45,42 +44,35 @@ def test_the_oldest_decide_because_they_know_most():
     assert owners_among([], 0) == ()
 
 
-def test_a_sole_owner_decides_about_everything():
-    """Also about prompts that cannot be read; without routers nobody is named."""
-    owners = PrefixOwners()
-    assert owners.owner((1, 2)) is None
+def test_a_sole_router_keeps_every_queue():
+    """Also before a worker is chosen; without routers nobody is named."""
+    owners = QueueOwners()
+    assert owners.owner("w") is None
     owners.set_owners(["a"])
-    assert owners.owner(()) == owners.owner((1, 2)) == "a"
+    assert owners.owner("") == owners.owner("w") == "a"
     owners.set_owners(["a", "b"])
-    assert owners.owner(()) is None
+    assert owners.owner("") is None
 
 
-@given(NAMES, st.lists(CHAINS, min_size=1, max_size=60))
-def test_routers_agree_without_a_word(names, chains):
-    """Two that see the same prompts name the same owner, whatever the order in which they learnt the names."""
-    one, two = PrefixOwners(), PrefixOwners()
+@given(NAMES, st.lists(st.text(min_size=1), min_size=1, max_size=60))
+def test_routers_agree_without_a_word(names, workers):
+    """Whatever the order in which they learnt the names, two name the same keeper of each queue."""
+    one, two = QueueOwners(), QueueOwners()
     one.set_owners(sorted(names))
     for name in sorted(names, reverse=True):
         two.set_owners([name])
     two.set_owners(names)
-    assert [one.owner(chain) for chain in chains] == [two.owner(chain) for chain in chains]
+    assert [one.owner(worker) for worker in workers] == [two.owner(worker) for worker in workers]
 
 
-def test_a_lost_router_moves_its_own_prompts_alone():
-    """Of 400 prompts, each with a beginning of its own."""
-    owners = PrefixOwners()
-    chains = [(number * 7919, number) for number in range(400)]
+def test_a_lost_router_moves_its_own_queues_alone():
+    """Of 400 workers, of which each of four routers keeps some."""
+    owners = QueueOwners()
+    workers = [f"prefill-{number}" for number in range(400)]
     owners.set_owners(["a", "b", "c", "d"])
-    before = [owners.owner(chain) for chain in chains]
+    before = [owners.owner(worker) for worker in workers]
+    assert all(60 < before.count(name) < 140 for name in "abcd")
     owners.set_owners(["a", "b", "c"])
-    after = [owners.owner(chain) for chain in chains]
+    after = [owners.owner(worker) for worker in workers]
     assert all(then == now for then, now in zip(before, after, strict=True) if then != "d")
-    assert {"a", "b", "c"} == set(after)
-
-
-def test_a_prefix_that_all_share_is_told_apart():
-    """A system prompt before every request would else let one of four routers decide about all."""
-    owners = PrefixOwners()
-    owners.set_owners(["a", "b", "c", "d"])
-    found = [owners.owner((1, 100 + number % 97)) for number in range(2000)][1000:]
-    assert all(found.count(name) > 100 for name in "abcd")
+    assert set(after) == {"a", "b", "c"}

@@ -1,0 +1,211 @@
+"""What a router's hop adds to TTFT, and what it costs: alone, with everything switched on, and forwarded by a second one.
+
+    python bench/hop.py [--seconds 20] [--rps 100] [--runs 3] [--json]
+
+Each of a source that speaks vLLM's SSE, a router, a router with tiers, admission, a session header and an access log, and
+the follower of two routers, which passes each request on to the one that decides, gets every fourth request, so that noise
+hits all alike. Then each gets short requests, for the CPU time of all processes that they pass. Medians of ``--runs``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+sys.path.insert(0, str(Path(__file__).parent))
+import graphs
+import sse_load
+
+from penstock_api import Role
+from penstock_core.local_state import EntryState
+from penstock_local.ports import ephemeral_port
+from penstock_wire.loop import run
+
+ITL_MS = 5.0
+TOKENS = 16
+SOURCES = 2
+SHORTS = 1500
+_ALL_ON = "  router: {admission: {mode: token-capacity}, tiers: {enabled: true}, sessionHeader: x-session}\n"
+_FOLLOWS_S = 30.0
+_FORWARDED = 'penstock_router_forwarded_requests_total{outcome="answered"}'
+DIRECT, ONE, ALL_ON, FORWARDED = "direct", "one router", "everything on", "forwarded"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to a worker.
+
+    Attributes:
+        url: Where requests go.
+        pids: Routers that they pass.
+    """
+
+    url: str
+    pids: tuple[int, ...] = ()
+
+
+@contextmanager
+def ways(folder: Path) -> Iterator[dict[str, Way]]:
+    """Run sources and routers."""
+    plain, all_on, statefile = folder / "plain.yaml", folder / "all.yaml", folder / "state.json"
+    text = graphs.manifest("bench", sse_load.MODEL, {"aggregated": SOURCES})
+    plain.write_text(text)
+    all_on.write_text(text + _ALL_ON)
+    started = []
+    try:
+        sources = []
+        for _ in range(SOURCES):
+            process, url = sse_load.spawn_source(ITL_MS)
+            started.append(process)
+            sources.append(url)
+        fixed = [word for url in sources for word in ("--worker", f"aggregated={url}")]
+        log = str(folder / "access.jsonl")
+        ports = [ephemeral_port() for _ in range(4)]
+        listed = dict.fromkeys(sources, Role.AGGREGATED)
+        listed |= dict.fromkeys((f"http://127.0.0.1:{port}" for port in ports[2:]), Role.ROUTER)
+        entries = {
+            f"e{at}": {"role": role, "url": url, "state": EntryState.READY}
+            for at, (url, role) in enumerate(listed.items())
+        }
+        statefile.write_bytes(orjson.dumps(entries))
+        found = ["--discovery", str(statefile)]
+        for port, graph, words in zip(
+            ports,
+            (plain, all_on, plain, plain),
+            (fixed, [*fixed, "--access-log", log], found, found),
+            strict=True,
+        ):
+            # One behind the other: the third is older than the fourth, so it decides.
+            started.append(_router(port, graph, words, folder / f"{port}.log"))
+        one, everything, decides, follows = (
+            Way(f"http://127.0.0.1:{port}", (process.pid,))
+            for port, process in zip(ports, started[SOURCES:], strict=True)
+        )
+        _wait_until_followed(follows)
+        yield {
+            DIRECT: Way(sources[0]),
+            ONE: one,
+            ALL_ON: everything,
+            FORWARDED: Way(follows.url, (*follows.pids, *decides.pids)),
+        }
+    finally:
+        sse_load.stop(*started)
+
+
+def _router(port: int, graph: Path, words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    argv = [
+        sys.executable,
+        "-m",
+        "penstock_cli",
+        "router",
+        "serve",
+        "--graph",
+        str(graph),
+        "--port",
+        str(port),
+        *words,
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(argv, stdout=output, stderr=output)
+    try:
+        sse_load.wait_until_ready(f"http://127.0.0.1:{port}/ready", within_s=60.0)
+    except SystemExit:
+        sse_load.stop(process)
+        print(log.read_text(), file=sys.stderr)
+        raise
+    return process
+
+
+def _wait_until_followed(follower: Way) -> None:
+    """Return when a router passes requests on: it asks the other one first who decides."""
+    deadline_s = time.monotonic() + _FOLLOWS_S
+    while time.monotonic() < deadline_s:
+        run(lambda _: sse_load.shorts(follower.url, follower.pids[0], requests=1, concurrency=1))
+        with urllib.request.urlopen(f"{follower.url}/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        if any(line.startswith(_FORWARDED) and float(line.rsplit(" ", 1)[1]) > 0 for line in lines):
+            return
+        time.sleep(0.2)
+    raise SystemExit(f"the second router passes nothing on after {_FOLLOWS_S:.0f} s")
+
+
+def added_ms(found: dict[str, Way], rps: float, seconds: float) -> dict[str, float]:
+    """Return TTFT of the direct way, and what the others add to it, in milliseconds."""
+    urls = {name: way.url for name, way in found.items()}
+    loads = run(lambda _: sse_load.paced(urls, rps=rps, seconds=seconds, tokens=TOKENS))
+    figures: dict[str, float] = {}
+    for fraction in (0.5, 0.99):
+        at = {
+            name: sse_load.percentile(_checked(load).ttft_s, fraction) * 1000 for name, load in loads.items()
+        }
+        figures[f"{DIRECT} p{100 * fraction:.0f}"] = at[DIRECT]
+        figures |= {f"{name} p{100 * fraction:.0f}": at[name] - at[DIRECT] for name in at if name != DIRECT}
+    return figures
+
+
+def cpu_us(found: dict[str, Way]) -> dict[str, float]:
+    """Return the CPU microseconds of a short request in all routers that it passes, and in the busiest of them."""
+    figures: dict[str, float] = {}
+    for name, way in found.items():
+        if not way.pids:
+            continue
+        before = [sse_load.sample(pid).cpu_s for pid in way.pids]
+        _checked(run(lambda _: sse_load.shorts(way.url, way.pids[0], requests=SHORTS, concurrency=16)))  # noqa: B023 - run at once
+        used = [sse_load.sample(pid).cpu_s - start for pid, start in zip(way.pids, before, strict=True)]
+        figures[f"{name} us"] = sum(used) / SHORTS * 1e6
+        figures[f"{name} busiest us"] = max(used) / SHORTS * 1e6
+    return figures
+
+
+def _checked(result: sse_load.LoadResult) -> sse_load.LoadResult:
+    if result.failed:
+        raise SystemExit(f"requests failed: {result.failed}")
+    return result
+
+
+def show(figures: dict[str, float]) -> None:
+    """Print the table."""
+    print(f"{'way':<16}{'TTFT p50 ms':>14}{'p99 ms':>10}{'CPU us':>10}{'busiest':>10}")
+    print(f"{DIRECT:<16}{figures[f'{DIRECT} p50']:>14.2f}{figures[f'{DIRECT} p99']:>10.2f}")
+    for name in (ONE, ALL_ON, FORWARDED):
+        added = f"{figures[f'{name} p50']:>+14.2f}{figures[f'{name} p99']:>+10.2f}"
+        print(f"{name:<16}{added}{figures[f'{name} us']:>10.0f}{figures[f'{name} busiest us']:>10.0f}")
+    print("goal: one router adds <= 0.3 ms at p50")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of the paced load")
+    parser.add_argument("--rps", type=float, default=100.0, help="requests per second, all ways together")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, ways(Path(folder)) as found:
+        added_ms(found, arguments.rps, 2.0)
+        runs = [
+            added_ms(found, arguments.rps, arguments.seconds) | cpu_us(found) for _ in range(arguments.runs)
+        ]
+    figures = {name: statistics.median(each[name] for each in runs) for name in runs[0]}
+    if arguments.json:
+        print(json.dumps(figures))
+    else:
+        show(figures)
+
+
+if __name__ == "__main__":
+    main()

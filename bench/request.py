@@ -1,0 +1,207 @@
+"""What one request costs the router's own code: parsed, keyed, routed, relayed and counted, without sockets.
+
+    python bench/request.py [--batches 60] [--json]
+
+The transports are objects that answer at once, so that neither the kernel nor other processes are in the figure; of all
+batches the fastest counts, because a busy machine only ever adds. `bench/router.py` measures real sockets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from penstock_api import Role, RouterConfig
+from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.server import RouterServer
+from penstock_router.settings import RouterSettings
+from penstock_wire.capacity import connections_within_files
+from penstock_wire.client_connection import ClientConnection
+from penstock_wire.limits import ServerLimits
+from penstock_wire.loop import run
+from penstock_wire.server_connection import ServerConnection, Shared
+
+MODEL = "bench-model"
+WORKERS = 4
+BATCH = 200
+EVENTS = 64
+_USAGE = b'"usage":{"prompt_tokens":64,"completion_tokens":8,"total_tokens":72}'
+_BODY = (
+    b'{"id":"cmpl-1","object":"text_completion","model":"bench-model","choices":[{"index":0,"text":"a b c",'
+)
+_WHOLE = _BODY + b'"finish_reason":"stop"}],' + _USAGE + b"}"
+_EVENT = b"data: " + _BODY + b'"finish_reason":null}],"usage":null}\n\n'
+_ALL_ON = {"admission": {"mode": "token-capacity"}, "tiers": {"enabled": True}, "sessionHeader": "x-session"}
+_SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def _framed(event: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+def _request(*, stream: bool) -> bytes:
+    body = json.dumps({"model": MODEL, "prompt": "wxyz" * 64, "max_tokens": 8, "stream": stream}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\n"
+    return head + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+ANSWERS = {
+    "whole": [
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+        % (len(_WHOLE), _WHOLE)
+    ],
+    "streamed": [
+        _SSE_HEAD + _framed(_EVENT),
+        *[_framed(_EVENT)] * (EVENTS - 1),
+        _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n",
+    ],
+}
+"""What a worker answers, one item to a read of its socket."""
+
+
+class _Transport(asyncio.Transport):
+    """A socket that takes everything at once."""
+
+    def __init__(self, on_write: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self.write = on_write  # type: ignore[method-assign]
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None: ...
+    def close(self) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+class _Worker:
+    """Answers each request on its connection."""
+
+    def __init__(self, answer: list[bytes], loop: asyncio.AbstractEventLoop) -> None:
+        self.answer, self._loop = answer, loop
+        self.connection: ClientConnection | None = None
+
+    def on_write(self, _data: bytes) -> None:
+        """Take a request; a read comes with each turn of the loop."""
+        self._loop.call_soon(self._send, 0)
+
+    def _send(self, at: int) -> None:
+        assert self.connection is not None
+        if at + 1 < len(self.answer):
+            self._loop.call_soon(self._send, at + 1)
+        self.connection.data_received(self.answer[at])
+
+
+class _Client:
+    """Sends one request at a time."""
+
+    def __init__(self, shared: Shared, request: bytes) -> None:
+        self._request, self._left = request, 0
+        self._ended: asyncio.Future[None] | None = None
+        self._connection = ServerConnection(shared)
+        self._loop = shared.loop
+        self._connection.connection_made(_Transport(self._on_write))
+
+    def _on_write(self, data: bytes) -> None:
+        if not data.endswith((b"0\r\n\r\n", b"}")):
+            return
+        self._left -= 1
+        if self._left:
+            self._loop.call_soon(self._connection.data_received, self._request)
+        elif self._ended is not None:
+            self._ended.set_result(None)
+
+    async def send(self, count: int) -> None:
+        """Return when so many requests are answered."""
+        self._left, self._ended = count, self._loop.create_future()
+        self._connection.data_received(self._request)
+        await self._ended
+
+
+def _router(answer: list[bytes], *, all_on: bool) -> RouterServer:
+    """Return a router whose connections to workers are objects of this process."""
+    workers = tuple(
+        WorkerSpec(f"w{i}", Role.AGGREGATED, f"http://w{i}:80", supervised=True) for i in range(WORKERS)
+    )
+    config = RouterConfig.model_validate(_ALL_ON) if all_on else RouterConfig()
+    access_log = os.devnull if all_on else None
+    server = RouterServer(
+        RouterSettings(MODEL, disaggregated=False, config=config, workers=workers, access_log=access_log)
+    )
+    server.admission.set_workers(workers)
+    pool = cast("Any", server)._pool  # noqa: SLF001 - sockets are left out here alone
+
+    async def connect(
+        origin: tuple[str, int], _timeouts: object, loop: asyncio.AbstractEventLoop
+    ) -> ClientConnection:
+        worker, connection = _Worker(answer, loop), ClientConnection(pool, origin, loop)
+        worker.connection = connection
+        connection.connection_made(_Transport(worker.on_write))
+        return connection
+
+    pool._connect = connect  # noqa: SLF001 - as above
+    return server
+
+
+async def _microseconds(
+    kind: str, batches: int, *, all_on: bool = False, is_forwarded: bool = False
+) -> float:
+    """Return the CPU microseconds of a request: the fastest of ``batches``."""
+    server = _router(ANSWERS[kind], all_on=all_on)
+    if is_forwarded:
+        # Another router decides about all of them.
+        cast("Any", server)._peers.owner_url = lambda _chain: "http://w0:80"  # noqa: SLF001 - it has no address here
+    limits = ServerLimits()
+    handler = cast("Any", server)._http._handler  # noqa: SLF001 - the server itself would listen
+    shared = Shared(
+        handler,
+        limits,
+        asyncio.get_running_loop(),
+        bound=connections_within_files(limits),
+        is_vital=lambda _: False,
+    )
+    client = _Client(shared, _request(stream=kind == "streamed"))
+    fastest = float("inf")
+    for _ in range(batches):
+        began = time.process_time()
+        await client.send(BATCH)
+        fastest = min(fastest, (time.process_time() - began) / BATCH)
+    return fastest * 1e6
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batches", type=int, default=60, help=f"of {BATCH} requests; the fastest counts")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments = parser.parse_args()
+    batches = arguments.batches
+    found = {kind: run(lambda _: _microseconds(kind, batches)) for kind in ANSWERS}  # noqa: B023 - run at once
+    found["everything on"] = run(lambda _: _microseconds("whole", batches, all_on=True))
+    found["forwarded"] = run(lambda _: _microseconds("whole", batches, is_forwarded=True))
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    print(f"whole answer: {found['whole']:.1f} us of the router's own code a request")
+    print(f"… with tiers, admission and access log: {found['everything on']:.1f} us")
+    print(f"… passed on to the router that decides: {found['forwarded']:.1f} us")
+    per_event = (found["streamed"] - found["whole"]) / EVENTS
+    print(
+        f"streamed, {EVENTS} events: {found['streamed']:.1f} us a request; {per_event:.2f} us an event beyond a whole one"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Graphs of runtime dynamo against a real API server: the kind in which workers register, and who may write it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from operating import condition, graph, names, running, until
+
+from penstock_core.errors import ForbiddenError
+from penstock_kube.client import KubeClient
+from penstock_kube.kinds import CONFIG_MAP, DYNAMO_WORKER_METADATA
+from penstock_operator.queue import Pace
+
+pytestmark = pytest.mark.cluster
+
+DEFINITION = Path(__file__).parents[2] / "manifests" / "dynamo-discovery.yaml"
+NAMESPACE = "default"
+DYNAMO = {"runtime": "dynamo", "engine": {"mocker": True}, "router": {"policy": "kv-cost"}}
+
+
+def registration(name):
+    """Return an object as a worker of Dynamo 1.6 applies it, with keys that no schema names."""
+    return {
+        "apiVersion": DYNAMO_WORKER_METADATA.api_version,
+        "kind": DYNAMO_WORKER_METADATA.kind,
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"data": {"endpoints": {"ns/backend/generate/1": {"instance_id": 2**52}}, "model_cards": {}}},
+    }
+
+
+async def test_dynamos_kind_is_asked_for_and_written_by_the_graphs_accounts_alone(own):
+    """Missing, it is named with its remedy; created, the graph's workers and frontends register, and may do no more."""
+    plane, client = own
+    await client.create(graph(NAMESPACE, **DYNAMO), field_manager="test")
+
+    async def degraded():
+        return (await condition(client, NAMESPACE, "Degraded")).get("reason") == "MissingCRD"
+
+    async def mended():
+        return not await degraded()
+
+    async with running(client, NAMESPACE, pace=Pace(gap_s=0.02, resync_s=0.5)):
+        await until(degraded, "the missing kind is named")
+        plane.kubectl("create", f"--filename={DEFINITION}")
+        plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"--filename={DEFINITION}")
+        await until(mended, "the kind is found without a change of the graph")
+
+    for account in ("g-worker", "g-router"):
+        kubeconfig = plane.service_account_kubeconfig(NAMESPACE, account)
+        theirs = await KubeClient.connect(kubeconfig=kubeconfig, rng=random.Random(3))
+        try:
+            written = await theirs.apply(registration(account), field_manager="dynamo-worker", force=True)
+            assert written["spec"] == registration(account)["spec"]
+            with pytest.raises(ForbiddenError):
+                await theirs.list(CONFIG_MAP, namespace=NAMESPACE)
+        finally:
+            await theirs.close()
+    assert await names(client, DYNAMO_WORKER_METADATA.kind, NAMESPACE) == {"g-worker", "g-router"}
+
+
+async def test_a_definition_of_dynamos_own_is_left_alone(own):
+    """`kubectl create`, as the docs say, refuses to replace it."""
+    plane, _ = own
+    plane.kubectl("create", f"--filename={DEFINITION}")
+    with pytest.raises(AssertionError, match="AlreadyExists"):
+        plane.kubectl("create", f"--filename={DEFINITION}")

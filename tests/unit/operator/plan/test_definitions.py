@@ -1,0 +1,35 @@
+"""Which kinds of others a graph needs, and what is said of a missing one."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock_api import GraphSpec
+from penstock_operator.plan.definitions import missing_definition
+
+
+def spec(runtime, nodes=1):
+    """Return a graph of one worker."""
+    worker = {"role": "aggregated", "nodesPerReplica": nodes, "gpusPerReplica": nodes}
+    services = {"frontend": {"role": "router"}, "worker": worker}
+    return GraphSpec.model_validate({"model": {"name": "m"}, "runtime": runtime, "services": services})
+
+
+@pytest.mark.parametrize(
+    ("spec", "sets", "discovery", "named"),
+    [
+        (spec("vllm"), False, False, None),
+        (spec("vllm", nodes=2), True, False, None),
+        (spec("vllm", nodes=2), False, True, "worker: nodesPerReplica above 1"),
+        (spec("dynamo"), False, True, None),
+        (spec("dynamo"), True, False, "DynamoWorkerMetadata"),
+        (spec("dynamo", nodes=2), False, True, "worker: nodesPerReplica above 1"),
+        (spec("dynamo", nodes=2), True, True, None),
+    ],
+)
+def test_only_what_a_graph_needs_is_missed(spec, sets, discovery, named):
+    """One replica over several nodes, and runtime dynamo."""
+    failure = missing_definition(spec, has_leader_worker_set=sets, has_dynamo_discovery=discovery)
+    assert (
+        (failure is None) if named is None else (failure.reason == "MissingCRD" and named in failure.message)
+    )

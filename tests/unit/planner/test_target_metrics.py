@@ -1,0 +1,107 @@
+"""What /metrics shows of the targets: numbers of mode sla, and nothing where nothing is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock_core.exposition import parse_samples
+from penstock_performance.profile import PerformanceProfile
+from penstock_performance.tables import DecodeTable, PrefillTable
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.observation import Demand
+from penstock_planner.metrics import PlannerMetrics
+
+PREFIX = "penstock_planner_"
+FAMILIES = (
+    *("uncached_tokens_per_second", "forecast_tokens_per_second", "worker_tokens_per_second"),
+    *("needed_replicas", "correction_factor", "target_seconds", "attainment_goal_fraction"),
+    "attained_fraction",
+)
+PROFILE = PerformanceProfile(
+    PrefillTable((100.0, 20_000.0), (0.01, 2.0)),
+    DecodeTable((100.0, 20_000.0), (0.01, 1.0), ((0.01, 0.02),) * 2, ((100.0, 2000.0),) * 2, 100_000.0),
+)
+SLA = DecideConfig(mode=Mode.SLA, performance=PROFILE, itl_slo_s=0.02, attainment=0.95)
+DEMAND = Demand(
+    1.0,
+    arrivals=4.0,
+    prompt_tokens=4000.0,
+    uncached_tokens=4000.0,
+    prefilled_tokens=4000.0,
+    completed=4.0,
+    output_tokens=400.0,
+    prefilling_workers=0.4,
+)
+
+
+async def _shown(world, config, seconds, demand=lambda _now: DEMAND, latency=None):
+    """Return the page's numbers after so many seconds, by family and label values."""
+    metrics = PlannerMetrics()
+    listener = metrics.of("serving", "llama")
+    world.config = replace(config, adjustment_interval_s=10.0)
+    listener.begin(world.config)
+    world.load.demand = demand
+    if latency is not None:
+        read = world.load.read
+
+        async def with_latency(query):
+            return replace(await read(query), latency=latency(world.time.now_s()))
+
+        world.load.read = with_latency
+    world.watcher.tick, world.watcher.decided = listener.tick, listener.decided
+    await world.run_until(seconds)
+    samples = parse_samples(metrics.page().decode(), [PREFIX + name for name in FAMILIES])
+    return {
+        (s.name.removeprefix(PREFIX), *(v for k, v in s.labels.items() if k not in ("namespace", "graph"))): s.value
+        for s in samples
+    }  # fmt: skip
+
+
+async def test_mode_sla_shows_expected_beside_arrived_the_profile_and_the_targets(world):
+    """Steady demand: what was expected for now is what arrives; nine of ten first tokens came in time."""
+
+    def latency(now_s):
+        count = now_s - 1000.0
+        return {"ttft": ((5.0, 0.9 * count), (10.0, count)), "itl": ((0.02, count), (0.1, count))}
+
+    found = await _shown(world, SLA, 120, latency=latency)
+    assert found["uncached_tokens_per_second",] == 4000
+    assert found["forecast_tokens_per_second",] == pytest.approx(4000, rel=0.05)
+    assert found["worker_tokens_per_second",] == pytest.approx(10_000, rel=0.15)
+    assert found["needed_replicas", "prefill"] == 1
+    assert found["needed_replicas", "decode"] >= 1
+    assert {key for key in found if key[0] == "correction_factor"} == {
+        ("correction_factor", name) for name in ("prefill", "ttft", "itl")
+    }
+    assert (found["target_seconds", "ttft"], found["target_seconds", "itl"]) == (SLA.ttft_slo_s, 0.02)
+    assert found["attainment_goal_fraction",] == 0.95
+    assert found["attained_fraction", "ttft"] == pytest.approx(0.9)
+    assert found["attained_fraction", "itl"] == pytest.approx(1.0)
+
+
+async def test_what_is_unknown_is_absent(world):
+    """No demand and no latencies: the targets alone; zero would be a claim."""
+    found = await _shown(world, SLA, 60, demand=lambda _now: None)
+    assert {key[0] for key in found} <= {"target_seconds", "attainment_goal_fraction", "correction_factor"}
+
+
+async def test_an_old_forecast_is_none_of_now(world):
+    """Demand becomes unknown: a minute after the last expected time nothing is expected."""
+    found = await _shown(world, SLA, 60, demand=lambda now: DEMAND if now < 1030 else None)
+    assert ("forecast_tokens_per_second",) in found
+    found = await _shown(world, SLA, 400, demand=lambda now: DEMAND if now < 1090 else None)
+    assert ("forecast_tokens_per_second",) not in found
+
+
+async def test_other_modes_show_their_forecast_or_nothing(world):
+    """Mode adaptive expects demand and has no profile; mode load neither."""
+    found = await _shown(world, DecideConfig(mode=Mode.ADAPTIVE), 90)
+    assert {key[0] for key in found} == {"uncached_tokens_per_second", "forecast_tokens_per_second"}
+
+
+async def test_mode_load_shows_what_arrives_alone(world):
+    """It has neither forecast nor targets."""
+    found = await _shown(world, DecideConfig(mode=Mode.LOAD), 60)
+    assert {key[0] for key in found} == {"uncached_tokens_per_second"}
