@@ -54,17 +54,18 @@ class ImportResult:
     unconverted: tuple[Unconverted, ...]
 
 
-def import_dgd(text: str, file: str | None = None) -> ImportResult:
-    """Convert the one DynamoGraphDeployment of ``text``.
+def import_dgd(text: str, file: str | None = None, *, name: str | None = None) -> ImportResult:
+    """Convert one DynamoGraphDeployment of ``text``.
 
     Args:
         text: YAML; other objects in it are reported, since a graph does not hold them.
         file: Name to put into problems.
+        name: Of the deployment, where there are several; None: there is one.
 
     Raises:
         InvalidSpecError: Not a DynamoGraphDeployment of a known version, or one that no graph can express.
     """
-    document, others = _only_document(text, file)
+    document, others = _only_document(text, file, name)
     value, places = (
         as_alpha(document.value) if document.value["apiVersion"] == BETA else (document.value, Places())
     )
@@ -86,15 +87,20 @@ def import_dgd(text: str, file: str | None = None) -> ImportResult:
     return ImportResult(model, tuple(sorted(notes, key=lambda each: (each.line or 0, each.path))))
 
 
-def _only_document(text: str, file: str | None) -> tuple[Document, list[Document]]:
+def _only_document(text: str, file: str | None, name: str | None) -> tuple[Document, list[Document]]:
     documents, findings = read_documents(text)
     findings = [*findings, *(finding for each in documents for finding in each.findings)]
     problems = [Problem(dotted(each.path), each.message, file, each.line) for each in findings]
-    found = [
-        each for each in documents if isinstance(each.value, dict) and each.value.get("kind") == FOREIGN_KIND
+    named = [
+        (_name_of(each), each)
+        for each in documents
+        if isinstance(each.value, dict) and each.value.get("kind") == FOREIGN_KIND
     ]
+    found = [each for own, each in named if name in (None, own)]
     if not problems and len(found) != 1:
         message = f"{len(found)} {FOREIGN_KIND} documents where one is needed; give a file with one"
+        if named:
+            message += f", or one's name: {', '.join(own or '(none)' for own, _ in named)}"
         problems.append(Problem("", message, file))
     if not problems and found[0].value.get("apiVersion") not in (ALPHA, BETA):
         version = found[0].value.get("apiVersion")
@@ -103,6 +109,12 @@ def _only_document(text: str, file: str | None) -> tuple[Document, list[Document
     if problems:
         raise InvalidSpecError(problems)
     return found[0], [each for each in documents if each is not found[0]]
+
+
+def _name_of(document: Document) -> str | None:
+    metadata = document.value.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _convert(source: ManifestSource) -> dict[str, Any]:

@@ -24,7 +24,9 @@ SERVICES: KeyPath = ("spec", "services")
 _OTHER_ENGINES = re.compile(r"\bdynamo\.(trtllm|sglang)\b|\b(tensorrtllm|trtllm|sglang)-runtime\b")
 """Modules and images of Dynamo's other workers."""
 
-_REMEDY = "graphs run vLLM, Dynamo's vLLM workers, or simulated ones: convert the sample of that engine"
+_REMEDY = (
+    "graphs run vLLM, Dynamo's vLLM workers, or simulated ones; give the vLLM variant of this deployment"
+)
 _OWN_WORKERS = "graphs run python3 -m dynamo.vllm and python3 -m dynamo.mocker"
 
 

@@ -45,7 +45,7 @@ Broken rules are reported all at once, each with file, line, key, bound and reme
 Immutable keys are compared with what the cluster holds, so an API server alone refuses their change. A graph's name
 is immutable too: another name is another graph.
 
-`penstock validate` also prints warnings: settings that are valid, but that this version does not act on yet.
+`penstock validate` also prints warnings: settings that are valid, but that need a package which is not installed here.
 """
 
 _RUNTIMES = """\
@@ -58,8 +58,8 @@ On the local backend `envFrom` and `valueFrom` name objects that only a cluster 
 | Runtime | Worker | Router | Seen running |
 |---|---|---|---|
 | `simulated` | `penstock engine serve` | `penstock router serve` | yes |
-| `vllm` | `vllm serve` with the NIXL connector | `penstock router serve` | in parts: vLLM 0.32.0 workers on a CPU, one aggregated and a NIXL pair with a lease; see vllm.md |
-| `dynamo` | `python -m dynamo.vllm`, or `dynamo.mocker` | `python -m dynamo.frontend` | frontend and mocker on one machine, Dynamo 1.6.0; vLLM workers and clusters not: see dynamo.md |
+| `vllm` | `vllm serve` with the NIXL connector | `penstock router serve` | vLLM 0.32.0 on a CPU, locally and on kind, no GPU: see vllm.md |
+| `dynamo` | `python -m dynamo.vllm`, or `dynamo.mocker` | `python -m dynamo.frontend` | Dynamo 1.6.0's frontend and mocker, locally and on kind; its vLLM workers not: see dynamo.md |
 
 Tensor parallelism is `gpusPerReplica` ÷ `nodesPerReplica`, pipeline parallelism `nodesPerReplica`. The
 addresses that a multi-node replica's nodes need of each other are added in a cluster; the local backend

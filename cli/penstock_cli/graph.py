@@ -196,14 +196,17 @@ def _as_text(spec: ProcessSpec) -> str:
     is_flag=True,
     help="Exit 1 if anything could not be carried; the manifest is written all the same.",
 )
+@click.option(
+    "--name", help="Name of the deployment to convert, where FILE holds several.  [default: the only one]"
+)
 @option.as_json("Print one JSON object: manifest, and unconverted with line, path, value and reason of each.")
-def import_(file: Path, output: Path | None, strict: bool, as_json: bool) -> None:
+def import_(file: Path, output: Path | None, strict: bool, name: str | None, as_json: bool) -> None:
     """Convert NVIDIA's DynamoGraphDeployment (v1alpha1 or v1beta1) in FILE to a GraphDeployment.
 
-    FILE is YAML with one DynamoGraphDeployment of vLLM workers or mockers. The manifest goes to stdout, the list of
+    FILE is YAML with a DynamoGraphDeployment of vLLM workers or mockers. The manifest goes to stdout, the list of
     what it does not carry to stderr. What no graph can run is refused, with exit status 2.
     """
-    result = import_dgd(read_text(file), str(file))
+    result = import_dgd(read_text(file), str(file), name=name)
     manifest = result.graph.to_manifest()
     if as_json:
         report = {"manifest": manifest, "unconverted": [asdict(each) for each in result.unconverted]}

@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 
+from penstock_core.errors import InvalidSpecError
 from penstock_importer import import_dgd
 
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
@@ -177,6 +178,22 @@ def test_a_claimed_device_is_asked_for_in_place_of_a_gpu():
     assert notes == []
 
 
+@pytest.mark.parametrize(
+    ("resources", "gpus"),
+    [
+        ({"limits": {"custom": {"aws.amazon.com/neuron": "1"}}}, "0"),
+        ({"limits": {"custom": {"rdma/ib": "1"}, "gpu": "1"}}, None),
+        ({"limits": {"custom": {"rdma/ib": "1"}}, "requests": {"gpu": "1"}}, None),
+        ({"limits": {"custom": {"ephemeral-storage": "2Gi"}}}, None),
+    ],
+)
+def test_another_accelerator_is_asked_for_in_place_of_a_gpu(resources, gpus):
+    """Beside a GPU that the deployment does not ask for, no node would have both."""
+    spec, _ = imported(W=component(extra={"resources": resources}))
+    limits = spec["services"]["w"]["podTemplate"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits.get("nvidia.com/gpu") == gpus
+
+
 def test_another_kind_of_gpu_and_custom_resources_are_asked_for_by_name():
     """An extended resource of its own, and what stands beside CPU and memory."""
     resources = {
@@ -247,6 +264,20 @@ def test_marks_of_dynamos_operator_are_left_out():
     assert [each.path for each in result.unconverted] == [
         "metadata.annotations.nvidia.com/dynamo-discovery-backend"
     ]
+
+
+def test_one_of_several_deployments_is_chosen_by_name():
+    """The others are reported; without a name, or with a wrong one, their names are told."""
+    manifest = {"apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoGraphDeployment"}
+    text = yaml.safe_dump_all(
+        {**manifest, "metadata": {"name": name}, "spec": {"services": {"W": component()}}} for name in "ab"
+    )
+    result = import_dgd(text, name="b")
+    assert result.graph.name == "b"
+    assert [each.value for each in result.unconverted] == ['"DynamoGraphDeployment"']
+    for name, count in ((None, 2), ("c", 0)):
+        with pytest.raises(InvalidSpecError, match=f"{count} .* or one's name: a, b"):
+            import_dgd(text, name=name)
 
 
 def test_other_objects_of_the_file_are_listed():

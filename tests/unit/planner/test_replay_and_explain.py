@@ -228,7 +228,7 @@ def test_the_example_of_mode_sla_can_be_decided_as_it_is():
     answer = _invoke("decide", "-", input=example)
     assert answer.exit_code == 0
     assert (
-        "prefill 2 -> 3: 18000 tokens/s in 31 s against 19883 that 2 can compute, 15424 of them"
+        "prefill 2 -> 3: 18000 tokens/s in 31 s against 19883 that 2 can compute, 16302 of them"
         in answer.stdout
     )
     assert "needed       replicas=3 replicas_now=2" in answer.stdout

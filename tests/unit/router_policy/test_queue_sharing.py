@@ -128,10 +128,12 @@ def test_a_prompt_told_is_known_in_small_and_large_fleets():
 
 
 def test_a_session_told_is_kept_to():
-    """By a policy that follows sessions."""
+    """By a policy that follows sessions, also where its request was queued here and chosen elsewhere."""
     queue = queue_of(StickySessions(make_policy("prefix-cost")), 4)
     queue.learn("w2", Arrival((1,), 0, session="s"))
+    queue.submit("chosen elsewhere", Arrival((2,), 512, session="t", worker="w3"), 0.0)
     assert queue.choose(Arrival((9,), 512, session="s"), 0.0) == "w2"
+    assert queue.choose(Arrival((9,), 512, session="t"), 0.0) == "w3"
 
 
 def test_a_central_queue_shares_slots_by_what_others_have():

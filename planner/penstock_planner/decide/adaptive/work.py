@@ -68,8 +68,8 @@ class Speed(Protocol):
 class Outlook(Speed, Protocol):
     """Says what arrives, too."""
 
-    def arriving_per_s(self, ahead_s: float) -> float | None:
-        """Return the requests/s expected so far ahead; None: along the trend."""
+    def arriving(self, along: Forecast, ahead_s: float) -> Forecast:
+        """Return the requests/s expected so far ahead, given those along the trend."""
         ...
 
 
@@ -197,23 +197,20 @@ def view(work: Work, demand: Demand, workers: Outlook, *, horizon_s: float, far_
     size = work.sized_tokens / work.sized if work.sized > 0 else 0.0
     # Arrivals as random as Poisson's; a mean over less than the average's span is as sure as its span is long.
     error = math.sqrt(work.level / min(2.0 * LEVEL_TAU_S, work.rate.seen_s)) if work.rate.seen_s > 0 else 0.0
+
+    def arriving(ahead_s: float) -> Forecast:
+        return workers.arriving(trend.forecast(work.rate, ahead_s, RATE_TAU_S), ahead_s)
+
     return WorkView(
         tokens_per_s=workers.tokens_per_s(work),
-        rate=_times(_ahead(work, workers, horizon_s), size),
+        rate=_times(arriving(horizon_s), size),
         level=_times(Forecast(work.level, work.level, error), size),
-        far_rate=_ahead(work, workers, far_s).ahead * size,
+        far_rate=arriving(far_s).ahead * size,
         peak=work.peak * size,
         backlog_tokens=demand.waiting_tokens + demand.in_flight_tokens,
         late=tuple(_share(late, work.arrivals) for late in work.late),
         recent=tuple(_share(late, minute) for late in work.recent),
     )
-
-
-def _ahead(work: Work, workers: Outlook, ahead_s: float) -> Forecast:
-    """Return the requests/s expected so far ahead; the error is the trend's, whoever says what is expected."""
-    along = trend.forecast(work.rate, ahead_s, RATE_TAU_S)
-    told = workers.arriving_per_s(ahead_s)
-    return along if told is None else replace(along, ahead=told)
 
 
 def _times(requests: Forecast, tokens: float) -> Forecast:

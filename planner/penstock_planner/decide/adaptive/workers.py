@@ -9,6 +9,7 @@ from penstock_api import Role
 from penstock_planner.decide.adaptive.gaps import GapsView
 from penstock_planner.decide.adaptive.kv import Decoding, LightDecoding
 from penstock_planner.decide.adaptive.memory import KvLoad, Work
+from penstock_planner.decide.adaptive.trend import Forecast
 from penstock_planner.decide.adaptive.work import tokens_per_s
 
 BUSY_MOST = 0.9
@@ -91,8 +92,8 @@ class Workers(Protocol):
         """Return the prompt tokens that one worker computes per second; None: not known yet."""
         ...
 
-    def arriving_per_s(self, ahead_s: float) -> float | None:
-        """Return the requests/s expected so far ahead; None: along the trend."""
+    def arriving(self, along: Forecast, ahead_s: float) -> Forecast:
+        """Return the requests/s expected so far ahead, given those along the trend."""
         ...
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
@@ -139,10 +140,10 @@ class ObservedWorkers:
         """Return what a worker was seen to do while it computed."""
         return tokens_per_s(work)
 
-    def arriving_per_s(self, ahead_s: float) -> float | None:
-        """Return None: the trend says."""
+    def arriving(self, along: Forecast, ahead_s: float) -> Forecast:
+        """Return those along the trend."""
         del ahead_s
-        return None
+        return along
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
         """Return workers that hold as much KV per token as they were seen to, slower the fuller they are."""

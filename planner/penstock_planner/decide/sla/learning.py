@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from penstock_api import Role
 from penstock_performance.profile import PerformanceProfile
 from penstock_planner.decide.observation import Demand, Pull, entry_role, kv_role
-from penstock_planner.decide.sla import queueing
+from penstock_planner.decide.sla import queueing, steady
 from penstock_planner.decide.sla.memory import Correction, SlaMemory
 
 LENGTHS_TAU_S = 120.0
@@ -77,6 +78,7 @@ def _sized(memory: SlaMemory, demand: Demand) -> SlaMemory:
         uncached_tokens=memory.uncached_tokens * kept + demand.uncached_tokens,
         answered=memory.answered * kept + demand.completed,
         output_tokens=memory.output_tokens * kept + demand.output_tokens,
+        steady=steady.followed(memory.steady, demand),
     )
 
 
@@ -131,7 +133,8 @@ def _first_tokens(memory: SlaMemory, pull: Pull, demand: Demand, profile: Perfor
     """Compare TTFT with the corrected time of a prompt and the wait that the utilisation implies, where that is light."""
     role, own_s = entry_role(pull.pools), service_s(memory, profile)
     pool = pull.pools.get(role)
-    if not demand.ttft_count or own_s is None or pool is None or not pool.ready:
+    # Nobody counts the prompts that wait inside aggregated workers, so their TTFT says nothing of a prompt's own time.
+    if role is Role.AGGREGATED or not demand.ttft_count or own_s is None or pool is None or not pool.ready:
         return memory
     load = demand.prefilling_workers
     if load > LIGHT * pool.ready or demand.waiting:

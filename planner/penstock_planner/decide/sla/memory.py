@@ -32,6 +32,19 @@ class Correction:
 
 
 @dataclass(frozen=True, slots=True)
+class SteadyRate:
+    """Arrivals over the last minutes, without a slope.
+
+    Attributes:
+        requests: Decayed over time.
+        seen_s: Seconds, decayed alike.
+    """
+
+    requests: float = 0.0
+    seen_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class SlaMemory:
     """Lengths, variability and corrections.
 
@@ -46,6 +59,7 @@ class SlaMemory:
         prefill: Seconds of computing prompts.
         ttft: Seconds to first tokens.
         itl: Seconds between tokens.
+        steady: Arrivals of the last minutes.
         forecast: The newest of a fitted predictor; None before the first.
     """
 
@@ -59,6 +73,7 @@ class SlaMemory:
     prefill: Correction = Correction()
     ttft: Correction = Correction()
     itl: Correction = Correction()
+    steady: SteadyRate = SteadyRate()
     forecast: DemandForecast | None = None
 
     @property
@@ -89,6 +104,8 @@ def read(plain: Memory) -> SlaMemory:
     known = {each.name for each in fields(SlaMemory)}
     values = {key: value for key, value in data.items() if key in known}
     corrections = {key: Correction(**values[key]) for key in ("prefill", "ttft", "itl") if key in values}
+    if "steady" in values:
+        values["steady"] = SteadyRate(**values["steady"])
     forecast = values.get("forecast")
     made = None if forecast is None else forecast_from(forecast)
     return SlaMemory(**{**values, **corrections, "forecast": made})

@@ -88,13 +88,12 @@ class Outlook:
         return 1.0 - self.workers.config.attainment
 
     def _servers(self, role: Role, replicas: int) -> tuple[int, float]:
-        """Return how many serve one queue, and their load in erlangs; aggregated workers have a queue each."""
-        load = self.tokens_per_s / self.speed
-        return (1, load / replicas) if role is Role.AGGREGATED else (replicas, load)
+        """Return how many serve one queue, and their load in erlangs."""
+        return queueing.queue_of(role, replicas, self.tokens_per_s / self.speed)
 
     def _late_share(self, role: Role, replicas: int) -> float:
         servers, load = self._servers(role, replicas)
-        if self.workers.is_bursty:
+        if not self.workers.knows_waits:
             return 0.0 if load <= self.workers.busy_most(role, replicas) * servers else 1.0
         return queueing.late_share(
             servers,

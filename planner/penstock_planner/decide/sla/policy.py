@@ -12,6 +12,8 @@ from penstock_planner.decide.adaptive import supply
 from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.adaptive.policy import case_of, followed, proposed
 from penstock_planner.decide.adaptive.rules import arriving_per_s
+from penstock_planner.decide.adaptive.trend import forecast
+from penstock_planner.decide.adaptive.work import RATE_TAU_S
 from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Step
@@ -39,7 +41,9 @@ def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
         )
     shared, learnt = adaptive_memory.read(state.memory), memory.read(state.memory)
     for pull in window.pulls:
-        learnt = learning.followed(learnt, pull, profile, mean_rate=shared.work.rate.first)
+        learnt = learning.followed(
+            learnt, pull, profile, mean_rate=forecast(shared.work.rate, 0.0, RATE_TAU_S).now
+        )
         shared = followed(shared, pull, ProfiledWorkers(profile, learnt, config), config)
     pull = window.pulls[-1]
     expected, forecast_step = judged(

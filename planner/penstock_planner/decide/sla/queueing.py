@@ -12,10 +12,25 @@ from __future__ import annotations
 
 import math
 
+from penstock_api import Role
 from penstock_performance.queueing import wait_probability
 
 _HALVINGS = 30
 """Bisection to a part in a thousand million."""
+
+
+def queue_of(role: Role, workers: int, load: float) -> tuple[int, float]:
+    """Return how many workers serve one queue, and its load: all of a pool, but each aggregated one has its own.
+
+    Prompts wait in front of prefill workers in the router, and inside aggregated ones. The router sends them where least KV is in
+    use, which says more of the answers that are decoded than of the prompts that wait; so they wait as if sent by chance.
+
+    Args:
+        role: prefill or aggregated.
+        workers: Of the pool, >= 1.
+        load: Offered to the pool, in erlangs.
+    """
+    return (1, load / workers) if role is Role.AGGREGATED else (workers, load)
 
 
 def mean_wait_s(workers: int, load: float, *, service_s: float, variability: float) -> float:
