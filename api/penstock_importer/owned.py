@@ -41,7 +41,7 @@ _FLAGS = (
     "--request-plane",
 )
 _OLD_STORE = "--store-kv"
-"""Of Dynamo before 1.0, now ``--discovery-backend``."""
+"""An older flag for the discovery's store."""
 
 _CONTAINER = {
     "livenessProbe": "is set by the runtime; put another into podTemplate",

@@ -31,7 +31,7 @@ _CONFIG_NUMBERS = {
     "decode_engine_num_gpu": "decodeEngineNumGpu",
     "prefill_engine_num_gpu": "prefillEngineNumGpu",
 }
-"""Settings of Dynamo's planner since 1.1; the first by its name until 1.3."""
+"""Settings of Dynamo's planner since 1.1; the first by an older name."""
 
 _CONFIG_MILLISECONDS = {
     "ttft": "ttftSeconds",
@@ -39,7 +39,7 @@ _CONFIG_MILLISECONDS = {
     "itl": "itlSeconds",
     "itl_ms": "itlSeconds",
 }
-"""Targets, by their names until 1.4 and since."""
+"""Targets, by their older names and those of 1.6."""
 
 _CONFIG_PROFILE = "profile_results_dir"
 _CONFIG_TARGET = "optimization_target"

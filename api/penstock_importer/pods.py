@@ -207,9 +207,21 @@ def _read_device(
     if resource is not None:
         source.take((*path, "resources", "limits", "gpuType"))
         parts.placement["gpuResourceName"] = resource
-    if pod.get("resourceClaims") and source.peek((*path, "resources", "limits", "gpu")) is None:
+    if _asks_for_another_device(pod, container) and not _states_gpus(source, path):
         for kind in ("requests", "limits"):
             _add_amounts(container, kind, {_GPU_RESOURCE: "0"})
+
+
+def _asks_for_another_device(pod: dict[str, Any], container: dict[str, Any]) -> bool:
+    """Say whether a pod claims a device, or asks for an extended resource, which has a domain in its name."""
+    amounts = _map_of(_map_of(container, "resources"), "limits")
+    return bool(pod.get("resourceClaims")) or any("/" in str(key) for key in amounts)
+
+
+def _states_gpus(source: ManifestSource, path: KeyPath) -> bool:
+    places = [(*path, "resources", kind, "gpu") for kind in ("limits", "requests")]
+    keys = source.keys((*path, "device", "resources"))
+    return any(source.peek(each) is not None for each in places) or any(key.endswith("/gpu") for key in keys)
 
 
 def _read_shared_memory(

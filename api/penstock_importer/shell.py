@@ -26,6 +26,7 @@ _ASSIGNED = r"(?:[A-Za-z_]\w*=\S*\s+)*"
 _STARTS_DYNAMO = re.compile(
     rf"^(?:exec\s+)?{_ASSIGNED}\S*python3?(?:\.\d+)?\s+-m\s+['\"]?dynamo\.(?:vllm|mocker|frontend|planner)\b"
 )
+_EXPORT = "export "
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ARGUMENTS = re.compile(r"'[^']*'|(\"\$[@*]\"|\$[@*])")
 _COMPUTED = re.compile(
@@ -71,13 +72,14 @@ def read_script(script: str, arguments: Sequence[str], variables: Mapping[str, s
     if len(starting) != 1:
         return None
     others = [each for each in statements if each is not starting[0]]
-    exported = {**variables, **_exports(others)}
-    words = _words(starting[0], arguments, exported)
+    stated = _assignments(others)
+    words = _words(starting[0], arguments, {**variables, **stated})
     if words is None:
         return None
     command = _assigned(words[1:] if words[:1] == ["exec"] else words)
-    command.env.update({key: each for key, each in _exports(others).items() if key not in command.env})
-    rest = [each for each in (*others, *dropped) if not _has_no_effect_here(each, command.env)]
+    exported = _assignments([each for each in others if each.startswith(_EXPORT)])
+    command.env.update({key: each for key, each in exported.items() if key not in command.env})
+    rest = [each for each in (*others, *dropped) if not _has_no_effect_here(each, stated)]
     if rest:
         command.left_out.append(("; ".join(rest), NOT_RUN))
     return _without_computed(command)
@@ -98,26 +100,26 @@ def _statements(text: str) -> tuple[list[str], list[str]]:
     return [each for each in statements if each], redirections
 
 
-def _exports(statements: Sequence[str]) -> dict[str, str]:
+def _assignments(statements: Sequence[str]) -> dict[str, str]:
     """Return the variables that statements set to literal values."""
     found: dict[str, str] = {}
     for each in statements:
-        words = _split(each.removeprefix("export ").strip()) or []
+        words = _split(each.removeprefix(_EXPORT).strip()) or []
         assignments = [_ASSIGNMENT.fullmatch(word) for word in words]
         if not re.search(r"[$`]", each):
             found |= {match[1]: match[2] for match in assignments if match and all(assignments)}
     return found
 
 
-def _has_no_effect_here(statement: str, env: Mapping[str, str]) -> bool:
-    """Say whether a statement is a shell's own option, joins outputs, or sets only variables that are carried."""
+def _has_no_effect_here(statement: str, stated: Mapping[str, str]) -> bool:
+    """Say whether a statement is a shell's own option, joins outputs, or sets only variables whose values are known."""
     if _JOINED_OUTPUT.fullmatch(statement):
         return True
-    words = _split(statement.removeprefix("export ").strip()) or [statement]
+    words = _split(statement.removeprefix(_EXPORT).strip()) or [statement]
     if words[0] == "set":
         return True
     names = [match[1] if (match := _ASSIGNMENT.fullmatch(word)) else None for word in words]
-    return all(name in env for name in names)
+    return all(name in stated for name in names)
 
 
 def _words(statement: str, arguments: Sequence[str], variables: Mapping[str, str]) -> list[str] | None:

@@ -49,7 +49,6 @@ class UpGraph:
         manifest = yaml.safe_load(SAMPLE.read_text())
         manifest["spec"]["model"]["name"] = os.environ["PENSTOCK_VLLM_MODEL"]
         manifest["spec"]["engine"]["pythonEnvironment"] = str(Path(os.environ["PENSTOCK_VLLM"]).parents[1])
-        manifest["spec"]["lease"]["durationSeconds"] = 12
         path = self._folder / "graph.yaml"
         path.write_text(yaml.safe_dump(manifest))
         port = self.url.rpartition(":")[2]

@@ -457,6 +457,8 @@ class DispatchQueue(Generic[T]):
         # Whoever is assigned again goes by what is true now.
         is_chosen = not queued.worker and arrival.worker not in arrival.avoid
         if is_chosen and arrival.worker in self._workers:
+            if self._learner is not None:
+                self._learner.prompt_queued(arrival, arrival.worker, self._workers)
             return RoutingDecision(arrival.worker, "chosen where it came in")
         return self.policy.route(arrival, self._workers, self._estimates)
 

@@ -5,6 +5,8 @@ What decode has cached of transfers that cannot be trusted is kept from later re
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import PenstockError
 from penstock_core.logs import get_logger
@@ -16,6 +18,9 @@ from penstock_router.proxy.failures import StageFailed
 from penstock_wire.client import ConnectionPool, Timeouts
 
 log = get_logger(__name__)
+
+PATIENCE_REAL_S: Final = 10.0
+"""Chosen: a busy vLLM takes seconds for its page, and without it the prompt would be computed once more."""
 
 
 class LeaseGuard:
@@ -30,12 +35,12 @@ class LeaseGuard:
             pool: For the prefill workers' metrics.
             clock: Simulated time.
             lease_s: The first lease that prefill workers grant, simulated seconds.
-            timeout_real_s: Longest wait for a page, real seconds.
+            timeout_real_s: Longest wait for a page, real seconds; no less than `PATIENCE_REAL_S`.
         """
         self._pool = pool
         self._clock = clock
         self._lease_s = lease_s
-        self._timeouts = Timeouts.each(timeout_real_s)
+        self._timeouts = Timeouts.each(max(timeout_real_s, PATIENCE_REAL_S))
 
     def check_wait(self, queued_s: float) -> None:
         """Return if a request may still be handed over that has waited for a decode worker here.

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import textwrap
 
 import pytest
@@ -309,67 +308,6 @@ def test_unknown_router_mode_is_listed():
     assert [each.value for each in result.unconverted] == ['"random"']
 
 
-def planner(*args):
-    """Convert the example with a planner of these arguments."""
-    manifest = yaml.safe_load(DISAGGREGATED)
-    container = {"command": ["python3", "-m"], "args": ["dynamo.planner", *args]}
-    manifest["spec"]["services"]["Planner"] = {
-        "componentType": "planner",
-        "extraPodSpec": {"mainContainer": container},
-    }
-    return converted(yaml.safe_dump(manifest, sort_keys=False))
-
-
-def test_planner_options_are_carried():
-    """The document's options keep their values; workers open up to scaling."""
-    spec, notes = planner(
-        "--environment=kubernetes", "--adjustment-interval=60", "--max-gpu-budget", "6", "--min-gpu-budget=-1",
-        "--decode-kv-scale-up-threshold=0.8", "--no-operation", "--ttft=200", "--itl", "10",
-    )  # fmt: skip
-    assert spec["planner"] == {
-        "noOperation": True,
-        "adjustmentIntervalSeconds": 60,
-        "maxGpuBudget": 6,
-        "minGpuBudget": 0,
-        "decodeKvScaleUpThreshold": 0.8,
-        "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01},
-    }
-    assert spec["services"]["vllm-decode-worker"]["scaling"] == {}
-    assert [path for path, _ in notes] == ["spec.services.Planner.extraPodSpec.mainContainer.args"]
-
-
-def test_a_planner_with_targets_and_a_profile_plans_by_them():
-    """Mode sla, and the place of the profile, which is to be checked."""
-    spec, notes = planner("--ttft=200", "--itl=10", "--profile-results-dir=/profiles")
-    assert spec["planner"] == {
-        "mode": "sla",
-        "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01, "profile": "/profiles"},
-    }
-    assert [path.endswith("args") for path, _ in notes] == [True]
-
-
-def test_a_planners_json_is_read():
-    """Dynamo 1.1 and later take one object; what a graph's planner has no key for is listed by its name."""
-    config = {
-        "environment": "kubernetes",
-        "throughput_adjustment_interval_seconds": 60,
-        "ttft": 300,
-        "enable_load_scaling": True,
-    }
-    spec, notes = planner("--config", json.dumps(config))
-    assert spec["planner"]["adjustmentIntervalSeconds"] == 60
-    assert spec["planner"]["sla"]["ttftSeconds"] == 0.3
-    assert len(notes) == 2  # the switch, and mode sla, which needs a profile
-
-
-@pytest.mark.parametrize("config", ["{", "[1]", "3"])
-def test_a_planners_json_that_is_no_object_is_listed(config):
-    """Nothing of it is carried."""
-    spec, notes = planner("--config", config)
-    assert "adjustmentIntervalSeconds" not in spec.get("planner", {})
-    assert len(notes) == 1
-
-
 def test_a_decode_worker_alone_is_an_aggregated_one():
     """Under Dynamo it computes its prompts itself; so its mocker's example does."""
     spec, notes = converted(worker({"subComponentType": "decode"}))
@@ -399,26 +337,6 @@ def test_the_plain_nixl_connector_is_the_runtimes_own(config, kept):
     assert ("--kv-transfer-config" in prefill.get("args", [])) is kept
 
 
-def test_planner_options_that_are_not_ours_are_listed():
-    """An unknown option, and a value that is no number, are named."""
-    _, notes = planner("--profile-results-dir=/p", "--adjustment-interval=fast")
-    assert [path for path, _ in notes] == ["spec.services.Planner.extraPodSpec.mainContainer.args"] * 2
-
-
-def test_a_planner_that_is_no_python_command_is_listed():
-    """A planner behind a script keeps the defaults and is named."""
-    manifest = yaml.safe_load(DISAGGREGATED)
-    container = {"command": ["/start.sh"], "args": ["--adjustment-interval=60"]}
-    manifest["spec"]["services"]["Planner"] = {
-        "componentType": "planner",
-        "extraPodSpec": {"mainContainer": container},
-    }
-    spec, notes = converted(yaml.safe_dump(manifest))
-    assert "planner" not in spec
-    prefix = "spec.services.Planner.extraPodSpec.mainContainer"
-    assert [path for path, _ in notes] == [f"{prefix}.args", f"{prefix}.command"]
-
-
 def test_variables_of_the_graph_reach_every_service():
     """Dynamo gives them to the frontend as well."""
     text = DISAGGREGATED.replace("spec:\n", "spec:\n  envs: [{name: A, value: b}]\n", 1)
@@ -432,16 +350,6 @@ def test_environment_from_objects_is_kept():
     spec, notes = converted(worker({"extraPodSpec": {"mainContainer": {"envFrom": sources}}}))
     assert spec["services"]["worker"]["envFrom"] == sources
     assert notes == []
-
-
-def test_budget_opens_when_the_start_exceeds_it():
-    """A deployment above the default budget is carried without a ceiling, and says so."""
-    text = DISAGGREGATED.replace('gpu: "1"', 'gpu: "4"')
-    manifest = yaml.safe_load(text)
-    manifest["spec"]["services"]["Planner"] = {"componentType": "planner"}
-    result = import_dgd(yaml.safe_dump(manifest))
-    assert result.graph.spec.planner.max_gpu_budget is None
-    assert [each.path for each in result.unconverted] == ["spec.services"]
 
 
 def test_claims_of_the_graph_are_referred_to():

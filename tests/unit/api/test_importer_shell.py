@@ -39,9 +39,10 @@ def test_a_script_takes_its_arguments():
 
 
 def test_variables_before_the_command_and_exported_ones_are_its_environment():
-    """Both forms; the nearer one wins."""
-    command = parsed(f"export A=1 B=2\nB=3 {VLLM} --a")
+    """Both forms; the nearer one wins. A variable of the script alone is filled in, and is none of its command's."""
+    command = parsed(f"export A=1 B=2\nC=4\nB=3 {VLLM} --a $C")
     assert command.env == {"A": "1", "B": "3"}
+    assert command.words == ["--a", "4"]
     assert command.left_out == []
 
 

@@ -178,6 +178,22 @@ def test_a_claimed_device_is_asked_for_in_place_of_a_gpu():
     assert notes == []
 
 
+@pytest.mark.parametrize(
+    ("resources", "gpus"),
+    [
+        ({"limits": {"custom": {"aws.amazon.com/neuron": "1"}}}, "0"),
+        ({"limits": {"custom": {"rdma/ib": "1"}, "gpu": "1"}}, None),
+        ({"limits": {"custom": {"rdma/ib": "1"}}, "requests": {"gpu": "1"}}, None),
+        ({"limits": {"custom": {"ephemeral-storage": "2Gi"}}}, None),
+    ],
+)
+def test_another_accelerator_is_asked_for_in_place_of_a_gpu(resources, gpus):
+    """Beside a GPU that the deployment does not ask for, no node would have both."""
+    spec, _ = imported(W=component(extra={"resources": resources}))
+    limits = spec["services"]["w"]["podTemplate"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits.get("nvidia.com/gpu") == gpus
+
+
 def test_another_kind_of_gpu_and_custom_resources_are_asked_for_by_name():
     """An extended resource of its own, and what stands beside CPU and memory."""
     resources = {

@@ -53,6 +53,7 @@ class FakeWorker:
         self.kv_usage = "0.25"
         self.cache_config = 'block_size="16",num_gpu_blocks="1000"'
         self.expired_leases = 0
+        self.page_delay_s = 0.0
         self.prompt_tokens = 40
         self.cached_tokens = 16
         self.server = HttpServer(self._handle)
@@ -66,6 +67,7 @@ class FakeWorker:
         if request.path == "/health":
             responder.send(self.health_status, b"")
         elif request.path == "/metrics":
+            await asyncio.sleep(self.page_delay_s)
             page = f'vllm:kv_cache_usage_perc{{engine="0"}} {self.kv_usage}\n'
             page += f'vllm:cache_config_info{{engine="0",{self.cache_config}}} 1\n'
             if self.expired_leases is not None:

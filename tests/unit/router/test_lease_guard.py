@@ -67,6 +67,17 @@ async def test_a_late_answer_is_trusted_while_no_lease_has_expired(harness, stre
     assert (len(prefill.seen), len(decode.seen)) == (1, 1)
 
 
+async def test_a_busy_prefill_workers_page_is_waited_for(harness):
+    """Longer than a health check waits: what would follow is the whole prefill once more."""
+    prefill, decode = await harness.pair()
+    config = {"health": {"timeoutRealSeconds": 0.2}}
+    router = await harness.router(prefill, decode, lease_s=LEASE_S, config=config)
+    prefill.page_delay_s = 0.4
+
+    assert (await router.post(max_tokens=2)).status == 200
+    assert len(prefill.seen) == 1
+
+
 async def test_expiries_within_the_lease_are_other_requests(harness):
     """A lease of a minute cannot have run out yet."""
     prefill, decode = await harness.pair()

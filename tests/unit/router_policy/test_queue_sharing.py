@@ -5,7 +5,14 @@ from hypothesis import strategies as st
 
 from penstock_router.core.dispatch_queue import DispatchQueue
 from penstock_router.core.queue_settings import QueueSettings
-from penstock_router.core.queue_sharing import PROMPTS, TOLD_KEYS, PromptLog, QueuedPrompt, QueueSharing
+from penstock_router.core.queue_sharing import (
+    PASSED_ON,
+    PROMPTS,
+    TOLD_KEYS,
+    PromptLog,
+    QueuedPrompt,
+    QueueSharing,
+)
 from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.load import WorkerLoad
 from penstock_router.policy.registry import POLICIES, make_policy
@@ -75,6 +82,14 @@ def test_what_was_passed_on_counts_until_others_were_asked():
     assert sharing.untold(("a",), 2.5) == {"a": 0}
 
 
+def test_what_was_passed_on_is_bounded():
+    """Where no exchange ever succeeds."""
+    sharing = QueueSharing()
+    for _ in range(PASSED_ON + 5):
+        sharing.passed_on("a", 1, 0.0)
+    assert sharing.untold(("a",), 0.0) == {"a": PASSED_ON}
+
+
 def test_a_lone_router_keeps_nothing_to_tell():
     """Nobody asks."""
     sharing = QueueSharing()
@@ -128,10 +143,12 @@ def test_a_prompt_told_is_known_in_small_and_large_fleets():
 
 
 def test_a_session_told_is_kept_to():
-    """By a policy that follows sessions."""
+    """By a policy that follows sessions, also where its request was queued here and chosen elsewhere."""
     queue = queue_of(StickySessions(make_policy("prefix-cost")), 4)
     queue.learn("w2", Arrival((1,), 0, session="s"))
+    queue.submit("chosen elsewhere", Arrival((2,), 512, session="t", worker="w3"), 0.0)
     assert queue.choose(Arrival((9,), 512, session="s"), 0.0) == "w2"
+    assert queue.choose(Arrival((9,), 512, session="t"), 0.0) == "w3"
 
 
 def test_a_central_queue_shares_slots_by_what_others_have():

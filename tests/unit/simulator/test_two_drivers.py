@@ -196,7 +196,7 @@ class Live:
             task = self.waiting.pop(index)
             error = task.exception()
             if error is not None:
-                words = {"SaturatedError": "QUEUE_FULL", "QueueTimeout": "QUEUE_TIMEOUT"}
+                words = {"QueueFull": "QUEUE_FULL", "QueueTimeout": "QUEUE_TIMEOUT"}
                 self.script.note(index, words.get(type(error).__name__, "NO_WORKER"))
                 continue
             self.assignments[index] = task.result()
