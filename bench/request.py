@@ -160,7 +160,7 @@ async def _microseconds(
     server = _router(ANSWERS[kind], all_on=all_on)
     if is_forwarded:
         # Another router decides about all of them.
-        cast("Any", server)._peers.owner_url = lambda _chain: "http://w0:80"  # noqa: SLF001 - it has no address here
+        cast("Any", server)._peers.owner_url = lambda _worker: "http://w0:80"  # noqa: SLF001 - it has no address here
     limits = ServerLimits()
     handler = cast("Any", server)._http._handler  # noqa: SLF001 - the server itself would listen
     shared = Shared(
