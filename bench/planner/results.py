@@ -8,6 +8,11 @@ from statistics import fmean
 from board import FIXED, ONE_STEP, ORACLE, REFERENCES, TIE, VERDICTS, Board, Row, verdict
 from workloads import Case
 
+from penstock_planner.decide.config import Mode
+
+PROFILED = Mode.SLA.value
+"""The default with a profile and targets."""
+
 _SHOWN_RIVALS = 3
 """How many of those that are better on a case are named."""
 
@@ -26,6 +31,7 @@ def document(board: Board, conformance: Sequence[str], pictures: Sequence[str], 
         f"## `{default}` against each other policy",
         _comparison(board),
         _against_oracle(board),
+        *_profiled(board),
         "## Tuned and held out",
         (
             "Means over the load cases. *Tuned*: cases and seeds that were looked at while policies were made. *Held-out"
@@ -99,6 +105,22 @@ def _comparison(board: Board) -> str:
         bad = [name for name, word in found.items() if word == VERDICTS[-1]]
         lines.append(f"| {baseline} | {' | '.join(map(str, counts))} | {', '.join(bad) or '-'} |")
     return "\n".join(lines)
+
+
+def _profiled(board: Board) -> list[str]:
+    """Return what a profile and targets change: `PROFILED` beside the default, by case; nothing where either is missing."""
+    found: dict[str, list[str]] = {}
+    for case in board.cases:
+        own, other = board.of(case, PROFILED), board.of(case, board.default)
+        if own is not None and other is not None and board.default != PROFILED:
+            words = f"{case.name} ({_figures(own)} beside {_figures(other)})"
+            found.setdefault(verdict(own, other), []).append(words)
+    if not found:
+        return []
+    lines = [
+        f"- *{name}* on {len(found[name])}: {', '.join(found[name])}." for name in VERDICTS if name in found
+    ]
+    return [f"## `{PROFILED}`, with a true profile, beside `{board.default}`", "\n".join(lines)]
 
 
 def _against_oracle(board: Board) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from penstock_router.policy.arrival import Arrival
@@ -19,6 +20,8 @@ PROMPTS: Final = 4096
 TOLD_KEYS: Final = 1 << 14
 """Chosen: keys told at a time, 0.2 MiB as text and some 10 ms of work; with an exchange each 0.1 s, 4,000 prompts/s of 40 keys
 from each router. What is left is told next time."""
+PASSED_ON: Final = 1 << 16
+"""Chosen: requests passed on and untold, far more than between two exchanges; the oldest are forgotten where none succeeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class PromptLog:
             at = 0
         told: list[QueuedPrompt] = []
         keys = 0
-        for prompt in list(self._prompts)[at:]:
+        for prompt in islice(self._prompts, at, None):
             keys += len(prompt.arrival.chain)
             if told and keys > TOLD_KEYS:
                 break
@@ -84,7 +87,7 @@ class QueueSharing:
         """Begin alone."""
         self.is_on = False
         self.log = PromptLog()
-        self._passed_on: deque[tuple[float, str, int]] = deque()
+        self._passed_on: deque[tuple[float, str, int]] = deque(maxlen=PASSED_ON)
 
     def queued(self, worker: str, arrival: Arrival) -> None:
         """Take note of a request queued here for a worker; empty: for none yet."""

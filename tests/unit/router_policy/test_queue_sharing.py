@@ -5,7 +5,14 @@ from hypothesis import strategies as st
 
 from penstock_router.core.dispatch_queue import DispatchQueue
 from penstock_router.core.queue_settings import QueueSettings
-from penstock_router.core.queue_sharing import PROMPTS, TOLD_KEYS, PromptLog, QueuedPrompt, QueueSharing
+from penstock_router.core.queue_sharing import (
+    PASSED_ON,
+    PROMPTS,
+    TOLD_KEYS,
+    PromptLog,
+    QueuedPrompt,
+    QueueSharing,
+)
 from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.load import WorkerLoad
 from penstock_router.policy.registry import POLICIES, make_policy
@@ -73,6 +80,14 @@ def test_what_was_passed_on_counts_until_others_were_asked():
     assert sharing.untold(("a", "b"), 0.5) == {"a": 120, "b": 0}
     assert sharing.untold(("a", "b"), 1.5) == {"a": 20, "b": 0}
     assert sharing.untold(("a",), 2.5) == {"a": 0}
+
+
+def test_what_was_passed_on_is_bounded():
+    """Where no exchange ever succeeds."""
+    sharing = QueueSharing()
+    for _ in range(PASSED_ON + 5):
+        sharing.passed_on("a", 1, 0.0)
+    assert sharing.untold(("a",), 0.0) == {"a": PASSED_ON}
 
 
 def test_a_lone_router_keeps_nothing_to_tell():

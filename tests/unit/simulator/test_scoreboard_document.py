@@ -89,6 +89,23 @@ def test_the_document_says_where_the_default_loses(bench, board):
     assert "| sine | static, as good: 3+1 | 1 | 90.0% |" in found
 
 
+def test_what_a_profile_changes_is_told_by_case(bench, board):
+    """Mode sla beside the default, where both were run; nothing where it was not."""
+    rows = [
+        row("sine", "adaptive", 0.95, 2.0),
+        row("sine", "sla", 0.95, 1.8),
+        row("stairs", "adaptive", 0.99, 1.0),
+        row("stairs", "sla", 0.97, 0.9),
+    ]
+    both = bench["board"].Board(board.cases, rows, ["adaptive", "sla"], "adaptive")
+    found = bench["results"].document(both, [], [], "run")
+
+    assert "## `sla`, with a true profile, beside `adaptive`" in found
+    assert "- *as good, no dearer* on 1: sine (95.0% for 1.80 beside 95.0% for 2.00)." in found
+    assert "- *worse, cheaper* on 1: stairs (97.0% for 0.90 beside 99.0% for 1.00)." in found
+    assert "beside" not in bench["results"].document(board, [], [], "run")
+
+
 def test_tuned_and_held_out_are_counted_apart(bench, board):
     """Seeds 0 and 1 of tuned cases; their other seeds; other cases. Regrets are against both oracles."""
     found = bench["results"].document(board, [], [], "run")

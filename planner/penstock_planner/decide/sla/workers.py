@@ -123,10 +123,14 @@ class ProfiledWorkers:
         return self._busy(role, workers, min(LATE_SHARE_MOST, LATE_TIMES * (1.0 - self.config.attainment)))
 
     def busy_after(self, role: Role, workers: int) -> float:
-        """Return the utilisation at which as many wait too long as the targets allow."""
+        """Return the utilisation at which as many wait too long as the targets allow.
+
+        Even arrivals, which hardly wait, leave the room that keeps adaptive from growing.
+        """
         if not self.knows_waits:
             return OBSERVED.busy_after(role, workers)
-        return self._busy(role, workers, 1.0 - self.config.attainment)
+        allowed = self._busy(role, workers, 1.0 - self.config.attainment)
+        return min(allowed, OBSERVED.busy_most(role, workers))
 
     def _busy(self, role: Role, workers: int, late: float) -> float:
         own_s = learning.service_s(self.learnt, self.profile)
