@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from penstock_performance.tables import DecodeRow
 from penstock_planner.decide.adaptive.kv import LOAD_MOST
 
-KV_SIGMAS = 0.75
+KV_SIGMAS = 1.1
 """Chosen: with the sixth of the cache that growing leaves free (`KV_AHEAD_MOST`), a cache of forty requests is full one time
-in twenty, and preempts seldom."""
+in sixty. With 0.75 a gap in the metrics was borne badly (scoreboard, fault-metrics-gap, seed 0: 92% in time, not 99.9%)."""
 
 
 @dataclass(frozen=True, slots=True)
