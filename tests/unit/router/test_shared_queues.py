@@ -27,8 +27,9 @@ async def start(harness, write_graph, *workers, **config):
     file = write_graph(workers, ())
     options = {"config": config, "disaggregated": False, "ready": False, "statefile": file}
     routers = [await harness.router(**options) for _ in range(2)]
-    for router in routers:
+    for number, router in enumerate(routers):
         router.server._peers._busy = BusyProcess()
+        router.server._peers.instance = f"{number:032}"  # which of four queues each keeps must not be chance
     write_graph(workers, routers)
     for router in routers:
         await router.until(lambda router=router: not router.server.admission.problems())

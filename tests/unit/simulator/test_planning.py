@@ -91,8 +91,8 @@ def test_without_a_planner_nothing_is_decided(split_world):
     assert {sample.gpus for sample in recording.samples} == {3}
 
 
-def test_a_fitted_predictor_forecasts_in_virtual_time_and_begins_anew_with_its_process(monkeypatch):
-    """Fits come with the pulls; a restart keeps what the ledger holds, and not the history that is fitted."""
+def test_a_fitted_predictor_forecasts_in_virtual_time_and_goes_on_after_a_restart(monkeypatch):
+    """Fits come with the pulls; a restarted planner takes their history from the ledger."""
     monkeypatch.setitem(models.MODELS, Predictor.KALMAN, lambda rates, steps, _step_s: [rates[-1]] * steps)
     model = ProfiledModel("a100-llama-8b-bf16-tp1")
     pools = (PoolSpec(Role.PREFILL, 2, model, 1), PoolSpec(Role.DECODE, 2, model, 1))
@@ -108,5 +108,4 @@ def test_a_fitted_predictor_forecasts_in_virtual_time_and_begins_anew_with_its_p
     assert said(60)[-1].startswith("trend: ")
     assert said(80)[-1] == "kalman"
     planner.restart(140.0)
-    assert "of 12 steps of 10 s seen" in said(30)[-1]
-    assert said(110)[-1] == "kalman"
+    assert set(said(30)) == {"kalman"}
