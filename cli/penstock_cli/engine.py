@@ -139,7 +139,7 @@ def engine() -> None:
     "--prefill-speedup",
     default=1.0,
     show_default=True,
-    help="Compute prompts so many times as fast as the latency profile says: for measuring decode alone, whose prompts "
+    help="Factor by which prompts are computed faster than the latency profile says: for measuring decode alone, whose prompts "
     "are computed beforehand.",
 )
 @click.option(
