@@ -49,7 +49,7 @@ def make_core(
         # Requests wait for decode only while no circuit lets them pass.
         bounds = QueueSettings(
             max_requests=settings.max_requests,
-            max_wait_s=_longest_decode_wait_s(config, lease_s),
+            max_wait_s=longest_decode_wait_s(config, lease_s),
             tiers=settings.tiers,
         )
         queues[Role.DECODE] = DispatchQueue(decode_policy(config.policy.value), bounds)
@@ -59,8 +59,13 @@ def make_core(
     return core
 
 
-def _longest_decode_wait_s(config: RouterConfig, lease_s: float | None) -> float:
-    """Return how long a prefilled request may wait for decode: nobody renews its prompt's lease meanwhile."""
+def longest_decode_wait_s(config: RouterConfig, lease_s: float | None) -> float:
+    """Return how long a prefilled request may wait for decode: nobody renews its prompt's lease meanwhile.
+
+    Args:
+        config: The router section.
+        lease_s: First lease of a prefilled prompt, simulated seconds; None: it bounds no wait.
+    """
     own_s = config.decode_queue.max_wait_seconds
     if own_s is not None:
         return own_s

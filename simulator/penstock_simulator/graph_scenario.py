@@ -8,6 +8,7 @@ from penstock_api import GraphDeployment, LeaseConfig, PlannerMode, RouterConfig
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.profiles.performance import BATCH_TOKENS, BLOCK_TOKENS, RUNNING_REQUESTS
 from penstock_engine.serve.preemption_config import PreemptionConfig
+from penstock_router.make_core import longest_decode_wait_s
 from penstock_router.policy.busy import busy_thresholds
 from penstock_router.policy.registry import PAIRED, make_policy
 from penstock_router.policy.routing_policy import AssignTime
@@ -62,7 +63,8 @@ def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpe
     # The live router holds nothing back from aggregated workers under a policy that assigns when a worker is free.
     has_queue = graph.spec.is_disaggregated or not assigns_late
     slot_tokens = config.prefill_queue.worker_tokens if has_queue else None
-    return replace(_configured(config, name), slot_tokens=slot_tokens)
+    decode_wait_s = longest_decode_wait_s(config, graph.spec.lease_seconds)
+    return replace(_configured(config, name), slot_tokens=slot_tokens, max_decode_wait_s=decode_wait_s)
 
 
 def default_router(policy: str) -> RouterSpec:

@@ -45,8 +45,14 @@ class Heartbeats:
         if unknown:
             self._lose(decoder, job)
         if source is not None:
-            self._world.rearm(source)
-            self._world.let_go_if_idle(source)
+            self._settle(source)
+
+    def give_back(self, job: Job) -> None:
+        """Free at its source the KV of a job for which no decode worker was found."""
+        source = self._source(job)
+        if source is not None:
+            _engine(source).end_leases([job.name], self._world.kernel.now_s)
+            self._settle(source)
 
     def forget(self, worker: SimulatedWorker) -> None:
         """Drop a dead worker's schedule."""
@@ -75,6 +81,11 @@ class Heartbeats:
                     self._untrack(decoder, job)
                     self._lose(decoder, job)
         self._arm(decoder, schedule)
+
+    def _settle(self, source: SimulatedWorker) -> None:
+        """Go on with a worker that holds fewer leases now."""
+        self._world.rearm(source)
+        self._world.let_go_if_idle(source)
 
     def _source(self, job: Job) -> SimulatedWorker | None:
         source = self._world.fleet.get(job.worker)

@@ -96,7 +96,7 @@ class VirtualRouter:
         queues: dict[Role, DispatchQueue[Job]] = {role: DispatchQueue(policy, _settings(spec, slo_s))}
         if role is Role.PREFILL:
             bounds = QueueSettings(
-                max_requests=spec.max_waiting, max_wait_s=spec.max_wait_s, tiers=_tier_settings(spec)
+                max_requests=spec.max_waiting, max_wait_s=spec.max_decode_wait_s, tiers=_tier_settings(spec)
             )
             queues[Role.DECODE] = DispatchQueue(decode_policy, bounds)
         pool = WorkerPool(BreakerConfig(), is_supervised=True)
@@ -192,12 +192,12 @@ class VirtualRouter:
         if self.core.tiers is not None and reason not in {RefusalReason.SHED, RefusalReason.QUEUE_TIMEOUT}:
             self.core.tiers.rejected(job.tier)
 
-    def longest_waits_s(self, job: Job) -> tuple[float, ...]:
-        """Return after which times a job may have waited too long; infinity: never.
+    def longest_waits_s(self, job: Job, role: Role) -> tuple[float, ...]:
+        """Return after which times a job may have waited too long for a role's worker; infinity: never.
 
         Beside the wait for workers that serve: for workers to come back, and for those that did.
         """
-        settings = self.core.entry_queue.settings
+        settings = self.core.queues[role].settings
         own_s, hold_s = settings.longest_wait_s(job.tier), self.core.hold_s
         return (own_s,) if hold_s == inf else (own_s, hold_s, hold_s + own_s)
 
@@ -238,6 +238,10 @@ class VirtualRouter:
         self._release(decode, now_s)
         failure = FailedTry("kv_lost", RetryScope.ANYWHERE, (decode.worker, prefill))
         return self._may_retry(job, failure, now_s)
+
+    def retry_unread(self, job: Job, now_s: float) -> bool:
+        """Return whether a job is prefilled again that has waited for a decode worker as long as it may."""
+        return self._may_retry(job, FailedTry("queue_timeout", RetryScope.ANYWHERE), now_s)
 
     # ------------------------------------------------------------------ workers and time
 

@@ -218,6 +218,7 @@ class RouterSpec:
         kv_events: Routers hear what workers have computed for other routers.
         max_waiting: Requests that wait in the router; more are rejected. None: no bound.
         max_wait_s: Longest wait in the router, then rejected. None: no bound.
+        max_decode_wait_s: Longest wait of a prefilled request for a decode worker, then it starts over. None: no bound.
         max_wake_s: Longest wait while a stage has no ready worker; `max_wait_s` counts from when all have one. None:
             `max_wait_s` alone.
         max_retries: Of a request whose worker died before its first token.
@@ -239,6 +240,7 @@ class RouterSpec:
     kv_events: bool = False
     max_waiting: int | None = None
     max_wait_s: float | None = None
+    max_decode_wait_s: float | None = None
     max_wake_s: float | None = None
     max_retries: int = 2
     retry_budget_fraction: float = 0.1
@@ -255,7 +257,14 @@ class RouterSpec:
         is_some = owners is None or 1 <= owners <= self.routers
         _require("owners", owners, is_fine=is_some, bound=f"1 to {self.routers}, or none")
         _require("peer_interval_s", self.peer_interval_s, is_fine=self.peer_interval_s > 0, bound="above 0")
-        for name in ("slot_requests", "slot_tokens", "max_waiting", "max_wait_s", "max_wake_s"):
+        for name in (
+            "slot_requests",
+            "slot_tokens",
+            "max_waiting",
+            "max_wait_s",
+            "max_decode_wait_s",
+            "max_wake_s",
+        ):
             value = getattr(self, name)
             _require(name, value, is_fine=value is None or value > 0, bound="above 0, or none")
 

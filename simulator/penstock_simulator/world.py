@@ -12,7 +12,7 @@ from math import inf
 from penstock_api import Role
 from penstock_engine.core.request_slots import SlotState
 from penstock_router.core.assignment import Assignment
-from penstock_router.core.router import Dispatch, Effects
+from penstock_router.core.router import Dispatch, Effects, RefusalReason
 from penstock_router.policy.baselines import LeastLoaded
 from penstock_simulator.control import Control
 from penstock_simulator.door import DoorCounters
@@ -198,10 +198,10 @@ class World:
         self.door.queued(job)
         self.apply(effects)
         if job.outcome is None:
-            self._expire_later(router, job)
+            self._expire_later(router, job, self.scenario.entry_role)
 
-    def _expire_later(self, router: VirtualRouter, job: Job) -> None:
-        for wait_s in router.longest_waits_s(job):
+    def _expire_later(self, router: VirtualRouter, job: Job, role: Role) -> None:
+        for wait_s in router.longest_waits_s(job, role):
             if wait_s < inf:
                 self.kernel.at(self.kernel.now_s + wait_s, Order.MESSAGE, self._expire, router)
 
@@ -216,8 +216,14 @@ class World:
                 self._dispatched(effect.assignment, reached)
                 continue
             job = effect.item
+            router = self._routers[job.router]
+            if effect.reason is RefusalReason.QUEUE_TIMEOUT and job.prefilled_s is not None:
+                self._heartbeats.give_back(job)
+                if router.retry_unread(job, self.kernel.now_s):
+                    self._start_over(job, may_retry=True)
+                    continue
             self.door.not_taken(job, effect.reason)
-            self._routers[job.router].rejected(job, effect.reason)
+            router.rejected(job, effect.reason)
             self._end(job, JobOutcome.REJECTED)
 
     def _dispatched(self, assignment: Assignment[Job], reached: set[str]) -> None:
@@ -362,7 +368,7 @@ class World:
         router = self._routers[job.router]
         self.apply(router.acquire_decode(job, self._scrapes.decode_loads(), self.kernel.now_s))
         if job.outcome is None and job.decode_assignment is None:
-            self._expire_later(router, job)
+            self._expire_later(router, job, Role.DECODE)
 
     # -- ends -----------------------------------------------------------------------------------------
 

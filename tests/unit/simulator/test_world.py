@@ -208,6 +208,31 @@ def test_a_prefill_that_dies_with_its_blocks_makes_the_decode_start_over(split_w
     assert (world.jobs[0].tries.retries, world.jobs[0].worker) == (1, "prefill-1")
 
 
+@pytest.mark.parametrize(("max_retries", "outcome"), [(2, JobOutcome.OK), (0, JobOutcome.REJECTED)])
+def test_a_prompt_that_waits_too_long_for_decode_is_freed_and_computed_again(
+    split_world, request_at, max_retries, outcome
+):
+    """As live: its lease is given back at once, not left to run out, and the retry waits before its prefill."""
+    prompt = request_at(0.0, 60_000, 50)
+    probe = World(split_world(1, 1), [prompt])
+    probe.run()
+    failure = WorkerFailure(probe.jobs[0].prefilled_s / 2, "decode-0", 30.0)
+    router = RouterSpec(max_decode_wait_s=3.0, max_retries=max_retries)
+    world = World(split_world(1, 1, failures=(failure,), router=router), [prompt])
+
+    world.run()
+
+    (job,) = world.jobs
+    assert job.outcome is outcome
+    counters = world.fleet["prefill-0"].server.engine.counters
+    assert counters.lease_expiries.total() == 0
+    if outcome is JobOutcome.OK:
+        assert job.tries.retries == 1
+        assert job.handed_s == pytest.approx(30.0)
+    else:
+        assert job.ended_s == pytest.approx(probe.jobs[0].prefilled_s + 3.0)
+
+
 def test_a_worker_that_comes_back_serves_with_an_empty_cache(simple_world, request_at):
     """The same prompt is computed in full again."""
     requests = [request_at(0.0, 1024, ids=(1, 2)), request_at(10.0, 1024, ids=(1, 2))]
