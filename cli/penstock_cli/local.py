@@ -23,6 +23,7 @@ from penstock_cli.terminal import printer, tensorboard_hint
 from penstock_core.local_state import EntryState
 from penstock_local.down import Stopped, choose_namespace
 from penstock_local.down import down as stop_graph
+from penstock_local.model_folder import model_warnings
 from penstock_local.render import render
 from penstock_local.statefile import StateFile
 from penstock_local.status import StatusReader
@@ -107,6 +108,7 @@ def up(file: Path, foreground: bool, as_json: bool, no_planner: bool, **options:
     }
     graph = load_graph(file)
     print_warnings(warnings_of([graph], file))
+    print_warnings(model_warnings(graph.spec))
     console = Console(stderr=True)
     with console.status("starting") as spinner:
         started = interruptible.run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,9 @@ ARBITER = "arbiter"
 _TAIL_BYTES = 4096
 _REASON_LINES = 3
 _LINE_CHARACTERS = 240
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_RAISED = re.compile(r"(\(\w+ pid=\d+\) )?(\w+\.)*\w*(Error|Exception): \S")
+"""The last line of a traceback, as it is or with the process that vLLM puts before it."""
 
 
 def log_path(log_dir: str, name: str) -> Path:
@@ -53,6 +57,8 @@ def bound(path: Path, max_bytes: int = MAX_BYTES) -> bool:
 def last_lines(path: Path, since: int = 0, lines: int = _REASON_LINES) -> str:
     """Return the last non-empty lines written after byte ``since``, joined by `` | ``; empty when there are none.
 
+    An exception before them takes the place of the first: what other threads log afterwards says less.
+
     Args:
         path: The log.
         since: Size of the log when the process was started, so that an earlier run's words are not quoted.
@@ -66,5 +72,9 @@ def last_lines(path: Path, since: int = 0, lines: int = _REASON_LINES) -> str:
             text = file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return ""
-    kept = [line.strip()[:_LINE_CHARACTERS] for line in text.splitlines() if line.strip()]
-    return " | ".join(kept[-lines:])
+    plain = (_COLOUR.sub("", line).strip()[:_LINE_CHARACTERS] for line in text.splitlines())
+    kept = [line for line in plain if line]
+    quoted, raised = kept[-lines:], [line for line in kept if _RAISED.match(line)]
+    if raised and raised[-1] not in quoted:
+        quoted[0] = raised[-1]
+    return " | ".join(quoted)

@@ -23,6 +23,7 @@ from penstock_local import liveness, private, process_log, recovery
 from penstock_local.build import LocalOptions, initial_state
 from penstock_local.door import door_of
 from penstock_local.dynamo_python import check_dynamo
+from penstock_local.model_folder import check_model
 from penstock_local.ports import is_free
 from penstock_local.probes import Probes
 from penstock_local.statefile import ProcessEntry, StateFile
@@ -116,6 +117,7 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
         check_dynamo(python_of(graph.spec, local.context))
     if graph.spec.runtime is Runtime.VLLM:
         check_vllm(vllm.program(graph.spec))
+    check_model(graph.spec)
     state = initial_state(graph, local, os.environ)
     return store, replace(state, arbiter=replace(state.arbiter, run_id=secrets.token_hex(8)))
 

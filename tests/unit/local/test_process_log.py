@@ -1,5 +1,7 @@
 """Logs: bounded, and quoted for reasons."""
 
+import pytest
+
 from penstock_local.process_log import bound, last_lines, log_path, size_of
 
 
@@ -13,6 +15,18 @@ def test_the_last_lines_of_this_run_are_quoted(tmp_path):
         file.write("one\n\ntwo\nthree\nfour\n")
     assert last_lines(path, start) == "two | three | four"
     assert last_lines(path, start, lines=1) == "four"
+
+
+@pytest.mark.parametrize(
+    "raised", ["Exception: no model", "(EngineCore pid=7) ValueError: no model", "a.b.HfError: no model"]
+)
+def test_the_exception_is_quoted_though_other_threads_log_on(tmp_path, raised):
+    """Three lines of noise after a traceback would hide why the process ended; colours are left out."""
+    path = tmp_path / "x.log"
+    path.write_text(f"Traceback\n  in f\n{raised}\n\x1b[2mone\x1b[0m\ntwo\nthree\n")
+    assert last_lines(path) == f"{raised} | two | three"
+    path.write_text(f"one\n{raised}\ntwo\n")
+    assert last_lines(path) == f"one | {raised} | two"
 
 
 def test_a_log_that_was_cut_meanwhile_is_quoted_from_its_begin(tmp_path):
