@@ -30,8 +30,8 @@ def batches(router):
 
 
 def clear(worker, router):
-    """Clear the worker's cache; vLLM tells of it with its next step."""
-    assert worker.post("/reset_prefix_cache") == {"success": True}
+    """Clear the worker's cache, once no lease holds a part of it; vLLM tells of it with its next step."""
+    worker.until(lambda: worker.post("/reset_prefix_cache") == {"success": True})
     compute(worker, "Hello")
     router.until(lambda: blocks(router) == 0)
 
