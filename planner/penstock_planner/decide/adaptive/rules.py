@@ -259,7 +259,8 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
         "late_added": lost,
     }
     step = Step("work_after", inputs, most, "shrink" if applies else "hold")
-    return finding(Reason.SPARE_CAPACITY, f"{workers} would be {busy:.0%} busy", step)
+    detail = f"{workers} would be {busy:.0%} busy" if workers else "no demand is left"
+    return finding(Reason.SPARE_CAPACITY, detail, step)
 
 
 def _kv_after(case: Case, kv: KvView) -> RoleFinding:
