@@ -12,24 +12,20 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
-
 sys.path.insert(0, str(Path(__file__).parent))
 import graphs
+import router_process
 import sse_load
 
-from penstock_api import Role
-from penstock_core.local_state import EntryState
 from penstock_local.ports import ephemeral_port
 from penstock_wire.loop import run
 
@@ -73,13 +69,7 @@ def ways(folder: Path) -> Iterator[dict[str, Way]]:
         fixed = [word for url in sources for word in ("--worker", f"aggregated={url}")]
         log = str(folder / "access.jsonl")
         ports = [ephemeral_port() for _ in range(4)]
-        listed = dict.fromkeys(sources, Role.AGGREGATED)
-        listed |= dict.fromkeys((f"http://127.0.0.1:{port}" for port in ports[2:]), Role.ROUTER)
-        entries = {
-            f"e{at}": {"role": role, "url": url, "state": EntryState.READY}
-            for at, (url, role) in enumerate(listed.items())
-        }
-        statefile.write_bytes(orjson.dumps(entries))
+        router_process.list_all(statefile, sources, [f"http://127.0.0.1:{port}" for port in ports[2:]])
         found = ["--discovery", str(statefile)]
         for port, graph, words in zip(
             ports,
@@ -88,7 +78,7 @@ def ways(folder: Path) -> Iterator[dict[str, Way]]:
             strict=True,
         ):
             # One behind the other: the third is older than the fourth, so it decides.
-            started.append(_router(port, graph, words, folder / f"{port}.log"))
+            started.append(router_process.start(port, graph, words, folder / f"{port}.log"))
         one, everything, decides, follows = (
             Way(f"http://127.0.0.1:{port}", (process.pid,))
             for port, process in zip(ports, started[SOURCES:], strict=True)
@@ -102,30 +92,6 @@ def ways(folder: Path) -> Iterator[dict[str, Way]]:
         }
     finally:
         sse_load.stop(*started)
-
-
-def _router(port: int, graph: Path, words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    argv = [
-        sys.executable,
-        "-m",
-        "penstock_cli",
-        "router",
-        "serve",
-        "--graph",
-        str(graph),
-        "--port",
-        str(port),
-        *words,
-    ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(argv, stdout=output, stderr=output)
-    try:
-        sse_load.wait_until_ready(f"http://127.0.0.1:{port}/ready", within_s=60.0)
-    except SystemExit:
-        sse_load.stop(process)
-        print(log.read_text(), file=sys.stderr)
-        raise
-    return process
 
 
 def _wait_until_followed(follower: Way) -> None:

@@ -1,0 +1,49 @@
+"""Router processes of benchmarks, and the statefile by which they find workers and each other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+import sse_load
+
+from penstock_api import Role
+from penstock_core.local_state import EntryState
+
+
+def list_all(statefile: Path, workers: Sequence[str], routers: Sequence[str]) -> None:
+    """Write a statefile that lists aggregated workers and routers by their URLs, all ready."""
+    listed = dict.fromkeys(workers, Role.AGGREGATED) | dict.fromkeys(routers, Role.ROUTER)
+    entries = {
+        f"e{at}": {"role": role, "url": url, "state": EntryState.READY}
+        for at, (url, role) in enumerate(listed.items())
+    }
+    statefile.write_bytes(orjson.dumps(entries))
+
+
+def start(port: int, graph: Path, words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start `penstock router serve` on a port and return it once it is ready; ``words`` are its further options."""
+    argv = [
+        sys.executable,
+        "-m",
+        "penstock_cli",
+        "router",
+        "serve",
+        "--graph",
+        str(graph),
+        "--port",
+        str(port),
+        *words,
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(argv, stdout=output, stderr=output)
+    try:
+        sse_load.wait_until_ready(f"http://127.0.0.1:{port}/ready", within_s=60.0)
+    except SystemExit:
+        sse_load.stop(process)
+        print(log.read_text(), file=sys.stderr)
+        raise
+    return process

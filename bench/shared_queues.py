@@ -1,0 +1,167 @@
+"""Router processes that come to share the workers' queues out under load, and one of them killed.
+
+    python bench/shared_queues.py [--routers 2] [--seconds 60] [--concurrency 12] [--no-kill] [--json]
+
+Each router gets a closed loop of short requests with many prefixes from a client of its own. Below 0.7 cores together the oldest keeps all
+queues; above, each keeps some, and all pass requests on. After two thirds of the time one gets SIGKILL. What is looked for:
+that clients of the others lose nothing, neither then nor when the queues are shared out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import orjson
+
+sys.path.insert(0, str(Path(__file__).parent))
+import graphs
+import router_process
+import sse_load
+
+from penstock_core.errors import PenstockError
+from penstock_local.ports import ephemeral_port
+from penstock_wire.client import ConnectionPool, Timeouts
+from penstock_wire.loop import run
+
+WORKERS = 4
+PREFIXES = 64
+_TIMEOUTS = Timeouts.each(30.0)
+_FORWARDED = "penstock_router_forwarded_requests_total{"
+_ANSWERED = _FORWARDED + 'outcome="answered"}'
+
+
+def load(url: str, seconds: float, concurrency: int, seed: int) -> dict[str, int]:
+    """Send requests one after the other in as many loops, and return how many ended how."""
+    rng, ended = random.Random(seed), Counter[str]()
+    bodies = [
+        orjson.dumps({"model": sse_load.MODEL, "prompt": f"{number:04d} prefix " * 60, "max_tokens": 8})
+        for number in range(PREFIXES)
+    ]
+
+    async def loop(pool: ConnectionPool, end_s: float) -> None:
+        headers = ((b"content-type", b"application/json"),)
+        while time.perf_counter() < end_s:
+            body = rng.choice(bodies)
+            try:
+                answer = await pool.request(
+                    "POST", f"{url}/v1/completions", body=body, headers=headers, timeouts=_TIMEOUTS
+                )
+                ended["ok" if answer.status == 200 else f"status {answer.status}"] += 1
+            except PenstockError as exc:
+                ended[type(exc).__name__] += 1
+                await asyncio.sleep(0.1)
+
+    async def loops(_: object) -> None:
+        pool = ConnectionPool()
+        end_s = time.perf_counter() + seconds
+        await asyncio.gather(*(loop(pool, end_s) for _ in range(concurrency)))
+        await pool.close()
+
+    run(loops)
+    return dict(ended)
+
+
+@contextmanager
+def routers(count: int, folder: Path) -> Iterator[tuple[list[str], list[subprocess.Popen[bytes]]]]:
+    """Run sources, and as many routers before them; yield the routers' URLs and processes."""
+    graph, statefile = folder / "graph.yaml", folder / "state.json"
+    graph.write_text(graphs.manifest("bench", sse_load.MODEL, {"aggregated": WORKERS}))
+    started, sources = [], []
+    try:
+        for _ in range(WORKERS):
+            process, url = sse_load.spawn_source(0.0)
+            started.append(process)
+            sources.append(url)
+        ports = [ephemeral_port() for _ in range(count)]
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        router_process.list_all(statefile, sources, urls)
+        words = ["--discovery", str(statefile)]
+        for port in ports:
+            process = router_process.start(port, graph, words, folder / f"{port}.log")
+            started.append(process)
+        yield urls, started[WORKERS:]
+    finally:
+        sse_load.stop(*started)
+
+
+def passed_on(url: str) -> tuple[int, int]:
+    """Return the requests that a router has passed on: those answered, and others."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    counts = {
+        line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(_FORWARDED)
+    }
+    answered = int(counts.get(_ANSWERED, 0))
+    return answered, int(sum(counts.values())) - answered
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, object]]:
+    """Return for each router what its clients saw and what it passed on."""
+    with routers(arguments.routers, folder) as (urls, processes):
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(arguments.routers, mp_context=context) as clients:
+            loads = [
+                clients.submit(load, url, arguments.seconds, arguments.concurrency, seed)
+                for seed, url in enumerate(urls)
+            ]
+            time.sleep(arguments.seconds * 2 / 3)
+            told: list[dict[str, object]] = []
+            for url, process in zip(urls, processes, strict=True):
+                told.append({"passed_on": passed_on(url)[0], "cpu_s": sse_load.sample(process.pid).cpu_s})
+            if not arguments.no_kill:
+                processes[0].kill()
+                told[0]["killed"] = True
+            for each, done in zip(told, loads, strict=True):
+                each["clients"] = done.result()
+        return told
+
+
+def show(told: Sequence[dict[str, object]], seconds: float) -> None:
+    """Print a line for each router."""
+    print(
+        f"after {seconds * 2 / 3:.0f} s: requests passed on, CPU; then what its clients saw until {seconds:.0f} s"
+    )
+    for number, each in enumerate(told):
+        killed = ", then killed" if each.get("killed") else ""
+        print(
+            f"router {number}: {each['passed_on']:,} passed on, {each['cpu_s']:.1f} s{killed}; {each['clients']}"
+        )
+
+
+def main() -> None:
+    """Measure and print; exit with 1 where clients of a router that lives lost a request."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--routers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of the load")
+    parser.add_argument("--concurrency", type=int, default=12, help="requests in flight at each router")
+    parser.add_argument("--no-kill", action="store_true", help="let all live")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        told = measure(arguments, Path(folder))
+    if arguments.json:
+        print(json.dumps(told))
+    else:
+        show(told, arguments.seconds)
+    if any(set(each["clients"]) != {"ok"} for each in told if not each.get("killed")):  # type: ignore[call-overload]
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
