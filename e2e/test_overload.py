@@ -12,7 +12,7 @@ from kube import Graph, wait_for
 from traffic import Load
 
 PROPAGATION_S = 150
-"""A kubelet brings a changed ConfigMap within its sync period and its cache's age, about 90 s."""
+"""A kubelet brings a changed ConfigMap within its sync period, 10 s in cluster.yaml and else 60 s, and its cache's age."""
 
 
 def processes(graph: Graph) -> set[tuple[str, int]]:
