@@ -15,7 +15,6 @@ import statistics
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ SOURCES = 2
 SHORTS = 1500
 _ALL_ON = "  router: {admission: {mode: token-capacity}, tiers: {enabled: true}, sessionHeader: x-session}\n"
 _FOLLOWS_S = 30.0
-_FORWARDED = 'penstock_router_forwarded_requests_total{outcome="answered"}'
 DIRECT, ONE, ALL_ON, FORWARDED = "direct", "one router", "everything on", "forwarded"
 
 
@@ -99,9 +97,7 @@ def _wait_until_followed(follower: Way) -> None:
     deadline_s = time.monotonic() + _FOLLOWS_S
     while time.monotonic() < deadline_s:
         run(lambda _: sse_load.shorts(follower.url, follower.pids[0], requests=1, concurrency=1))
-        with urllib.request.urlopen(f"{follower.url}/metrics", timeout=5) as answer:
-            lines = answer.read().decode().splitlines()
-        if any(line.startswith(_FORWARDED) and float(line.rsplit(" ", 1)[1]) > 0 for line in lines):
+        if router_process.passed_on(follower.url) > 0:
             return
         time.sleep(0.2)
     raise SystemExit(f"the second router passes nothing on after {_FOLLOWS_S:.0f} s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import sse_load
 
 from penstock_api import Role
 from penstock_core.local_state import EntryState
+
+_FORWARDED = 'penstock_router_forwarded_requests_total{outcome="answered"}'
 
 
 def list_all(statefile: Path, workers: Sequence[str], routers: Sequence[str]) -> None:
@@ -47,3 +50,10 @@ def start(port: int, graph: Path, words: Sequence[str], log: Path) -> subprocess
         print(log.read_text(), file=sys.stderr)
         raise
     return process
+
+
+def passed_on(url: str) -> float:
+    """Return how many requests a router has passed on to another one that answered them."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(_FORWARDED))

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -40,8 +39,6 @@ from penstock_wire.loop import run
 WORKERS = 4
 PREFIXES = 64
 _TIMEOUTS = Timeouts.each(30.0)
-_FORWARDED = "penstock_router_forwarded_requests_total{"
-_ANSWERED = _FORWARDED + 'outcome="answered"}'
 
 
 def load(url: str, seconds: float, concurrency: int, seed: int) -> dict[str, int]:
@@ -98,19 +95,13 @@ def routers(count: int, folder: Path) -> Iterator[tuple[list[str], list[subproce
         sse_load.stop(*started)
 
 
-def passed_on(url: str) -> tuple[int, int]:
-    """Return the requests that a router has passed on: those answered, and others."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
-    counts = {
-        line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(_FORWARDED)
-    }
-    answered = int(counts.get(_ANSWERED, 0))
-    return answered, int(sum(counts.values())) - answered
+def figures(url: str, process: subprocess.Popen[bytes]) -> dict[str, float]:
+    """Return the requests that a router has passed on, and its CPU seconds since its start."""
+    return {"passed_on": router_process.passed_on(url), "cpu_s": sse_load.sample(process.pid).cpu_s}
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, object]]:
-    """Return for each router what its clients saw and what it passed on."""
+    """Return what each router did, up to its death or the end, and what its clients saw."""
     with routers(arguments.routers, folder) as (urls, processes):
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(arguments.routers, mp_context=context) as clients:
@@ -118,27 +109,23 @@ def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, objec
                 clients.submit(load, url, arguments.seconds, arguments.concurrency, seed)
                 for seed, url in enumerate(urls)
             ]
-            time.sleep(arguments.seconds * 2 / 3)
-            told: list[dict[str, object]] = []
-            for url, process in zip(urls, processes, strict=True):
-                told.append({"passed_on": passed_on(url)[0], "cpu_s": sse_load.sample(process.pid).cpu_s})
+            outcomes: list[dict[str, object]] = []
             if not arguments.no_kill:
+                time.sleep(arguments.seconds * 2 / 3)
+                outcomes.append({**figures(urls[0], processes[0]), "killed": True})
                 processes[0].kill()
-                told[0]["killed"] = True
-            for each, done in zip(told, loads, strict=True):
-                each["clients"] = done.result()
-        return told
+            ended = [each.result() for each in loads]
+        living = list(zip(urls, processes, strict=True))[len(outcomes) :]
+        outcomes += [{**figures(url, process), "killed": False} for url, process in living]
+        return [{**each, "clients": seen} for each, seen in zip(outcomes, ended, strict=True)]
 
 
-def show(told: Sequence[dict[str, object]], seconds: float) -> None:
+def show(outcomes: Sequence[dict[str, object]]) -> None:
     """Print a line for each router."""
-    print(
-        f"after {seconds * 2 / 3:.0f} s: requests passed on, CPU; then what its clients saw until {seconds:.0f} s"
-    )
-    for number, each in enumerate(told):
-        killed = ", then killed" if each.get("killed") else ""
+    for number, each in enumerate(outcomes):
+        end = " when killed" if each["killed"] else ""
         print(
-            f"router {number}: {each['passed_on']:,} passed on, {each['cpu_s']:.1f} s{killed}; {each['clients']}"
+            f"router {number}: {each['passed_on']:,.0f} passed on, CPU {each['cpu_s']:.1f} s{end}; {each['clients']}"
         )
 
 
@@ -154,12 +141,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        told = measure(arguments, Path(folder))
+        outcomes = measure(arguments, Path(folder))
     if arguments.json:
-        print(json.dumps(told))
+        print(json.dumps(outcomes))
     else:
-        show(told, arguments.seconds)
-    if any(set(each["clients"]) != {"ok"} for each in told if not each.get("killed")):  # type: ignore[call-overload]
+        show(outcomes)
+    if any(set(each["clients"]) != {"ok"} for each in outcomes if not each["killed"]):  # type: ignore[call-overload]
         raise SystemExit(1)
 
 

@@ -117,10 +117,11 @@ def test_a_hand_over_gives_the_same_text(disaggregated, workers, repeats):
     assert whole == streamed == alone["choices"][0]["text"]
     transfers, hits, cached = (decode.metric(name) - value for name, value in zip(names, before, strict=True))
     prompt_tokens = alone["usage"]["prompt_tokens"]
-    retries = disaggregated.metric("penstock_router_retries_total") - retries
-    assert transfers == 2 + retries
-    if retries:
-        return  # a machine too slow for the lease: what a second prefill finds in its cache is not told from the first's
+    if disaggregated.metric("penstock_router_retries_total") > retries:
+        pytest.skip(
+            "this machine took longer than the lease, so the router prefilled again; the text is right"
+        )
+    assert transfers == 2
     assert prompt_tokens <= hits <= cached == 2 * prompt_tokens
     # The prefill's own cache: nothing at first, then every whole block, though decode counts all as cached.
     assert first.prompt_tokens_details.cached_tokens == 0
