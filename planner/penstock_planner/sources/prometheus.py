@@ -42,8 +42,8 @@ class GraphLabels:
 
     Attributes:
         model_name: Label ``model_name``.
-        graph: Label ``graph``, as the chart's PodMonitor sets it; series without the label count if their
-            ``instance`` is one of the graph's own routers or workers. None: the graph's name is unknown.
+        graph: Label ``graph``, as the chart's PodMonitor sets it; series without the label are asked for too, and
+            count if their ``instance`` is one of the graph's own routers or workers. None: the graph's name is unknown.
         namespace: Label ``namespace``; None: not asked for.
     """
 
@@ -142,25 +142,29 @@ class PrometheusSource:
         return total if total.value is None else replace(total, value=total.value / len(engines))
 
     async def _routers_queue(self, query: Query) -> Reading | None:
-        """Return the routers' queues together; None if the graph is not known to have a router.
+        """Return the routers' queues together; None if no router is ready or the graph is not known to have one.
 
-        A router without a series makes it unknown: the sum of the others would be too small.
+        A router without a series makes it unknown, whatever routers that are gone have left: the sum of the others would
+        be too small. Without known routers the graph's label says whose a series is.
         """
-        urls = tuple(self._routers()) if self._routers is not None else ()
-        addresses = {address(url) for url in urls}
-        found = [
-            each
-            for each in await self._series(names.ROUTER_QUEUE_REQUESTS, query.max_age_s)
-            if "graph" in each.labels or each.labels.get("instance") in addresses
-        ]
-        if len(found) < len(urls):
-            graph = f'graph="{self._labels.graph}" or ' if self._labels.graph is not None else ""
+        found = await self._series(names.ROUTER_QUEUE_REQUESTS, query.max_age_s)
+        if self._routers is None:
+            own = [each.reading for each in found if "graph" in each.labels]
+            return total_of(own) if own else None
+        addresses = {address(url) for url in self._routers()}
+        by_router = {
+            instance: each.reading
+            for each in found
+            if (instance := each.labels.get("instance", "")) in addresses
+        }
+        unseen = sorted(addresses - by_router.keys())
+        if unseen:
             why = (
-                f"{names.ROUTER_QUEUE_REQUESTS}: {len(found)} of {len(urls)} routers have a series with {graph}"
-                f"instance={' or '.join(sorted(addresses))}"
+                f"{names.ROUTER_QUEUE_REQUESTS}: {len(by_router)} of {len(addresses)} routers have a series;"
+                f" none with instance={' or '.join(unseen)}"
             )
             return missing(why, source=self.name)
-        return total_of([each.reading for each in found]) if found else None
+        return total_of(list(by_router.values())) if by_router else None
 
     def _workers_queue(self, query: Query, waiting: Mapping[str, Reading]) -> Reading:
         """Return the prefill workers' own queues together; at least that waits if a router should be there."""

@@ -533,6 +533,36 @@ async def test_a_router_without_a_series_makes_the_queue_unknown_in_prometheus(p
     assert readings.queue.why.startswith(f"{QUEUE}: 1 of 2 routers have a series")
 
 
+GONE_ROUTER = {"instance": "10.0.1.9:8000", "pod": "chat-router-gone", "graph": "chat"}
+
+
+@pytest.mark.parametrize(
+    ("ready", "value", "why"),
+    [
+        (
+            ["10.0.1.1:8000", "10.0.1.2:8000"],
+            None,
+            "1 of 2 routers have a series; none with instance=10.0.1.2:8000",
+        ),
+        (["10.0.1.1:8000"], 3.0, ""),
+        ([], 2.0, ""),
+    ],
+    ids=["one is not scraped", "all are scraped", "none is ready"],
+)
+async def test_a_gone_routers_series_stands_for_no_router(prometheus, ready, value, why):
+    """A router that has just left still has a fresh series: neither its 0 nor its count fills another's place."""
+    series = {
+        QUEUE: [({**ROUTER_A, "graph": "chat"}, 3, 1.0), (GONE_ROUTER, 0, 1.0)],
+        "vllm:num_requests_waiting": [({"instance": "10.0.0.1:8000"}, 2, 1.0)],
+    }
+    async with _serving(_prometheus(series)) as url:
+        readings = await prometheus(url, routers=ready).read(
+            Query((_prefill(0, "http://10.0.0.1:8000"),), 10.0)
+        )
+    assert (readings.queue.value, readings.queue.why.removeprefix(f"{QUEUE}: ")) == (value, why)
+    assert readings.queue.at_least is (ready == [])
+
+
 async def test_while_no_router_is_ready_prometheus_knows_a_lower_bound(prometheus):
     """The graph's routers are between two pods: what the workers queue is a part of what waits."""
     series = {"vllm:num_requests_waiting": [({"instance": "10.0.0.1:8000"}, 2, 1.0)]}
