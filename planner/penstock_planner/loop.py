@@ -65,7 +65,11 @@ class Time(Protocol):
         ...
 
     def wall_s(self) -> float:
-        """Return real seconds since 1970, for people only."""
+        """Return real seconds since 1970, for people and for what lies between two timelines."""
+        ...
+
+    def to_model_s(self, real_s: float) -> float:
+        """Return how many simulated seconds pass in ``real_s`` real ones."""
         ...
 
     async def sleep_until(self, at_s: float, stop: asyncio.Event) -> None:
@@ -88,6 +92,10 @@ class ModelTime:
     def wall_s(self) -> float:
         """Return real seconds since 1970."""
         return time.time()
+
+    def to_model_s(self, real_s: float) -> float:
+        """Return how many simulated seconds pass in ``real_s`` real ones."""
+        return self._clock.to_model_s(real_s)
 
     async def sleep_until(self, at_s: float, stop: asyncio.Event) -> None:
         """Return at ``at_s`` simulated seconds, or as soon as ``stop`` is set."""
@@ -164,7 +172,9 @@ class PlannerLoop:
         """Plan until ``stop`` is set."""
         history = self._read_history()
         self._resume_forecasts()
-        due_s = await self._advance(Started(history, self._settings.first_sequence))
+        due_s = await self._advance(
+            Started(history, self._settings.first_sequence, gone_s=self._gone_s(history))
+        )
         while not stop.is_set():
             await self._time.sleep_until(due_s, stop)
             if not stop.is_set():
@@ -194,7 +204,7 @@ class PlannerLoop:
         """Carry out an effect that asks for no answer."""
         match effect:
             case Append(record):
-                self._ledger.try_append(record)
+                self._ledger.try_append({**record, "wall_s": self._time.wall_s()})
             case Notify(decision):
                 self._observers.decided(decision, self._view())
             case BeginLedger(header):
@@ -216,6 +226,12 @@ class PlannerLoop:
             aside = self._ledger.set_aside()
             log.error("ledger cannot be read: starting a new one", error=str(exc), kept_as=str(aside))  # noqa: TRY400 - the message says it all
             return None
+
+    def _gone_s(self, history: History | None) -> float:
+        """Return the simulated seconds since the newest record; 0 if it does not say, or the wall clock was set back."""
+        if history is None or history.wall_s is None:
+            return 0.0
+        return max(0.0, self._time.to_model_s(self._time.wall_s() - history.wall_s))
 
     def _resume_forecasts(self) -> None:
         """Give the predictor the pulls that the process before has recorded; without them it gathers its own."""

@@ -13,12 +13,11 @@ from penstock_api import Role
 from penstock_core.errors import ConfigError, LedgerError
 from penstock_performance.profile import PerformanceProfile
 from penstock_planner.core.records import DecisionKind, Outcome, Record, recorded_changes, without_asked
-from penstock_planner.decide.adaptive import memory as adaptive_memory
 from penstock_planner.decide.codec import config_from, pull_from, state_from, to_plain, window_from
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
+from penstock_planner.decide.memories import MEMORIES
 from penstock_planner.decide.pipeline import decide, roll_back
-from penstock_planner.decide.sla import memory as sla_memory
 from penstock_planner.decide.state import PlannerState
 from penstock_planner.ledger import LedgerFile
 from penstock_planner.options import SETTINGS, PlannerOptions
@@ -29,10 +28,6 @@ SETTABLE: Mapping[str, str] = {
     if setting.is_what_if and setting.decides
 }
 """Options that a what-if may change, and their field in the decision's configuration."""
-
-
-_MEMORIES = {"adaptive": adaptive_memory, "sla": sla_memory}
-"""What reads and writes each of the keys of a state's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +103,7 @@ def replay(ledger: LedgerFile) -> ReplayResult:
 def _completed(state: PlannerState) -> PlannerState:
     """Return a state whose memories have every key that this version writes."""
     memory = dict(state.memory)
-    for key, mode in _MEMORIES.items():
+    for key, mode in MEMORIES.items():
         if key in memory:
             memory |= mode.write(mode.read(memory))
     return replace(state, memory=memory)

@@ -19,10 +19,13 @@ class Started:
     Attributes:
         history: What its ledger says; None without one.
         first_sequence: Decisions known to have been made, even if the ledger is lost; ids go on behind them.
+        gone_s: Simulated seconds since the ledger's newest record, by the wall clock; the only measure there is across
+            timelines.
     """
 
     history: History | None = None
     first_sequence: int = 0
+    gone_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

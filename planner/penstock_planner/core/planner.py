@@ -38,6 +38,7 @@ from penstock_planner.core.schedule import Schedule
 from penstock_planner.core.starts import added, finished, without_oldest
 from penstock_planner.core.state import Actuation, CoreSettings, CoreState, PlannerPhase
 from penstock_planner.decide.budget import existing_gpus
+from penstock_planner.decide.memories import resumed
 from penstock_planner.decide.observation import NO_WORKERS, PoolCounts, Pull
 from penstock_planner.decide.pipeline import decide, roll_back
 
@@ -109,7 +110,7 @@ class _Step:
 
     def _started(self, event: Started) -> None:
         history = event.history
-        is_resumed = history is not None and self._resume(history)
+        is_resumed = history is not None and self._resume(history, event.gone_s)
         state = self.state
         sequence = max(state.decided.sequence, event.first_sequence)
         self._set(decided=replace(state.decided, sequence=sequence))
@@ -123,17 +124,22 @@ class _Step:
         self._schedule(schedule)
         self._emit(ObserveAt(due_s))
 
-    def _resume(self, history: History) -> bool:
+    def _resume(self, history: History, gone_s: float) -> bool:
         """Take up what the ledger says; return whether the interval under way goes on.
 
-        Times of another timeline (another boot, another node) cannot be compared: then only the state is kept,
-        and changes not known to be carried out are forgotten.
+        Of another timeline (another boot, node or time scale) only the state is kept, its times moved to this one;
+        changes not known to be carried out are forgotten.
         """
         self._set(decided=history.state)
+        by_s = 0.0
         if history.timeline == self.settings.timeline and history.newest_s <= self.now_s:
-            return self._continue(history)
-        for change in history.pending:
-            self._forget_asked(change.role)
+            if self._continue(history):
+                return True
+        else:
+            by_s = self.now_s - gone_s - history.newest_s
+            for change in history.pending:
+                self._forget_asked(change.role)
+        self._set(decided=resumed(self.state.decided, by_s, self.now_s))
         return False
 
     def _continue(self, history: History) -> bool:

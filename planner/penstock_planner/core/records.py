@@ -75,6 +75,7 @@ class History:
         timeline: Which clock its times belong to.
         origin_s: Simulated seconds when the first run of this timeline began.
         newest_s: Time of the newest record.
+        wall_s: The same in real seconds since 1970; None in a ledger of an older version.
         start_s: Start of the interval under way.
         tick: Number of the newest pull's tick, 0 before the first.
         pulls: Of that interval.
@@ -87,6 +88,7 @@ class History:
     timeline: str
     origin_s: float
     newest_s: float
+    wall_s: float | None
     start_s: float
     tick: int
     pulls: tuple[Pull, ...]
@@ -179,6 +181,7 @@ def restore(records: Sequence[Record]) -> History | None:
         timeline=anchor["timeline"],
         origin_s=anchor["origin_s"],
         newest_s=records[-1]["at_s"],
+        wall_s=records[-1].get("wall_s"),
         start_s=anchor["start_s"],
         tick=tick,
         pulls=tuple(pulls),

@@ -185,6 +185,9 @@ class _LiveAdapters:
     def wall_s(self):
         return self.at_s
 
+    def to_model_s(self, real_s):
+        return real_s
+
     async def observe(self):
         if self.backend.is_away(self.at_s):
             raise ClusterError("away")

@@ -131,6 +131,34 @@ class AdaptiveMemory:
         return self.roles.get(role, RoleMemory())
 
 
+def resumed(memory: AdaptiveMemory, by_s: float, now_s: float) -> AdaptiveMemory:
+    """Return the memory of a planner that was away, on a clock that shows ``by_s`` more; nothing lies after ``now_s``.
+
+    Starts that were under way count from now: when they ended was not seen.
+    """
+
+    def moved(at_s: float | None) -> float | None:
+        return None if at_s is None else min(at_s + by_s, now_s)
+
+    roles = {
+        role: dataclasses.replace(
+            each,
+            begun_s=(now_s,) * len(each.begun_s),
+            grown_s=moved(each.grown_s),
+            shrunk_s=moved(each.shrunk_s),
+            spare_s=moved(each.spare_s),
+        )
+        for role, each in memory.roles.items()
+    }
+    return dataclasses.replace(
+        memory,
+        pulled_s=moved(memory.pulled_s),
+        roles=roles,
+        quiet_since_s=moved(memory.quiet_since_s),
+        unserved_s=moved(memory.unserved_s),
+    )
+
+
 def read(plain: Memory) -> AdaptiveMemory:
     """Return what `write` wrote; of another mode's memory, and of none, a blank one.
 

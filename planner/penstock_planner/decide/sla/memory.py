@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from penstock_planner.decide.demand_forecast import DemandForecast, forecast_from
@@ -90,6 +90,14 @@ class SlaMemory:
     def osl(self) -> float | None:
         """Return the mean answer, tokens; None before the first."""
         return self.output_tokens / self.answered if self.output_tokens > 0 else None
+
+
+def resumed(memory: SlaMemory, by_s: float, now_s: float) -> SlaMemory:
+    """Return the memory on a clock that shows ``by_s`` more; nothing lies after ``now_s``."""
+    if memory.forecast is None:
+        return memory
+    made_s = min(memory.forecast.made_s + by_s, now_s)
+    return replace(memory, forecast=replace(memory.forecast, made_s=made_s))
 
 
 def read(plain: Memory) -> SlaMemory:

@@ -1,0 +1,159 @@
+"""What a planner remembers holds on every clock: after a reboot, on another node, at another time scale, at any moment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import hypothesis
+from hypothesis import strategies as st
+
+from penstock_api import Predictor, Role
+from penstock_performance.profile import PerformanceProfile
+from penstock_performance.tables import DecodeTable, PrefillTable
+from penstock_planner.core.messages import BeginLedger, Started
+from penstock_planner.core.planner import PlannerCore
+from penstock_planner.core.records import History
+from penstock_planner.core.state import CoreSettings, begin
+from penstock_planner.decide.adaptive import memory as adaptive_memory
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.demand_forecast import DemandForecast
+from penstock_planner.decide.memories import resumed
+from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
+from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.state import PlannerState
+from penstock_planner.ledger import read_ledger
+
+D, P = Role.DECODE, Role.PREFILL
+
+PROFILE = PerformanceProfile(
+    PrefillTable((100.0, 100_000.0), (0.01, 10.0)),
+    DecodeTable((8000.0,), (0.1, 1.0), ((0.01, 0.02),), ((100.0, 900.0),), 100_000.0),
+)
+EIGHTHS = st.integers(0, 8 * 10**6).map(lambda eighths: eighths / 8)
+"""Seconds whose sums and differences are exact, so that two clocks give the same numbers bit for bit."""
+
+
+def _config(mode):
+    sla = {"itl_slo_s": 0.02, "performance": PROFILE, "predictor": Predictor.KALMAN}
+    return replace(DecideConfig(mode=mode, scale_to_zero_after_s=60.0), **(sla if mode is Mode.SLA else {}))
+
+
+def _pull(at_s, load):
+    rate, prefill, decode, forecast = load
+    demand = Demand(
+        period_s=2.0,
+        arrivals=rate,
+        prompt_tokens=8000 * rate,
+        uncached_tokens=8000 * rate,
+        prefilled_tokens=6000 * rate,
+        waiting=rate,
+        waiting_tokens=8000 * rate,
+        oldest_wait_s=rate or None,
+        prefilling_workers=min(rate, 1.0),
+    )
+    made = DemandForecast(at_s - 1.0, Predictor.KALMAN, ((10.0, rate), (600.0, rate)))
+    return Pull(
+        at_s,
+        {P: PoolCounts(prefill, gpus=1), D: PoolCounts(decode, gpus=1)},
+        WorkerSummary(min(decode, 0.2 * rate), decode, 0, 0.0, "test"),
+        None,
+        demand,
+        forecast=made if forecast else None,
+    )
+
+
+LOADS = st.tuples(st.integers(0, 8).map(float), st.integers(1, 4), st.integers(1, 4), st.booleans())
+
+
+def _decided(loads, state, config, from_s):
+    """Decide every two seconds after ``from_s``; return the changes and the last state."""
+    changes = []
+    for number, load in enumerate(loads, start=1):
+        at_s = from_s + 2 * number
+        decision, state = decide(Window(at_s - 2, at_s, (_pull(at_s, load),)), state, config)
+        changes.append([(each.role, each.desired, each.reason, each.sentence) for each in decision.roles])
+    return changes, state
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(
+    mode=st.sampled_from([Mode.LOAD, Mode.ADAPTIVE, Mode.SLA]),
+    before=st.lists(LOADS, min_size=1, max_size=12),
+    after=st.lists(LOADS, min_size=1, max_size=12),
+    first_s=EIGHTHS,
+    second_s=EIGHTHS,
+    gone_s=st.sampled_from([0.0, 2.5, 90.0, 86_400.0]),
+)
+def test_a_planner_decides_on_any_clock_as_on_its_own(*, mode, before, after, first_s, second_s, gone_s):
+    """Whatever the two clocks show, and however long it was away: only durations count."""
+    config = _config(mode)
+    _, state = _decided(before, PlannerState(), config, first_s)
+    left_s = first_s + 2 * len(before)
+    stayed, _ = _decided(after, state, config, left_s + gone_s)
+    moved = resumed(state, second_s - left_s - gone_s, second_s)
+    assert _decided(after, moved, config, second_s)[0] == stayed
+
+
+def _times(memory):
+    """Return every remembered time of mode adaptive."""
+    found = [memory.pulled_s, memory.quiet_since_s, memory.unserved_s]
+    for role in memory.roles.values():
+        found += [role.grown_s, role.shrunk_s, role.spare_s, *role.begun_s]
+    return [at_s for at_s in found if at_s is not None]
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    before=st.lists(LOADS, min_size=1, max_size=8),
+    starting=st.integers(0, 2),
+    first_s=EIGHTHS,
+    now_s=EIGHTHS,
+    gone_s=st.floats(0.0, 1e6),
+    timeline=st.sampled_from(["boot@20", "boot@4", "other@20"]),
+)
+def test_no_remembered_time_lies_ahead_after_a_resume(*, before, starting, first_s, now_s, gone_s, timeline):
+    """Any timeline, any moment, any wall clock: what is remembered lies between the start of time and now."""
+    config = _config(Mode.ADAPTIVE)
+    _, state = _decided(before, PlannerState(), config, first_s)
+    left_s = first_s + 2 * len(before)
+    pools = {P: PoolCounts(1, starting, gpus=1), D: PoolCounts(1, starting, gpus=1)}
+    pull = replace(_pull(left_s + 2, before[-1]), pools=pools)
+    _, state = decide(Window(left_s, pull.at_s, (pull,)), state, config)
+    history = History(state, "boot@20", 0.0, pull.at_s, None, pull.at_s, 0, (), None, {}, ())
+    settings = CoreSettings(config, 600.0, timeline)
+    core, start = PlannerCore(settings), begin(settings, now_s)
+    after, effects = core.step(start, Started(history, gone_s=gone_s), now_s)
+    assert isinstance(effects[0], BeginLedger)
+    memory = adaptive_memory.read(after.decided.memory)
+    assert all(at_s <= now_s for at_s in _times(memory))
+    learnt, was = (
+        [(each.ready, len(each.begun_s), each.startup_s, each.hold_down_s) for each in of.roles.values()]
+        for of in (memory, adaptive_memory.read(state.memory))
+    )
+    assert learnt == was
+
+
+async def test_a_folder_used_again_at_another_time_scale_holds_nothing_down_for_hours(world):
+    """63,000 s on the clock of the first run, 12,000 on the second's: the pool that idles shrinks as soon as ever."""
+    world.config = replace(world.config, mode=Mode.ADAPTIVE, metric_pulling_interval_s=1.0)
+    world.backend.replicas = {P: 1, D: 3}
+    busy, idle = Demand(period_s=1.0, arrivals=2.0), Demand(period_s=1.0)
+    world.load.kv = lambda now, _workers: 0.9 if now > 60_000 else 0.01
+    world.load.demand = lambda now: busy if now > 60_000 else idle
+    world.time.at_s, world.timeline = 63_000.0, "boot@20"
+    await world.run_until(62_060)
+    world.time.at_s, world.timeline = 12_000.0, "boot@4"
+    world.backend.starting.clear()
+    decode = world.backend.replicas[D]
+    await world.run_until(11_400)
+    left_s = [
+        step["inputs"]["left_s"]
+        for record in read_ledger(world.folder).records
+        if record["type"] == "decision" and record["timeline"] == "boot@4"
+        for role in record["decision"]["roles"]
+        for step in role["steps"]
+        if step["name"] == "hold_down"
+    ]
+    assert left_s
+    assert max(left_s) <= 600
+    assert world.backend.replicas[D] < decode
