@@ -2,25 +2,29 @@
 
 Records (key ``type``): ``header`` at each start, ``pull``, ``decision`` (input, state before and after),
 ``actuation``, ``settled`` when an adjustment is over. Decisions are on the disk (fsync) before they are
-acted on. Readers drop a torn last line, which a kill or a full disk leaves behind, and name the number of
+acted on; those that change nothing and say what the last one said are only counted, and readers make them again from
+the pulls. Readers drop a torn last line, which a kill or a full disk leaves behind, and name the number of
 any other line that cannot be read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import orjson
 
-from penstock_core.errors import ConfigError, LedgerError
+from penstock_core.errors import ConfigError, LedgerError, PenstockError
 from penstock_core.logs import get_logger
-from penstock_planner.core.records import SCHEMA, Record
+from penstock_planner.core.following import LedgerFollower
+from penstock_planner.core.records import ANCHORS, SCHEMA, Record
+from penstock_planner.decide.config import DecideConfig
 
 FILE_NAME: Final = "ledger.jsonl"
 
@@ -37,8 +41,9 @@ class LedgerFile:
     """What a reader found.
 
     Attributes:
-        records: In file order.
-        lines: 1-based line number of each record.
+        records: In file order, those of the file before the last rotation first; a decision that the ledger only counts
+            stands behind the pull that it was made from.
+        lines: 1-based line number of each record, or of that pull; over both files.
         notes: What was dropped, for people.
     """
 
@@ -48,27 +53,69 @@ class LedgerFile:
 
 
 def read_ledger(path: Path) -> LedgerFile:
-    """Return all records of a ledger, or of the ``ledger.jsonl`` in a folder.
+    """Return all records of a ledger, or of the ``ledger.jsonl`` in a folder, and of the file before its last rotation.
 
     Raises:
-        LedgerError: no such file, an unknown schema, or a line other than the last that cannot be read.
+        LedgerError: no such file, an unknown schema, or a line other than a file's last that cannot be read.
     """
     if path.is_dir():
         path /= FILE_NAME
     records: list[Record] = []
-    lines: list[int] = []
     notes: list[str] = []
-    try:
-        with path.open("rb") as file:
+    with contextlib.ExitStack() as files:
+        for each, file in _opened(path, files):
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
-                    notes.append(f"{path}:{number}: torn last line of {len(line)} bytes dropped")
+                    notes.append(f"{each}:{number}: torn last line of {len(line)} bytes dropped")
                     break
-                records.append(_parse(line, path, number))
-                lines.append(number)
+                records.append(_parse(line, each, number))
+    found = _completed(records)
+    return LedgerFile(
+        tuple(record for _, record in found), tuple(number for number, _ in found), tuple(notes)
+    )
+
+
+def _opened(path: Path, files: contextlib.ExitStack) -> list[tuple[Path, BinaryIO]]:
+    """Return the files of a ledger, the one before the last rotation first.
+
+    The newer is opened first: a rotation between the two then makes both the same file, and no line is read twice.
+    """
+    try:
+        found = [(path, files.enter_context(path.open("rb")))]
+        older = path.with_name(OLDER_NAME)
+        if path.name == FILE_NAME and older.exists():
+            file = files.enter_context(older.open("rb"))
+            if not os.path.samestat(os.fstat(file.fileno()), os.fstat(found[0][1].fileno())):
+                found.insert(0, (older, file))
     except OSError as exc:
         raise LedgerError(f"{path}: cannot be read: {exc.strerror}; give the planner's --log-dir") from exc
-    return LedgerFile(tuple(records), tuple(lines), tuple(notes))
+    return found
+
+
+def _completed(records: Sequence[Record]) -> list[tuple[int, Record]]:
+    """Return the records by their line, with the decisions that the ledger only counts made again in their places."""
+    found: list[tuple[int, Record]] = []
+    made: list[int] = []
+    follower = LedgerFollower(DecideConfig())
+    for number, record in enumerate(records, start=1):
+        if record["type"] in ANCHORS:
+            # What comes behind the last that the ledger counts is in it with its own record, or was never made.
+            last = record.get("before", record.get("state", {})).get("sequence", 0)
+            for index in reversed(made):
+                if found[index][1]["state"]["sequence"] > last:
+                    del found[index]
+            made = []
+        found.append((number, record))
+        try:
+            held = follower.follow(record)
+        except (KeyError, TypeError, ValueError, PenstockError):
+            # Whoever needs the record says what it lacks; nothing can be made again before the next header.
+            follower = LedgerFollower(DecideConfig())
+            continue
+        if held is not None:
+            made.append(len(found))
+            found.append((number, orjson.loads(_line(held))))
+    return found
 
 
 def _parse(line: bytes, path: Path, number: int) -> Record:

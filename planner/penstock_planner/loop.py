@@ -15,6 +15,7 @@ from penstock_core.errors import LedgerError, PenstockError
 from penstock_core.lag import LagTracker
 from penstock_core.logs import get_logger
 from penstock_planner.core import records, state
+from penstock_planner.core.following import restore
 from penstock_planner.core.messages import (
     Append,
     BeginLedger,
@@ -41,6 +42,7 @@ from penstock_planner.core.records import ANCHORS, Change, Header, History, Reco
 from penstock_planner.core.state import CoreSettings
 from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Reason
 from penstock_planner.decide.observation import Observation, PoolCounts, Pull, kv_role, summarise
 from penstock_planner.ledger import Ledger
 from penstock_planner.observers import Observers, View
@@ -50,6 +52,9 @@ from penstock_planner.targets.base import Target, TargetState
 
 LAG_TICKS = 300
 """Chosen: five minutes of pulls; a percentile is asked for at every tick."""
+
+HELD_MOST = 150
+"""Chosen: so many decisions in a row are only counted, five minutes of mode adaptive; a restart makes them again."""
 
 TARGET_TIMEOUT_S = 30.0
 """Real seconds for one call of the backend. Chosen: beyond the local statefile's 5 s lock and a busy API server."""
@@ -167,6 +172,10 @@ class PlannerLoop:
         self._readings: Readings | None = None
         self._pulled: Pull | None = None
         self._forecasts = fits_in_thread(settings.config)
+        # What the last decision in the ledger says, and how often writing had failed by then: pulls lost since would be
+        # missed by whoever makes a decision again.
+        self._written: tuple[list[tuple[Role, int, Reason]], int] | None = None
+        self._held = 0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Plan until ``stop`` is set."""
@@ -204,7 +213,7 @@ class PlannerLoop:
         """Carry out an effect that asks for no answer."""
         match effect:
             case Append(record):
-                self._ledger.try_append({**record, "wall_s": self._time.wall_s()})
+                self._ledger.try_append({**record, "wall_s": round(self._time.wall_s(), 3)})
             case Notify(decision):
                 self._observers.decided(decision, self._view())
             case BeginLedger(header):
@@ -221,7 +230,7 @@ class PlannerLoop:
 
     def _read_history(self) -> History | None:
         try:
-            return records.restore(self._ledger.tail(ANCHORS))
+            return restore(self._ledger.tail(ANCHORS), self._settings.config)
         except (LedgerError, KeyError, TypeError, ValueError) as exc:
             aside = self._ledger.set_aside()
             log.error("ledger cannot be read: starting a new one", error=str(exc), kept_as=str(aside))  # noqa: TRY400 - the message says it all
@@ -251,14 +260,20 @@ class PlannerLoop:
         )
 
     def _record(self, asked: RecordDecision) -> bool:
-        """Write a decision to the disk; return whether it is there."""
+        """Write a decision to the disk, or count it if the ledger's pulls say it already; return whether it is there."""
+        decision = asked.deciding.decision
+        says = [(role.role, role.desired, role.reason) for role in decision.roles]
+        written = self._written
+        if decision.is_hold and self._held < HELD_MOST and written == (says, self._ledger.errors):
+            self._held += 1
+            return True
         record = records.decision_record(asked.deciding, asked.place, wall_s=self._time.wall_s())
         try:
-            self._ledger.append(record, durable=True)
+            self._ledger.append({**record, "held": self._held}, durable=True)
         except LedgerError as exc:
-            decision_id = asked.deciding.decision.id
-            log.error("decision not recorded, so not taken", decision_id=decision_id, error=str(exc))  # noqa: TRY400 - no bug of ours
+            log.error("decision not recorded, so not taken", decision_id=decision.id, error=str(exc))  # noqa: TRY400 - no bug of ours
             return False
+        self._written, self._held = (says, self._ledger.errors), 0
         return True
 
     # -- backend and metrics --------------------------------------------------------------------------

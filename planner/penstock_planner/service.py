@@ -37,6 +37,9 @@ at a high speed a young value is many simulated seconds old."""
 MIN_DEADLINE_S = 30.0
 """Real seconds below which no new replica is withdrawn: a process takes seconds to start at any speed."""
 
+LEDGER_BYTES = 64 << 20
+"""Chosen: about a day of mode adaptive at speed 1; as much again is kept in the file before."""
+
 CLOSE_GRACE_S = 1.0
 """Real seconds for the last scrape of the planner's own metrics."""
 
@@ -114,7 +117,7 @@ async def run_until_stopped(
         log.info("dashboard", folder=str(charts))
     else:
         log.info("no --log-dir: no dashboard", ledger=str(folder / FILE_NAME))
-    ledger = Ledger(folder / FILE_NAME)
+    ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
     server = None
     log.info("planner options", **options.model_dump(mode="json"))
     try:

@@ -20,6 +20,7 @@ import yaml
 
 from penstock_local.ports import choose_port
 from penstock_local.random_model import RandomModel, write_model
+from penstock_planner.ledger import read_ledger
 
 ROOT = Path(__file__).parents[2]
 SPEED = 4
@@ -82,9 +83,8 @@ class Graph:
         return re.findall(r"replica removed name='?([\w-]+)", log)
 
     def pulls(self):
-        """Return what the planner has read, as it recorded it with each decision."""
-        ledger = self.state / "log" / "dynamo-test" / "planner" / "ledger.jsonl"
-        records = map(json.loads, ledger.read_text().splitlines())
+        """Return what the planner has read, by decision."""
+        records = read_ledger(self.state / "log" / "dynamo-test" / "planner").records
         return [pull for each in records if each["type"] == "decision" for pull in each["window"]["pulls"]]
 
     def client(self):

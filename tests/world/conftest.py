@@ -19,6 +19,8 @@ from typing import Any, Self
 
 import pytest
 
+from penstock_planner.ledger import read_ledger
+
 MANIFEST = """
 apiVersion: penstock.dev/v1alpha1
 kind: GraphDeployment
@@ -177,12 +179,9 @@ class World:
 
     def decisions(self) -> list[dict[str, Any]]:
         """Return the ledger's decisions so far."""
-        try:
-            lines = (self.ledger_dir / "ledger.jsonl").read_text().splitlines()
-        except FileNotFoundError:
+        if not (self.ledger_dir / "ledger.jsonl").exists():
             return []
-        records = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-        return [record for record in records if record["type"] == "decision"]
+        return [record for record in read_ledger(self.ledger_dir).records if record["type"] == "decision"]
 
     def marked(self, statefile: Path | None = None) -> dict[int, tuple[int, ...]]:
         """Return the running processes of this world's graph with the GPU ids in their environment."""

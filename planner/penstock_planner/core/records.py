@@ -7,7 +7,7 @@ carries the state and the start of the interval that follows it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
@@ -15,8 +15,8 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from penstock_api import Role
-from penstock_planner.core.starts import ReadyReplica, Starts, added, without_oldest
-from penstock_planner.decide.codec import pull_from, state_from
+from penstock_planner.core.starts import ReadyReplica, Starts, added
+from penstock_planner.decide.codec import to_short
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Decision, Reason
 from penstock_planner.decide.observation import Pull, Window
@@ -144,53 +144,6 @@ def after(starts: Starts, change: Change) -> Starts:
     return starts if change.is_roll_back else added(starts, change.role, count, change.decided_s)
 
 
-def restore(records: Sequence[Record]) -> History | None:
-    """Return where the planner stood, or None without an anchor.
-
-    Args:
-        records: `Ledger.tail(ANCHORS)`; the first is the anchor.
-
-    Raises:
-        KeyError, TypeError, ValueError: a record lacks what its type promises.
-    """
-    if not records:
-        return None
-    anchor = records[0]
-    state = state_from(anchor["state"])
-    is_decision = anchor["type"] == "decision"
-    waiting = {c.role: c for c in recorded_changes(anchor["decision"])} if is_decision else {}
-    starts: Starts = {Role(role): tuple(begun) for role, begun in anchor.get("starts", {}).items()}
-    applied = False
-    pulls: list[Pull] = []
-    tick = 0
-    for record in records[1:]:
-        if record["type"] == "pull":
-            pulls.append(pull_from(record["pull"]))
-            tick = record["slot"]
-        elif record["type"] == "actuation":
-            change = waiting.pop(Role(record["role"]), None)
-            applied = applied or record["outcome"] == Outcome.APPLIED
-            if change is not None and record["outcome"] == Outcome.APPLIED:
-                starts = after(starts, change)
-            elif change is not None:
-                state = without_asked(state, change.role)
-        elif record["type"] == "started":
-            starts = without_oldest(starts, Role(record["role"]))
-    return History(
-        state=state,
-        timeline=anchor["timeline"],
-        origin_s=anchor["origin_s"],
-        newest_s=records[-1]["at_s"],
-        wall_s=records[-1].get("wall_s"),
-        start_s=anchor["start_s"],
-        tick=tick,
-        pulls=tuple(pulls),
-        blocked_s=anchor["at_s"] if applied else None,
-        starts=starts,
-        pending=tuple(waiting.values()),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where an anchor stands in time.
@@ -289,7 +242,7 @@ def decision_record(deciding: Deciding, place: Place, *, wall_s: float) -> Recor
 
 def pull_record(pull: Pull, tick: int) -> Record:
     """Return the record of one pull."""
-    return {"type": "pull", "at_s": pull.at_s, "slot": tick, "pull": pull}
+    return {"type": "pull", "at_s": pull.at_s, "slot": tick, "pull": to_short(pull)}
 
 
 def actuation_record(change: Change, *, at_s: float, outcome: Outcome, error: str = "") -> Record:

@@ -33,6 +33,16 @@ def to_plain(value: Any) -> Any:
     return value
 
 
+def to_short(value: Any) -> Any:
+    """Return what `to_plain` returns, without the fields that have their default."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        pairs = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
+        return {f.name: to_short(each) for f, each in pairs if each != f.default}
+    if isinstance(value, Mapping):
+        return {key: to_short(item) for key, item in value.items()}
+    return value
+
+
 def config_from(plain: Mapping[str, Any]) -> DecideConfig:
     """Return the configuration that `to_plain` wrote; absent keys take their default.
 

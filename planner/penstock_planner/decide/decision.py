@@ -116,6 +116,11 @@ class Decision:
     max_gpu_budget: int | None
 
     @property
+    def is_hold(self) -> bool:
+        """Return whether no role is to change."""
+        return all(role.action is Action.HOLD for role in self.roles)
+
+    @property
     def changes(self) -> tuple[RoleDecision, ...]:
         """Return the roles to scale; none in no-operation mode."""
         return () if self.no_operation else tuple(r for r in self.roles if r.action is not Action.HOLD)

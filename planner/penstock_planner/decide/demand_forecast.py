@@ -46,5 +46,5 @@ def forecast_from(plain: Mapping[str, Any]) -> DemandForecast:
     Raises:
         KeyError, TypeError, ValueError: the data is not a forecast.
     """
-    points = tuple((float(lead_s), float(rate)) for lead_s, rate in plain["points"])
-    return DemandForecast(plain["made_s"], Predictor(plain["predictor"]), points, plain["why"])
+    points = tuple((float(lead_s), float(rate)) for lead_s, rate in plain.get("points", ()))
+    return DemandForecast(plain["made_s"], Predictor(plain["predictor"]), points, plain.get("why", ""))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_api import Role
-from penstock_planner.decide.codec import config_from, state_from, to_plain, window_from
+from penstock_planner.decide.codec import config_from, pull_from, state_from, to_plain, to_short, window_from
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action
 from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
@@ -133,6 +133,13 @@ def test_the_same_input_gives_the_same_output_through_json(window, state, config
     kept = [orjson.loads(orjson.dumps(to_plain(part))) for part in (window, state, config)]
     again = decide(window_from(kept[0]), state_from(kept[1]), config_from(kept[2]))
     assert orjson.dumps(to_plain(again)) == orjson.dumps(first)
+
+
+@given(_windows())
+def test_a_pull_reads_back_from_its_short_form(window):
+    """The ledger leaves out what has its default."""
+    for pull in window.pulls:
+        assert pull_from(orjson.loads(orjson.dumps(to_short(pull), option=orjson.OPT_NON_STR_KEYS))) == pull
 
 
 _ORDER = {Action.DOWN: -1, Action.HOLD: 0, Action.UP: 1}

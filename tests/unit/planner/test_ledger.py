@@ -209,7 +209,8 @@ def test_an_unreadable_ledger_is_set_aside_under_a_new_name(ledger):
 
 
 async def test_a_long_ledger_goes_on_in_a_new_file_as_if_it_had_not(new_world):
-    """Same decisions, ids and states; both files can be replayed, and the new one resumed."""
+    """Same decisions, ids and states; each file can be replayed, both as one, and the new one resumed."""
+    from penstock_planner.explain import select
     from penstock_planner.replay import replay
 
     def build():
@@ -227,10 +228,16 @@ async def test_a_long_ledger_goes_on_in_a_new_file_as_if_it_had_not(new_world):
     assert [d.id for d in rotating.watcher.decisions] == [d.id for d in plain.watcher.decisions]
     assert rotating.backend.calls == plain.backend.calls
     assert (rotating.folder / "ledger-1.jsonl").stat().st_size < 60_000
-    for name in ("ledger.jsonl", "ledger-1.jsonl"):
-        ledger = read_ledger(rotating.folder / name)
-        assert ledger.records[0]["type"] == "header"
-        assert replay(ledger).differences == ()
+    older = read_ledger(rotating.folder / "ledger-1.jsonl")
+    ledger = read_ledger(rotating.folder / "ledger.jsonl")
+    assert len(ledger.records) > len(older.records) > 0
+    for each in (older, ledger):
+        assert each.records[0]["type"] == "header"
+        assert replay(each).differences == ()
+    kept = [r["decision"]["id"] for r in ledger.records if r["type"] == "decision"]
+    assert kept == [decision.id for decision in plain.watcher.decisions][-len(kept) :]
+    oldest = next(r["decision"]["id"] for r in older.records if r["type"] == "decision")
+    assert select(ledger, last=1, decision_id=oldest)
 
 
 def test_a_ledger_that_cannot_be_rotated_goes_on_as_it_is(tmp_path, monkeypatch):

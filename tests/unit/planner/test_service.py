@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from penstock_api import Role
 from penstock_cli.planner import planner
 from penstock_core.errors import ConfigError, InvalidSpecError
+from penstock_planner import service as planner_service
 from penstock_planner.ledger import read_ledger
 from penstock_planner.options import join
 from penstock_planner.replay import replay
@@ -223,6 +224,26 @@ async def test_a_planner_pulls_decides_records_and_draws_in_real_time(tmp_path):
     assert replay(ledger).differences == ()
     assert list((tmp_path / "planner").glob("events.out.tfevents.*"))
     assert (tmp_path / "planner" / "state.json").exists()
+
+
+async def test_a_local_ledger_rotates_while_the_planner_runs(tmp_path, monkeypatch):
+    """It begins a new file; replay takes both."""
+    monkeypatch.setattr(planner_service, "LEDGER_BYTES", 3000)
+    stop = asyncio.Event()
+
+    class Stopping(_RecordingTarget):
+        async def observe(self):
+            if (tmp_path / "ledger-1.jsonl").exists():
+                stop.set()
+            return await super().observe()
+
+    options = join(given={"log-dir": str(tmp_path), "namespace": "llama", "mode": "adaptive"})
+    service = PlannerService(options, None, speed=SPEED, host="127.0.0.1", metrics_port=0)
+    async with asyncio.timeout(10):
+        await run_until_stopped(service, Stopping(_Still()), "http://127.0.0.1:9", stop)
+    result = replay(read_ledger(tmp_path))
+    assert result.decisions > 1
+    assert result.differences == ()
 
 
 async def test_a_planner_that_only_observes_draws_without_a_log_dir(tmp_path, monkeypatch):
