@@ -188,7 +188,8 @@ def explain(
     log_dir: Path | None, namespace: str | None, last: int, decision_id: str | None, as_json: bool
 ) -> None:
     """Say why the last decisions were made, rule by rule with its numbers."""
-    ledger = read_ledger(log_dir if log_dir is not None else _log_dir_of(namespace))
+    folder = log_dir if log_dir is not None else _log_dir_of(namespace)
+    ledger = read_ledger(folder, newest=last if decision_id is None else None)
     _notes(ledger.notes)
     records = explaining.select(ledger, last=last, decision_id=decision_id)
     if as_json:

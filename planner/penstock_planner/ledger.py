@@ -52,8 +52,13 @@ class LedgerFile:
     notes: tuple[str, ...]
 
 
-def read_ledger(path: Path) -> LedgerFile:
+def read_ledger(path: Path, *, newest: int | None = None) -> LedgerFile:
     """Return all records of a ledger, or of the ``ledger.jsonl`` in a folder, and of the file before its last rotation.
+
+    Args:
+        path: Of the file or the folder.
+        newest: How many decisions are needed, from the end: of those before, some that the ledger only counts are left
+            out, because making them again takes half a millisecond each. None: all.
 
     Raises:
         LedgerError: no such file, an unknown schema, or a line other than a file's last that cannot be read.
@@ -69,7 +74,7 @@ def read_ledger(path: Path) -> LedgerFile:
                     notes.append(f"{each}:{number}: torn last line of {len(line)} bytes dropped")
                     break
                 records.append(_parse(line, each, number))
-    found = _completed(records)
+    found = _completed(records, 0 if newest is None else _anchor_before(records, newest))
     return LedgerFile(
         tuple(record for _, record in found), tuple(number for number, _ in found), tuple(notes)
     )
@@ -81,7 +86,7 @@ def _opened(path: Path, files: contextlib.ExitStack) -> list[tuple[Path, BinaryI
     The newer is opened first: a rotation between the two then makes both the same file, and no line is read twice.
     """
     try:
-        found = [(path, files.enter_context(path.open("rb")))]
+        found: list[tuple[Path, BinaryIO]] = [(path, files.enter_context(path.open("rb")))]
         older = path.with_name(OLDER_NAME)
         if path.name == FILE_NAME and older.exists():
             file = files.enter_context(older.open("rb"))
@@ -92,20 +97,39 @@ def _opened(path: Path, files: contextlib.ExitStack) -> list[tuple[Path, BinaryI
     return found
 
 
-def _completed(records: Sequence[Record]) -> list[tuple[int, Record]]:
-    """Return the records by their line, with the decisions that the ledger only counts made again in their places."""
+def _anchor_before(records: Sequence[Record], decisions: int) -> int:
+    """Return the index of an anchor that has so many decisions behind it; 0 without one."""
+    for index in range(len(records) - 1, -1, -1):
+        record = records[index]
+        # The interval under way at a resumed header began before it.
+        if decisions <= 0 and record["type"] in ANCHORS and not record.get("resumed", False):
+            return index
+        if record["type"] == "decision":
+            decisions -= 1 + record.get("held", 0)
+    return 0
+
+
+def _completed(records: Sequence[Record], first: int) -> list[tuple[int, Record]]:
+    """Return the records by their line, with the decisions that the ledger only counts made again in their places.
+
+    Args:
+        records: As the files have them.
+        first: Index of the anchor from which on they are made again.
+    """
     found: list[tuple[int, Record]] = []
     made: list[int] = []
     follower = LedgerFollower(DecideConfig())
     for number, record in enumerate(records, start=1):
         if record["type"] in ANCHORS:
             # What comes behind the last that the ledger counts is in it with its own record, or was never made.
-            last = record.get("before", record.get("state", {})).get("sequence", 0)
+            last = (record.get("before") or record.get("state") or {}).get("sequence", 0)
             for index in reversed(made):
                 if found[index][1]["state"]["sequence"] > last:
                     del found[index]
             made = []
         found.append((number, record))
+        if number <= first and record["type"] == "pull":
+            continue
         try:
             held = follower.follow(record)
         except (KeyError, TypeError, ValueError, PenstockError):

@@ -221,6 +221,7 @@ class PlannerLoop:
             case Checkpoint(header):
                 if self._ledger.is_long:
                     self._ledger.rotate(self._header(header))
+                    self._written = None
             case Log(text, keys, level):
                 (log.warning if level is LogLevel.WARNING else log.info)(text, **keys)
             case _:

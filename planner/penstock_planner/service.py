@@ -37,8 +37,8 @@ at a high speed a young value is many simulated seconds old."""
 MIN_DEADLINE_S = 30.0
 """Real seconds below which no new replica is withdrawn: a process takes seconds to start at any speed."""
 
-LEDGER_BYTES = 64 << 20
-"""Chosen: about a day of mode adaptive at speed 1; as much again is kept in the file before."""
+LEDGER_BYTES = 32 << 20
+"""Chosen: half a day of mode adaptive at speed 1; as much again is kept in the file before."""
 
 CLOSE_GRACE_S = 1.0
 """Real seconds for the last scrape of the planner's own metrics."""

@@ -69,6 +69,9 @@ async def test_decisions_like_the_last_one_are_counted_and_read_back(steady):
     ]
     explained = select(read_ledger(steady.folder), last=1, decision_id=taken[-2])
     assert explained[0]["decision"]["roles"][0]["steps"]
+    for last in (1, 5, 160, 1000):
+        in_part = select(read_ledger(steady.folder, newest=last), last=last, decision_id=None)
+        assert in_part == select(read_ledger(steady.folder), last=last, decision_id=None)
 
 
 async def test_a_day_of_mode_adaptive_takes_less_than_70_megabytes(steady):
