@@ -19,7 +19,7 @@ from rich.text import Text
 
 from penstock_cli.report import with_counterfactual
 from penstock_cli.terminal import tensorboard_hint
-from penstock_core.errors import PenstockError
+from penstock_core.errors import ConfigError, PenstockError, unwritable
 from penstock_local.down import down
 from penstock_local.line_follower import LineFollower
 from penstock_local.render import render
@@ -71,7 +71,7 @@ async def run_demo(options: DemoOptions) -> None:
     """
     console = Console()
     began_s = time.monotonic()
-    _clear(options.output_dir)
+    clear(options.output_dir)
     async with _graph(options, console) as started:
         await _load_and_watch(options, started, console)
     ledger = options.output_dir / "log" / "planner"
@@ -89,11 +89,18 @@ async def run_demo(options: DemoOptions) -> None:
         raise PenstockError("no request succeeded; the logs are in " + str(options.output_dir / "log"))
 
 
-def _clear(output_dir: Path) -> None:
-    """Remove what an earlier demo wrote, and nothing else."""
+def clear(output_dir: Path) -> None:
+    """Remove what an earlier demo wrote, and nothing else; make the folder of the load run.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+    """
     for part in _PARTS:
         shutil.rmtree(output_dir / part, ignore_errors=True)
-    output_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        (output_dir / "run").mkdir(parents=True)
+    except OSError as exc:
+        raise ConfigError(unwritable(f"--output-dir {output_dir}", exc)) from exc
 
 
 @asynccontextmanager
@@ -147,7 +154,6 @@ async def _load_and_watch(options: DemoOptions, started: StartedGraph, console: 
 async def _start_load(options: DemoOptions, started: StartedGraph) -> asyncio.subprocess.Process:
     """Start the load generator as a process of its own, so that drawing never delays a request."""
     run_dir = options.output_dir / "run"
-    run_dir.mkdir(parents=True)
     arguments = ["load", "--trace", options.trace, "--url", started.state.arbiter.router_url, "--json"]
     arguments += ["--rate", f"{options.rate_rps:g}", "--speed", f"{options.speed:g}"]
     with (run_dir / "load.log").open("wb") as log:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from penstock_core.errors import ConfigError
+from penstock_core.errors import ConfigError, unwritable
 from penstock_core.local_state import STATE_DIR_VARIABLE
 
 SOCKET_PATH_BYTES: Final = 107
@@ -36,9 +36,7 @@ def make_folder(path: Path) -> None:
                 folder.mkdir(mode=_OWNER_ONLY, exist_ok=True)
         check(path, path.stat())
     except OSError as exc:
-        raise ConfigError(
-            f"{path}: cannot be made: {exc.strerror}; set {STATE_DIR_VARIABLE} or --log-dir to a writable folder"
-        ) from exc
+        raise ConfigError(f"{unwritable(str(path), exc)}: set {STATE_DIR_VARIABLE}, or --log-dir for logs") from exc
 
 
 def check(path: Path, status: os.stat_result) -> None:

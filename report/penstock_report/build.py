@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock_core.errors import ConfigError, PenstockError
+from penstock_core.errors import ConfigError, PenstockError, unwritable
 from penstock_report.findings import RunReport
 
 PAGE_FILE = "report.html"
@@ -27,7 +27,7 @@ def write_report(report: RunReport, output: Path) -> list[Path]:
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise ConfigError(f"--output {output}: cannot be created: {exc.strerror}") from exc
+        raise ConfigError(unwritable(f"--output {output}", exc)) from exc
     summary = report.load.summary
     lag = summary["lag"]
     scene = Scene(
@@ -45,9 +45,7 @@ def write_report(report: RunReport, output: Path) -> list[Path]:
         pictures = draw_all(scene, output)
         page.write_text(render_page(report, pictures), encoding="utf-8")
     except OSError as exc:
-        raise PenstockError(
-            f"--output {output}: cannot be written to: {exc.strerror}; free some space"
-        ) from exc
+        raise PenstockError(unwritable(f"--output {output}", exc)) from exc
     return [*pictures, page]
 
 
