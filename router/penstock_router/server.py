@@ -204,13 +204,15 @@ class RouterServer:
         pool = WorkerPool(
             settings.config.breaker, is_supervised=settings.kubernetes is not None, record=log_worker_event
         )
-        return make_core(
+        core: LiveCore = make_core(
             settings.config,
             pool,
             is_disaggregated=settings.disaggregated,
             batch_tokens=settings.batch_tokens,
             lease_s=settings.lease_s,
         )
+        core.speed = settings.speed
+        return core
 
     def _make_tiers(self) -> LiveTiers | None:
         settings, control = self._settings, self.core.tiers
