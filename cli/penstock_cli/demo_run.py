@@ -236,5 +236,6 @@ class _Display:
 def _line(status: LocalGraphStatus) -> str:
     pools = ", ".join(f"{pool.role} {pool.ready}/{pool.desired}" for pool in status.pools)
     queue = "unknown" if status.queue is None else str(status.queue.requests)
-    last = f"; {status.decisions[-1].sentence}" if status.decisions else ""
-    return f"{pools}, GPUs {status.gpus_used}/{status.gpu_budget}, prefill queue {queue}{last}"
+    traffic = "" if status.traffic is None else f", {status.traffic}"
+    last = f"; last change: {status.decisions[-1].sentence}" if status.decisions else ""
+    return f"{pools}, GPUs {status.gpus_used}/{status.gpu_budget}, prefill queue {queue}{traffic}{last}"

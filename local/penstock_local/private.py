@@ -36,7 +36,9 @@ def make_folder(path: Path) -> None:
                 folder.mkdir(mode=_OWNER_ONLY, exist_ok=True)
         check(path, path.stat())
     except OSError as exc:
-        raise ConfigError(f"{unwritable(str(path), exc)}: set {STATE_DIR_VARIABLE}, or --log-dir for logs") from exc
+        raise ConfigError(
+            f"{unwritable(str(path), exc)}: set {STATE_DIR_VARIABLE}, or --log-dir for logs"
+        ) from exc
 
 
 def check(path: Path, status: os.stat_result) -> None:

@@ -19,6 +19,7 @@ from tensorboardX import SummaryWriter
 from tensorboardX.proto.summary_pb2 import Summary
 
 from penstock_api import Role
+from penstock_core.histogram import quantile
 from penstock_core.logs import get_logger
 from penstock_planner.dashboard_layout import layout_of
 from penstock_planner.dashboard_points import (
@@ -30,7 +31,7 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Demand
 from penstock_planner.followed import Attainment, ExpectedDemand
-from penstock_planner.histogram import gained, quantile
+from penstock_planner.histogram import gained
 from penstock_planner.observers import View
 from penstock_planner.sources.base import Buckets
 

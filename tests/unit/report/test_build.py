@@ -120,7 +120,9 @@ def test_an_output_that_cannot_be_made_is_refused(make_run, tmp_path):
     """A file in the way is named."""
     (tmp_path / "out").write_text("")
 
-    with pytest.raises(ConfigError, match=r"--output .*/out: cannot be written to: File exists; a file stands there"):
+    with pytest.raises(
+        ConfigError, match=r"--output .*/out: cannot be written to: File exists; a file stands there"
+    ):
         write_report(analyse(make_run()), tmp_path / "out")
 
 

@@ -23,7 +23,9 @@ async def _taken(harness, *, speed=1.0, **queue):
     prefill, decode = await harness.pair()
     started = asyncio.Event()
     prefill.script = [harness.answers.hang(started)]
-    router = await harness.router(prefill, decode, config={"prefillQueue": {"workerTokens": 1, **queue}}, speed=speed)
+    router = await harness.router(
+        prefill, decode, config={"prefillQueue": {"workerTokens": 1, **queue}}, speed=speed
+    )
     first = asyncio.create_task(router.post())
     await started.wait()
     return router, prefill, first
