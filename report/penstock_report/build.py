@@ -37,7 +37,8 @@ def write_report(report: RunReport, output: Path) -> list[Path]:
         ttft_target_s=report.violations.ttft_target_s,
         itl_target_s=report.violations.itl_target_s,
         is_distorted=lag["is_distorted"],
-        is_itl_distorted=lag["is_itl_distorted"] or lag["is_itl_unresolved"],
+        is_itl_distorted=lag["is_itl_distorted"],
+        shortest_gap_s=lag["resolution_s"] if lag["is_itl_unresolved"] else 0.0,
         counterfactual=report.counterfactual,
     )
     page = output / PAGE_FILE

@@ -1,8 +1,8 @@
 """Clients: those that leave, those that read slowly, those that must wait, those without a key."""
 
 import asyncio
-import re
 import logging
+import re
 
 import orjson
 import pytest
