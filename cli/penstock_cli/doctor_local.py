@@ -22,7 +22,7 @@ from penstock_local.inspection import Hung, Stray, hung, strays
 from penstock_local.process_log import log_path
 from penstock_local.status import LocalGraphStatus, ProcessStatus, StatusReader
 from penstock_local.store import StateStore, namespaces
-from penstock_operator.doctor.findings import Finding, ok, problem, unknown, warning
+from penstock_operator.doctor.findings import REJECTED_SHARE, Finding, ok, problem, unknown, warning
 from penstock_planner.core.state import PlannerPhase
 from penstock_runtimes import PLANNER_ROLE
 
@@ -40,9 +40,6 @@ FILES: Final = 4096
 
 FOREIGN_MIB: Final = 1024
 """Chosen: memory of an idle GPU's driver is below it, a process that computes takes more."""
-
-REJECTED_SHARE: Final = 0.05
-"""Chosen: a share of rejected requests from which a graph is overloaded; below it, it was for a moment."""
 
 LAG_S: Final = 0.1
 """Chosen: a process that runs this late measures the machine in place of the graph; simulated seconds."""

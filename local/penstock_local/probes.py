@@ -83,7 +83,7 @@ class Traffic:
     Attributes:
         period_s: How long ago the count begins, at most a minute.
         arrivals: Requests that came, rejected ones included.
-        rejected: Of those, the ones that were refused or timed out in the queue.
+        rejected: Requests that were refused or timed out in the queue, which may have come before.
         ttft_p50_s, ttft_p99_s: Of the streams that began; None without any.
         ttft_slo_s: TTFT that the graph aims for.
     """
@@ -98,7 +98,7 @@ class Traffic:
     def __str__(self) -> str:
         """Return it in words, without the period."""
         rate = self.arrivals / self.period_s if self.period_s > 0 else 0.0
-        words = f"{rate:.2f} requests/s, {self.rejected} of {self.arrivals} rejected"
+        words = f"{self.arrivals} requests ({rate:.2f}/s), {self.rejected} rejected"
         if self.ttft_p50_s is None or self.ttft_p99_s is None:
             return words
         return f"{words}, TTFT p50 {self.ttft_p50_s:.2f} s p99 {self.ttft_p99_s:.2f} s"

@@ -139,7 +139,7 @@ def test_enough_open_files(files):
     assert bad(local(open_files=files)) == []
 
 
-LATE = "in the last 60 s 4.00 requests/s, 120 of 240 rejected, TTFT p50 7.25 s p99 31.00 s"
+LATE = "in the last 60 s 240 requests (4.00/s), 120 rejected, TTFT p50 7.25 s p99 31.00 s"
 
 
 @pytest.mark.parametrize(
@@ -179,12 +179,12 @@ LATE = "in the last 60 s 4.00 requests/s, 120 of 240 rejected, TTFT p50 7.25 s p
         (
             {"traffic": Traffic(60.0, 240, 1, None, None, 5.0)},
             Severity.WARNING,
-            "in the last 60 s 4.00 requests/s, 1 of 240 rejected; the TTFT aimed for is 5 s",
+            "in the last 60 s 240 requests (4.00/s), 1 rejected; the TTFT aimed for is 5 s",
         ),
         (
             {"traffic": Traffic(60.0, 60, 0, 5.5, 9.0, 5.0)},
             Severity.WARNING,
-            "in the last 60 s 1.00 requests/s, 0 of 60 rejected, TTFT p50 5.50 s p99 9.00 s; the TTFT aimed for is 5 s",
+            "in the last 60 s 60 requests (1.00/s), 0 rejected, TTFT p50 5.50 s p99 9.00 s; the TTFT aimed for is 5 s",
         ),
         ({"planner": None}, Severity.WARNING, "its planner has not written of itself"),
         (

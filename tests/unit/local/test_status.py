@@ -80,7 +80,7 @@ def test_the_table_shows_what_matters(summary):
         "boom",
         "lag p99 2.500 s",
         "42%",
-        "last 60 s: 4.00 requests/s, 120 of 240 rejected, TTFT p50 7.25 s p99 31.00 s",
+        "last 60 s: 240 requests (4.00/s), 120 rejected, TTFT p50 7.25 s p99 31.00 s",
         "speed 20, times are simulated seconds",
     ):
         assert words in text
