@@ -114,7 +114,7 @@ def demand_bins(samples: Sequence[LedgerSample], width_s: float) -> DemandBins:
     oldest = np.full(count, np.nan)
     np.fmax.at(oldest, places, [demand.oldest_wait_s or 0.0 for _, demand in known])
     return DemandBins(
-        edges=(first + np.arange(count + 1)) * width_s,
+        edges=(first + np.arange(count + 1, dtype=np.float64)) * width_s,
         arrivals=rate([demand.arrivals for _, demand in known]),
         rejected=rate([demand.refused + demand.timed_out for _, demand in known]),
         uncached_tokens=rate([demand.uncached_tokens for _, demand in known]),
