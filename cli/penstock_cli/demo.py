@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
+import sys
 import tempfile
 from importlib import resources
 from pathlib import Path
@@ -16,6 +16,7 @@ from penstock_cli.demo_run import DemoOptions, run_demo
 from penstock_local.ports import ephemeral_port
 from penstock_manifests import load_graph
 from penstock_report.build import require_plots
+from penstock_wire.loop import run
 
 
 @click.command()
@@ -57,7 +58,8 @@ def demo(
 ) -> None:
     """Start a graph, replay a slice of a real trace, let the planner scale it, stop it, and report.
 
-    Real local processes, simulated engines: no GPU and no cluster. Times are simulated seconds.
+    Real local processes, simulated engines: no GPU and no cluster. Times are simulated seconds. Ctrl-C stops the
+    graph and reports what was measured so far; a second one leaves the report out.
     """
     require_plots()
     own_manifest = resources.files("penstock_cli") / "data" / "demo.yaml"
@@ -71,10 +73,9 @@ def demo(
             rate_rps=rate_rps,
             speed=speed,
         )
-        # They take the way of Ctrl-C, so that a stopped demo leaves nothing running either.
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.default_int_handler)
-        asyncio.run(run_demo(options))
+        is_complete = run(lambda stop: run_demo(options, stop))
+    if not is_complete:
+        sys.exit(128 + signal.SIGINT)
 
 
 def with_policy(manifest: Path, policy: str, folder: Path) -> Path:

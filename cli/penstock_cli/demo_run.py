@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import orjson
 from rich.console import Console, Group, RenderableType
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from penstock_cli.report import with_counterfactual
 from penstock_cli.terminal import tensorboard_hint
-from penstock_core.errors import PenstockError
+from penstock_core.errors import ConfigError, PenstockError, unwritable
 from penstock_local.down import down
 from penstock_local.line_follower import LineFollower
 from penstock_local.render import render
@@ -27,9 +28,10 @@ from penstock_local.status import LocalGraphStatus, StatusReader
 from penstock_local.up import StartedGraph, UpOptions, up
 from penstock_manifests import load_graph
 from penstock_report.build import write_report
-from penstock_report.findings import analyse
+from penstock_report.findings import analyse, with_graph
 from penstock_report.text import report_text
 from penstock_simulator.counterfactual import Effort
+from penstock_workload.results import read_run
 
 _REFRESH_REAL_S = 0.5
 _PLAIN_PERIOD_REAL_S = 5.0
@@ -37,6 +39,8 @@ _PLAIN_PERIOD_REAL_S = 5.0
 _SETTLE_S = 330.0
 """Simulated seconds that the planner gets after the last request to go back to the floor. Chosen: the grace
 period of 3 intervals, then one replica per interval for up to eight replicas, at 30 s each."""
+_END_REAL_S = 15.0
+"""Real seconds that a stopped load run gets for its summary. Chosen: it takes one, on a busy machine some."""
 _PARTS = ("run", "log", "report")
 _COUNTERFACTUAL = Effort(fleets=30, cpu_s=10.0)
 """Chosen: a demo's traffic takes a third of a second a fleet, and the whole demo three minutes at most."""
@@ -63,47 +67,90 @@ class DemoOptions:
     speed: float
 
 
-async def run_demo(options: DemoOptions) -> None:
+async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
     """Run all steps; whatever happens, the graph is stopped.
+
+    Args:
+        options: What to do.
+        stop: Set by a signal: the load ends there, and what it measured is reported.
+
+    Returns:
+        Whether the demo came to its own end.
 
     Raises:
         PenstockError: a step failed, or the load run had no successful request.
     """
     console = Console()
     began_s = time.monotonic()
-    _clear(options.output_dir)
-    async with _graph(options, console) as started:
-        await _load_and_watch(options, started, console)
+    clear(options.output_dir)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stop.set)
+    async with _graph(options, console, stop) as started:
+        if started is not None:
+            await _load_and_watch(options, started, console, stop)
+    if stop.is_set() and not _has_results(options.output_dir / "run"):
+        console.print("stopped before any request had ended; there is nothing to report")
+        return False
     ledger = options.output_dir / "log" / "planner"
     graph = load_graph(options.manifest)
     found = analyse(options.output_dir / "run", ledger=ledger)
-    # Only now: beside the graph it would take the processor from what is measured.
-    found = await asyncio.to_thread(with_counterfactual, found, graph, _COUNTERFACTUAL, console)
+    found = with_graph(found, graph)
+    if not stop.is_set():
+        # Only now: beside the graph it would take the processor from what is measured.
+        found = await asyncio.to_thread(with_counterfactual, found, graph, _COUNTERFACTUAL, console)
     files = write_report(found, options.output_dir / "report")
     console.print(report_text(found))
     console.print(f"\nreport       {files[-1]}", soft_wrap=True)
     console.print(f"dashboard    {tensorboard_hint(ledger)}", soft_wrap=True)
     console.print(f"why, exactly penstock planner explain --log-dir {ledger}", soft_wrap=True)
     console.print(f"took {time.monotonic() - began_s:.0f} s")
-    if not found.load.summary["requests"]["ok"]:
+    if not found.load.summary["requests"]["ok"] and not stop.is_set():
         raise PenstockError("no request succeeded; the logs are in " + str(options.output_dir / "log"))
+    return not stop.is_set()
 
 
-def _clear(output_dir: Path) -> None:
-    """Remove what an earlier demo wrote, and nothing else."""
+def _has_results(run_dir: Path) -> bool:
+    """Return whether a load run that was stopped has written its summary, of at least one request."""
+    try:
+        return bool(read_run(run_dir).results)
+    except ConfigError:
+        return False
+
+
+def clear(output_dir: Path) -> None:
+    """Remove what an earlier demo wrote, and nothing else; make the folder of the load run.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+    """
     for part in _PARTS:
         shutil.rmtree(output_dir / part, ignore_errors=True)
-    output_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        (output_dir / "run").mkdir(parents=True)
+    except OSError as exc:
+        raise ConfigError(unwritable(f"--output-dir {output_dir}", exc)) from exc
 
 
 @asynccontextmanager
-async def _graph(options: DemoOptions, console: Console) -> AsyncIterator[StartedGraph]:
+async def _graph(
+    options: DemoOptions, console: Console, stop: asyncio.Event
+) -> AsyncIterator[StartedGraph | None]:
+    """Start the graph and stop it afterwards; None: a signal came before it served."""
     console.print(f"starting the graph of {options.manifest.name} at speed {options.speed:g}")
-    started = await up(
-        options.manifest,
-        UpOptions(speed=options.speed, port=options.port, log_dir=options.output_dir / "log"),
-        lambda _state, _words: None,
+    starting = asyncio.create_task(
+        up(
+            options.manifest,
+            UpOptions(speed=options.speed, port=options.port, log_dir=options.output_dir / "log"),
+            lambda _state, _words: None,
+        )
     )
+    await _either(starting, stop)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait([starting])
+        yield None
+        return
+    started = starting.result()
     arbiter = started.state.arbiter
     console.print(f"serving {arbiter.model} at {arbiter.router_url} after {started.ready_s:.1f} s")
     try:
@@ -117,29 +164,30 @@ async def _graph(options: DemoOptions, console: Console) -> AsyncIterator[Starte
         console.print(f"drained and stopped in {stopped.took_s:.1f} s; nothing is left running")
 
 
-async def _load_and_watch(options: DemoOptions, started: StartedGraph, console: Console) -> None:
+async def _load_and_watch(
+    options: DemoOptions, started: StartedGraph, console: Console, stop: asyncio.Event
+) -> None:
     reader = StatusReader(started.state.arbiter.namespace)
     replay = await _start_load(options, started)
     progress = _LoadProgress(options.output_dir / "run" / "results.jsonl")
     display = _Display(console, progress)
     try:
         with display:
-            while replay.returncode is None:
+            ended = asyncio.create_task(replay.wait())
+            while replay.returncode is None and not stop.is_set():
                 display.show(await reader.read(), "replaying")
-                await _wait(replay, _REFRESH_REAL_S)
+                await _either(ended, stop, timeout_s=_REFRESH_REAL_S)
             deadline_s = time.monotonic() + _SETTLE_S / options.speed
             status = await reader.read()
-            while time.monotonic() < deadline_s and not _is_at_start(status, started):
+            while time.monotonic() < deadline_s and not stop.is_set() and not _is_at_start(status, started):
                 display.show(status, "load is over; waiting for the planner to go back to the start")
                 await asyncio.sleep(_REFRESH_REAL_S)
                 status = await reader.read()
-            display.show(status, "done")
+            display.show(status, "stopped" if stop.is_set() else "done")
     finally:
-        if replay.returncode is None:
-            replay.terminate()
-            await replay.wait()
+        await end_load(replay)
         await reader.close()
-    if replay.returncode:
+    if replay.returncode and not stop.is_set():
         words = (options.output_dir / "run" / "load.log").read_text().strip().splitlines()
         raise PenstockError(f"the load run failed: {words[-1] if words else replay.returncode}")
 
@@ -147,7 +195,6 @@ async def _load_and_watch(options: DemoOptions, started: StartedGraph, console: 
 async def _start_load(options: DemoOptions, started: StartedGraph) -> asyncio.subprocess.Process:
     """Start the load generator as a process of its own, so that drawing never delays a request."""
     run_dir = options.output_dir / "run"
-    run_dir.mkdir(parents=True)
     arguments = ["load", "--trace", options.trace, "--url", started.state.arbiter.router_url, "--json"]
     arguments += ["--rate", f"{options.rate_rps:g}", "--speed", f"{options.speed:g}"]
     with (run_dir / "load.log").open("wb") as log:
@@ -161,15 +208,30 @@ async def _start_load(options: DemoOptions, started: StartedGraph) -> asyncio.su
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=log,
+            # A terminal's Ctrl-C goes to its whole group; this one is stopped once, and writes its summary.
+            start_new_session=True,
         )
 
 
-async def _wait(process: asyncio.subprocess.Process, timeout_s: float) -> None:
+async def end_load(replay: asyncio.subprocess.Process) -> None:
+    """Let a load run that is under way cut its requests off and write its summary; kill it if it does not."""
+    if replay.returncode is None:
+        replay.terminate()
+        try:
+            async with asyncio.timeout(_END_REAL_S):
+                await replay.wait()
+        except TimeoutError:
+            replay.kill()
+            await replay.wait()
+
+
+async def _either(task: asyncio.Task[Any], stop: asyncio.Event, *, timeout_s: float | None = None) -> None:
+    """Return when the task has ended, a signal came, or the time is over."""
+    stopped = asyncio.create_task(stop.wait())
     try:
-        async with asyncio.timeout(timeout_s):
-            await process.wait()
-    except TimeoutError:
-        return
+        await asyncio.wait([task, stopped], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
 
 
 def _is_at_start(status: LocalGraphStatus, started: StartedGraph) -> bool:
@@ -230,5 +292,6 @@ class _Display:
 def _line(status: LocalGraphStatus) -> str:
     pools = ", ".join(f"{pool.role} {pool.ready}/{pool.desired}" for pool in status.pools)
     queue = "unknown" if status.queue is None else str(status.queue.requests)
-    last = f"; {status.decisions[-1].sentence}" if status.decisions else ""
-    return f"{pools}, GPUs {status.gpus_used}/{status.gpu_budget}, prefill queue {queue}{last}"
+    traffic = "" if status.traffic is None else f", {status.traffic}"
+    last = f"; last change: {status.decisions[-1].sentence}" if status.decisions else ""
+    return f"{pools}, GPUs {status.gpus_used}/{status.gpu_budget}, prefill queue {queue}{traffic}{last}"

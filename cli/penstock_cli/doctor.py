@@ -63,8 +63,9 @@ def doctor(
 ) -> None:
     """Check a cluster: definitions, operator, planner, rights, graphs, metrics, GPUs, clocks.
 
-    Or, with --local, what `penstock up` needs and started. Only reads. Every finding says what to do about it. Exits 0 if nothing is broken (there may be warnings
-    and things that could not be read), 1 if there is a problem.
+    Or, with --local, what `penstock up` needs and started, and what its clients meet. Only reads. Every finding says
+    what to do about it. Exits 0 if nothing is broken (there may be warnings and things that could not be read), 1 if
+    there is a problem.
     """
     if all_namespaces and namespace is not None:
         raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
@@ -104,7 +105,8 @@ def _of_cluster(where: _Where, interval_s: float) -> list[Finding]:
         from penstock_operator.doctor.judge import judge  # noqa: PLC0415
     except ModuleNotFoundError as exc:
         raise ConfigError(
-            f"{exc.name}: not installed; the doctor needs `pip install 'penstock[kubernetes]'`"
+            f"{exc.name}: not installed; a cluster's doctor needs `pip install 'penstock[kubernetes]'`, "
+            "this machine's is `penstock doctor --local`"
         ) from exc
 
     async def gather_facts() -> Facts:

@@ -19,10 +19,12 @@ from typing import Final
 from penstock_core.errors import PenstockError
 from penstock_core.local_state import EntryState, state_dir
 from penstock_local.inspection import Hung, Stray, hung, strays
+from penstock_local.process_log import log_path
 from penstock_local.status import LocalGraphStatus, ProcessStatus, StatusReader
 from penstock_local.store import StateStore, namespaces
-from penstock_operator.doctor.findings import Finding, ok, problem, unknown, warning
+from penstock_operator.doctor.findings import REJECTED_SHARE, Finding, ok, problem, unknown, warning
 from penstock_planner.core.state import PlannerPhase
+from penstock_runtimes import PLANNER_ROLE
 
 EXTRAS: Final = {
     "kopf": "kubernetes: the operator",
@@ -259,8 +261,9 @@ def _of_graph(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:
     if graph.queue is None:
         log = f"tail {graph.log_dir}/*"
         yield problem(subject, f"its router does not answer at {graph.router_url}", log)
+    yield from _of_traffic(subject, graph)
     for each in graph.processes:
-        yield from _of_process(subject, each, graph.log_dir)
+        yield from _of_process(subject, each, graph)
     if graph.gpus_used > graph.gpu_budget:
         message = f"{graph.gpus_used} GPUs are held, the budget is {graph.gpu_budget}"
         yield problem(subject, message, f"penstock down --namespace {graph.namespace}, and report it")
@@ -273,11 +276,38 @@ def _of_graph(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:
             yield warning(subject, message, "lower --speed, or run fewer workers")
 
 
-def _of_process(subject: str, process: ProcessStatus, log_dir: str) -> Iterator[Finding]:
+def _of_traffic(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:
+    """Say what clients meet: rejections, waits beyond the SLO, first tokens that come late."""
+    traffic, queue = graph.traffic, graph.queue
+    if traffic is None:
+        return
+    waits = queue is not None and queue.oldest_s > traffic.ttft_slo_s
+    is_late = traffic.ttft_p50_s is not None and traffic.ttft_p50_s > traffic.ttft_slo_s
+    message = (
+        f"in the last {traffic.period_s:.0f} s {traffic}; the TTFT aimed for is {traffic.ttft_slo_s:g} s"
+    )
+    if queue is not None and queue.requests:
+        message += f"; {queue.requests} requests wait, the oldest for {queue.oldest_s:.1f} s"
+    remedy = f"more replicas or a larger budget, {graph.gpus_used} of {graph.gpu_budget} GPUs are held"
+    if graph.planner_log_dir is not None:
+        remedy = f"penstock planner explain --log-dir {graph.planner_log_dir}; {remedy}"
+    if waits or traffic.rejected > REJECTED_SHARE * traffic.arrivals:
+        yield problem(subject, f"it is overloaded: {message}", remedy)
+    elif traffic.rejected or is_late:
+        yield warning(subject, message, remedy)
+    else:
+        yield ok(subject, message)
+
+
+def _of_process(subject: str, process: ProcessStatus, graph: LocalGraphStatus) -> Iterator[Finding]:
     reason = process.reason or "no reason given"
-    log = f"tail {log_dir}/{process.name}*"
+    log = f"tail {log_path(graph.log_dir, process.name)}"
     if process.state == EntryState.FAILED:
-        yield problem(subject, f"{process.name} failed: {reason}", log)
+        remedy = (
+            f"{log}; mend the cause, then penstock down --namespace {graph.namespace} and penstock up FILE: "
+            "it is not started again by itself"
+        )
+        yield problem(subject, f"{process.name} failed: {reason}", remedy)
     elif process.state not in {
         EntryState.READY,
         EntryState.STARTING,
@@ -293,7 +323,9 @@ def _of_planner(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:
     if graph.planner_log_dir is None:
         return
     if graph.planner is None:
-        yield warning(subject, "its planner has not written of itself", f"tail {graph.log_dir}/planner*")
+        name = next((each.name for each in graph.processes if each.role == PLANNER_ROLE), PLANNER_ROLE)
+        log = f"tail {log_path(graph.log_dir, name)}"
+        yield warning(subject, "its planner has not written of itself", log)
     elif graph.planner.phase == PlannerPhase.TARGET_UNAVAILABLE:
         message = "its planner cannot read the statefile: nothing is decided, the replicas stay as they are"
         yield warning(subject, message, f"penstock planner explain --log-dir {graph.planner_log_dir}")

@@ -209,21 +209,24 @@ def _stay(started: StartedGraph) -> int:
     show_default=True,
     help="Between two updates of --watch, real seconds.",
 )
+@click.option("--all", "with_unchanged", is_flag=True, help="List decisions that changed nothing, too.")
 @option.as_json("Print it as JSON.")
-def status(namespace: str | None, watch: bool, interval_s: float, as_json: bool) -> None:
-    """Show processes, GPUs, in-flight work, queue and the planner's last decisions."""
+def status(
+    *, namespace: str | None, watch: bool, interval_s: float, with_unchanged: bool, as_json: bool
+) -> None:
+    """Show processes, GPUs, in-flight work, queue, the last minute's traffic and the planner's last changes."""
     chosen = choose_namespace(namespace)
     if watch and not as_json:
         try:
-            asyncio.run(_watch(chosen, interval_s))
+            asyncio.run(_watch(chosen, interval_s, with_unchanged=with_unchanged))
         except KeyboardInterrupt:
             return
     else:
-        asyncio.run(_show(chosen, as_json=as_json))
+        asyncio.run(_show(chosen, with_unchanged=with_unchanged, as_json=as_json))
 
 
-async def _show(namespace: str, *, as_json: bool) -> None:
-    reader = StatusReader(namespace)
+async def _show(namespace: str, *, with_unchanged: bool, as_json: bool) -> None:
+    reader = StatusReader(namespace, with_unchanged=with_unchanged)
     try:
         found = await reader.read()
     finally:
@@ -234,8 +237,8 @@ async def _show(namespace: str, *, as_json: bool) -> None:
         printer().print(render(found))
 
 
-async def _watch(namespace: str, interval_s: float) -> None:
-    reader = StatusReader(namespace)
+async def _watch(namespace: str, interval_s: float, *, with_unchanged: bool) -> None:
+    reader = StatusReader(namespace, with_unchanged=with_unchanged)
     try:
         with Live(render(await reader.read()), auto_refresh=False, screen=False) as live:
             while True:

@@ -181,21 +181,32 @@ def _on_backend(service: PlannerService) -> Callable[[asyncio.Event], Coroutine[
 @click.option(
     "--namespace", help="Graph on this machine, without --log-dir.  [default: the only one there is]"
 )
-@click.option("--last", type=click.IntRange(min=1), default=1, show_default=True, help="How many decisions.")
+@click.option("--last", type=click.IntRange(min=1), default=1, show_default=True, help="How many changes.")
+@click.option("--all", "with_unchanged", is_flag=True, help="Count decisions that changed nothing, too.")
 @click.option("--id", "decision_id", help="One decision, such as d000012.")
 @option.as_json("The ledger's records as a JSON array.")
 def explain(
-    log_dir: Path | None, namespace: str | None, last: int, decision_id: str | None, as_json: bool
+    *,
+    log_dir: Path | None,
+    namespace: str | None,
+    last: int,
+    with_unchanged: bool,
+    decision_id: str | None,
+    as_json: bool,
 ) -> None:
-    """Say why the last decisions were made, rule by rule with its numbers."""
+    """Say why the last changes were made, rule by rule with its numbers, and why nothing has changed since."""
     folder = log_dir if log_dir is not None else _log_dir_of(namespace)
-    ledger = read_ledger(folder, newest=last if decision_id is None else None)
+    newest = None if decision_id is not None else last if with_unchanged else 1  # changes are never only counted
+    ledger = read_ledger(folder, newest=newest)
     _notes(ledger.notes)
-    records = explaining.select(ledger, last=last, decision_id=decision_id)
+    records = explaining.select(ledger, last=last, decision_id=decision_id, with_unchanged=with_unchanged)
     if as_json:
         click.echo(orjson.dumps(records, option=orjson.OPT_INDENT_2))
     elif records:
         click.echo(explaining.all_in_words(records))
+        held = "" if with_unchanged or decision_id is not None else explaining.held_in_words(ledger)
+        if held:
+            click.echo(f"\n{held}  (--all explains them)")
     else:
         click.echo("no decision yet", err=True)
 

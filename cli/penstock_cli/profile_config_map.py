@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from penstock_core.errors import ConfigError, NotFoundError
+from penstock_core.errors import ConfigError, NotFoundError, unwritable
 from penstock_objects.names import GRAPH_KEY, PROFILE_KEY, PROFILER, SUMMARY_KEY
 from penstock_performance.reading import read_profile
 
@@ -105,7 +105,7 @@ def write_files(data: Mapping[str, str], folder: Path) -> list[Path]:
         for key, text in data.items():
             (folder / key).write_text(text, encoding="utf-8")
     except OSError as exc:
-        raise ConfigError(f"--output-dir: {folder}: cannot be written to: {exc.strerror}") from exc
+        raise ConfigError(unwritable(f"--output-dir {folder}", exc)) from exc
     return [folder / key for key in data]
 
 

@@ -27,8 +27,30 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Error numbers of a disk without room for more."""
+
+_UNWRITABLE: Final = {
+    **dict.fromkeys(FULL, "free some space"),
+    errno.ENOTDIR: "one of its parents is a file; choose another folder",
+    errno.EEXIST: "a file stands there; choose another folder",
+}
+
+
+def unwritable(what: str, exc: OSError) -> str:
+    """Return what a message says of an output that cannot be written: which, why, and the remedy that fits.
+
+    Args:
+        what: Flag and path, or the path alone.
+        exc: What making or writing it raised.
+    """
+    remedy = _UNWRITABLE.get(exc.errno or 0, "choose a folder that you may write to")
+    return f"{what}: cannot be written to: {exc.strerror}; {remedy}"
 
 
 class PenstockError(Exception):

@@ -75,3 +75,31 @@ class BucketCounts:
         """Return each bound as text, +Inf included, with the samples at or below it, as Prometheus' client takes them."""
         edges = (*map(str, self.bounds), "+Inf")
         return list(zip(edges, map(float, self.cumulative()), strict=True))
+
+
+def quantile(buckets: Sequence[tuple[float, float]], q: float) -> float | None:
+    """Return the quantile as the geometric middle of the bucket that holds its sample.
+
+    The middle of (a, b] is at most sqrt(b/a) - 1 away from any value in the bucket, wherever the samples lie in
+    it; PromQL's linear interpolation is up to b/a - 1 away. The first bucket has no lower bound: its half.
+
+    Args:
+        buckets: Cumulative, bounds rising.
+        q: Rank in (0, 1].
+
+    Returns:
+        None without samples. In the infinite bucket: the largest finite bound.
+
+    Example: 10 samples in (0.1, 0.2] and 10 more in (0.2, 0.4]: the median is 0.14, the 75th percentile 0.28.
+    """
+    if not buckets or buckets[-1][1] <= 0:
+        return None
+    rank = q * buckets[-1][1]
+    low = 0.0
+    for bound, count in buckets:
+        if count >= rank:
+            if math.isinf(bound):
+                return low
+            return math.sqrt(low * bound) if low else bound / 2
+        low = bound
+    return low

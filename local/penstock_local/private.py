@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from penstock_core.errors import ConfigError
+from penstock_core.errors import ConfigError, unwritable
 from penstock_core.local_state import STATE_DIR_VARIABLE
 
 SOCKET_PATH_BYTES: Final = 107
@@ -37,7 +37,7 @@ def make_folder(path: Path) -> None:
         check(path, path.stat())
     except OSError as exc:
         raise ConfigError(
-            f"{path}: cannot be made: {exc.strerror}; set {STATE_DIR_VARIABLE} or --log-dir to a writable folder"
+            f"{unwritable(str(path), exc)}: set {STATE_DIR_VARIABLE}, or --log-dir for logs"
         ) from exc
 
 

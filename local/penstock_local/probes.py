@@ -77,6 +77,34 @@ class RouterQueue:
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """What came to the router lately; simulated seconds.
+
+    Attributes:
+        period_s: How long ago the count begins, at most a minute.
+        arrivals: Requests that came, rejected ones included.
+        rejected: Requests that were refused or timed out in the queue, which may have come before.
+        ttft_p50_s, ttft_p99_s: Of the streams that began; None without any.
+        ttft_slo_s: TTFT that the graph aims for.
+    """
+
+    period_s: float
+    arrivals: int
+    rejected: int
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    ttft_slo_s: float
+
+    def __str__(self) -> str:
+        """Return it in words, without the period."""
+        rate = self.arrivals / self.period_s if self.period_s > 0 else 0.0
+        words = f"{self.arrivals} requests ({rate:.2f}/s), {self.rejected} rejected"
+        if self.ttft_p50_s is None or self.ttft_p99_s is None:
+            return words
+        return f"{words}, TTFT p50 {self.ttft_p50_s:.2f} s p99 {self.ttft_p99_s:.2f} s"
+
+
+@dataclass(frozen=True, slots=True)
 class RouterView:
     """What the router says of itself and its workers.
 
@@ -84,11 +112,13 @@ class RouterView:
         workers: By name.
         queue: Waiting prefills; None: not known.
         lag_p99_s: How late the router runs, simulated seconds, or None.
+        traffic: What came lately; None: not known.
     """
 
     workers: dict[str, WorkerView]
     queue: RouterQueue | None
     lag_p99_s: float | None
+    traffic: Traffic | None = None
 
 
 class Probes:
@@ -204,4 +234,5 @@ def _router_view(data: dict[str, Any]) -> RouterView:
             oldest_s=float(queue.get("oldest_s") or 0.0),
         ),
         lag_p99_s=data.get("lag_p99_s"),
+        traffic=None if data.get("traffic") is None else Traffic(**data["traffic"]),
     )

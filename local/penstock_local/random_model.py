@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from penstock_core.errors import ConfigError
+from penstock_core.errors import ConfigError, unwritable
 
 END: Final = "<|end|>"
 """Ends an answer; token 0."""
@@ -101,7 +101,7 @@ def write_model(folder: Path, model: RandomModel) -> tuple[Path, ...]:
         for name, content in contents.items():
             (folder / name).write_bytes(content)
     except OSError as exc:
-        raise ConfigError(f"{folder}: cannot be written: {exc.strerror}; choose another folder") from exc
+        raise ConfigError(unwritable(str(folder), exc)) from exc
     return tuple(folder / name for name in contents)
 
 

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock_local.ledger_tail import DecisionStatus
+from penstock_local.probes import Traffic
 from penstock_local.status import LocalGraphStatus, PoolStatus, ProcessStatus
 
 _STYLES = {
@@ -20,6 +21,7 @@ _STYLES = {
     "circuit_open": "red",
     "failed": "bold red",
 }
+_TIMES = ", times are simulated seconds"
 _LATE_S = 1.0
 """Simulated seconds of p99 lag from which a process is shown as late. Chosen: one metric pull."""
 
@@ -27,15 +29,21 @@ _LATE_S = 1.0
 def render(status: LocalGraphStatus) -> RenderableType:
     """Return one screenful: headline, processes, pools with GPUs and queue, last decisions."""
     parts: list[RenderableType] = [_headline(status), _processes(status), *_reasons(status), _summary(status)]
+    if status.traffic is not None:
+        parts.append(_traffic(status.traffic))
     if status.decisions:
         parts.append(_decisions(status.decisions))
+    if status.held is not None:
+        parts.append(Text(str(status.held), style="dim"))
     return Group(*parts)
 
 
 def _headline(status: LocalGraphStatus) -> Text:
     text = Text()
     text.append(status.namespace, style="bold")
-    text.append(f"  {status.model}  {status.router_url}  speed {status.speed:g}")
+    text.append(
+        f"  {status.model}  {status.router_url}  speed {status.speed:g}{_TIMES if status.speed != 1 else ''}"
+    )
     if not status.running:
         text.append("  arbiter is gone; unless it is back in seconds, run `penstock down`", style="bold red")
     elif status.stopping:
@@ -111,6 +119,10 @@ def _summary(status: LocalGraphStatus) -> Text:
         late = lag_s >= _LATE_S
         text.append(f"   {name} lag p99 {lag_s:.3f} s", style="bold yellow" if late else "dim")
     return text
+
+
+def _traffic(traffic: Traffic) -> Text:
+    return Text(f"last {traffic.period_s:.0f} s: {traffic}", style="bold red" if traffic.rejected else "")
 
 
 def _pool(pool: PoolStatus) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from penstock_core.errors import NotFoundError
 from penstock_core.local_state import EntryState
 from penstock_local import liveness
 from penstock_local.door import door_of
-from penstock_local.ledger_tail import DecisionStatus, LedgerTail
-from penstock_local.probes import NoAnswer, Probes, RouterQueue, RouterView, WorkerView
+from penstock_local.ledger_tail import DecisionStatus, HeldDecisions, LedgerTail
+from penstock_local.probes import NoAnswer, Probes, RouterQueue, RouterView, Traffic, WorkerView
 from penstock_local.statefile import ProcessEntry, StateFile
 from penstock_local.store import StateStore
 from penstock_planner.snapshot import FILE_NAME as SNAPSHOT_NAME
@@ -93,11 +93,13 @@ class LocalGraphStatus:
         processes: In the file's order, entries without a process left out unless they failed.
         pools: Worker roles that the graph has.
         queue: Waiting prefills; None when the router does not answer.
+        traffic: What came to the router in the last minute; None when that is unknown.
         gpus_used: Held by existing workers, draining ones included.
         gpu_budget: Most that they may hold.
         planner: None while there is none, or it has not written of itself.
         lag_p99_s: How late each process that says so runs, simulated seconds, by name.
-        decisions: The newest last.
+        decisions: Those that changed replicas, or all that were asked for; the newest last.
+        held: What the planner has decided since without a change; None: nothing.
     """
 
     namespace: str
@@ -111,11 +113,13 @@ class LocalGraphStatus:
     processes: tuple[ProcessStatus, ...]
     pools: tuple[PoolStatus, ...]
     queue: RouterQueue | None
+    traffic: Traffic | None
     gpus_used: int
     gpu_budget: int
     planner: PlannerView | None
     lag_p99_s: Mapping[str, float]
     decisions: tuple[DecisionStatus, ...]
+    held: HeldDecisions | None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for ``--json``."""
@@ -143,14 +147,19 @@ def read_planner(folder: str | None, pid: int | None) -> PlannerView | None:
 class StatusReader:
     """Reads the status of one namespace again and again over kept connections."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, *, with_unchanged: bool = False) -> None:
         """Read ``namespace`` of the configured state folder.
+
+        Args:
+            namespace: Of the graph.
+            with_unchanged: Show decisions that changed nothing, too.
 
         Raises:
             ConfigError: the namespace cannot be a file name.
         """
         self._store = StateStore.of(namespace)
         self._probes = Probes()
+        self._with_unchanged = with_unchanged
         self._ledger: LedgerTail | None = None
 
     async def close(self) -> None:
@@ -171,7 +180,7 @@ class StatusReader:
         running = liveness.arbiter_is_alive(state)
         view = await door_of(state, self._probes).view(state.entries) if running else NoAnswer.AWAY
         if self._ledger is None:
-            self._ledger = LedgerTail(state.arbiter.planner_log_dir)
+            self._ledger = LedgerTail(state.arbiter.planner_log_dir, with_unchanged=self._with_unchanged)
         planner_pid = next((e.pid for e in state.entries.values() if e.role == PLANNER_ROLE), None)
         return summarise(
             state,
@@ -179,6 +188,7 @@ class StatusReader:
             router=None if isinstance(view, NoAnswer) else view,
             planner=read_planner(state.arbiter.planner_log_dir, planner_pid),
             decisions=self._ledger.newest(),
+            held=self._ledger.held,
         )
 
 
@@ -189,6 +199,7 @@ def summarise(
     router: RouterView | None,
     planner: PlannerView | None,
     decisions: tuple[DecisionStatus, ...],
+    held: HeldDecisions | None = None,
 ) -> LocalGraphStatus:
     """Put together what was read; pure."""
     arbiter = state.arbiter
@@ -199,6 +210,7 @@ def summarise(
         if source is not None and source.lag_p99_s is not None
     }
     shown = {name: entry for name, entry in state.entries.items() if entry.state is not EntryState.STOPPED}
+    processes = tuple(_process(name, entry, workers.get(name)) for name, entry in shown.items())
     roles = list(dict.fromkeys(e.role for e in state.entries.values() if e.is_worker))
     return LocalGraphStatus(
         namespace=arbiter.namespace,
@@ -209,14 +221,16 @@ def summarise(
         router_url=arbiter.router_url,
         log_dir=arbiter.log_dir,
         planner_log_dir=arbiter.planner_log_dir,
-        processes=tuple(_process(name, entry, workers.get(name)) for name, entry in shown.items()),
-        pools=tuple(_pool(role, list(state.entries.values())) for role in roles),
+        processes=processes,
+        pools=tuple(_pool(role, state.entries.values(), processes) for role in roles),
         queue=None if router is None else router.queue,
+        traffic=None if router is None else router.traffic,
         gpus_used=len(state.gpus_in_use()),
         gpu_budget=arbiter.budget,
         planner=planner,
         lag_p99_s=lags,
         decisions=decisions,
+        held=held,
     )
 
 
@@ -239,12 +253,13 @@ def _process(name: str, entry: ProcessEntry, view: WorkerView | None) -> Process
     )
 
 
-def _pool(role: str, entries: list[ProcessEntry]) -> PoolStatus:
-    own = [entry for entry in entries if entry.role == role]
+def _pool(role: str, entries: Iterable[ProcessEntry], processes: Iterable[ProcessStatus]) -> PoolStatus:
+    """Count a pool as it is shown: a worker that the router cannot use is not ready, whatever the supervisor knows."""
+    states = [process.state for process in processes if process.role == role]
     return PoolStatus(
         role=role,
-        ready=sum(entry.state is EntryState.READY for entry in own),
-        desired=sum(entry.is_replica for entry in own),
-        draining=sum(entry.state is EntryState.DRAINING for entry in own),
-        failed=sum(entry.state is EntryState.FAILED for entry in own),
+        ready=states.count(EntryState.READY),
+        desired=sum(entry.is_replica for entry in entries if entry.role == role),
+        draining=states.count(EntryState.DRAINING),
+        failed=states.count(EntryState.FAILED),
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock_api import Environment, GraphDeployment, PlannerMode, Role, Runtime
 from penstock_core.clock import SimulatedClock
-from penstock_core.errors import ClusterError, ConfigError, InvalidSpecError, PortInUseError
+from penstock_core.errors import ClusterError, ConfigError, InvalidSpecError, PortInUseError, unwritable
 from penstock_core.local_state import EMPTY_STATES, EntryState
 from penstock_engine.profiles.performance import planning_profile
 from penstock_local import liveness, private, process_log, recovery
@@ -240,9 +240,7 @@ def _spawn_arbiter(store: StateStore, state: StateFile) -> subprocess.Popen[byte
         private.make_folder(log_dir)
         log = process_log.log_path(state.arbiter.log_dir, process_log.ARBITER).open("ab")
     except OSError as exc:
-        raise ConfigError(
-            f"--log-dir: {log_dir} cannot be written: {exc.strerror}; choose another folder"
-        ) from exc
+        raise ConfigError(unwritable(f"--log-dir {log_dir}", exc)) from exc
     with log:
         arbiter = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
             [sys.executable, "-m", liveness.ARBITER_MODULE, str(store.path)],

@@ -19,6 +19,7 @@ from tensorboardX import SummaryWriter
 from tensorboardX.proto.summary_pb2 import Summary
 
 from penstock_api import Role
+from penstock_core.histogram import quantile
 from penstock_core.logs import get_logger
 from penstock_planner.dashboard_layout import layout_of
 from penstock_planner.dashboard_points import (
@@ -26,11 +27,11 @@ from penstock_planner.dashboard_points import (
     profile_points,
     target_points,
 )
-from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.observation import Demand
 from penstock_planner.followed import Attainment, ExpectedDemand
-from penstock_planner.histogram import gained, quantile
+from penstock_planner.histogram import gained
 from penstock_planner.observers import View
 from penstock_planner.sources.base import Buckets
 
@@ -164,10 +165,11 @@ class Dashboard:
     def _signals(self, view: View) -> dict[str, float]:
         points: dict[str, float] = {}
         config = self._config
-        points["kv/scale_up"], points["kv/scale_down"] = config.kv_up, config.kv_down
-        if Role.PREFILL in view.pools:
-            points["prefill_queue/scale_up"] = config.queue_up
-            points["prefill_queue/scale_down"] = config.queue_down
+        if config.mode is Mode.LOAD:
+            points["kv/scale_up"], points["kv/scale_down"] = config.kv_up, config.kv_down
+            if Role.PREFILL in view.pools:
+                points["prefill_queue/scale_up"] = config.queue_up
+                points["prefill_queue/scale_down"] = config.queue_down
         points["wait/slo_seconds"] = config.ttft_slo_s
         if view.pull is None:
             return points

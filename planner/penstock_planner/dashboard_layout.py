@@ -12,17 +12,21 @@ Charts = dict[str, list[Any]]
 
 
 def layout_of(roles: Collection[Role], mode: Mode) -> dict[str, Charts]:
-    """Return the custom-scalars layout: categories of charts, each scalar in exactly one of them."""
+    """Return the custom-scalars layout: categories of charts, each scalar in exactly one of them.
+
+    What the mode decides by comes first; thresholds are there in the one mode that compares with them.
+    """
     kinds = [role.value for role in (Role.PREFILL, Role.DECODE, Role.AGGREGATED) if role in roles]
-    load = {"KV usage": _lines("kv/mean", "kv/scale_up", "kv/scale_down")}
+    thresholds = ("scale_up", "scale_down") if mode is Mode.LOAD else ()
+    load = {"KV usage": _lines("kv/mean", *(f"kv/{each}" for each in thresholds))}
     if Role.PREFILL in roles:
-        load["Prefill queue"] = _lines(
-            "prefill_queue/compared", "prefill_queue/scale_up", "prefill_queue/scale_down"
-        )
+        queue = (f"prefill_queue/{each}" for each in ("compared", *thresholds))
+        load["Prefill queue"] = _lines(*queue)
     return {
-        "Load and thresholds": load,
+        **({"Load and thresholds": load} if thresholds else {}),
         **({"Targets and profile": _targets()} if mode is Mode.SLA else {}),
         "Demand and supply": _demand(kinds),
+        **({} if thresholds else {"Load": load}),
         "Replicas": {f"{kind} replicas": _replicas(kind) for kind in kinds},
         "GPUs": {
             "In use and budget": _lines("gpus/in_use", "gpus/budget"),

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from penstock_core.errors import ConfigError
 from penstock_planner.core.records import Record
 from penstock_planner.forecast import forecast_of
 from penstock_planner.ledger import LedgerFile
 
+_LEAST_SHOWN: Final = 0.0001
+_FIRST_GROUPED: Final = 1000.0
+"""Smaller and larger numbers than these would be written with an exponent."""
 
-def select(ledger: LedgerFile, *, last: int, decision_id: str | None) -> list[Record]:
+
+def select(
+    ledger: LedgerFile, *, last: int, decision_id: str | None, with_unchanged: bool = True
+) -> list[Record]:
     """Return the wanted decision records, oldest first, each with its ``actuations`` and whole ``config``.
 
     In a ledger the performance profile of mode sla is in the header before a decision.
@@ -20,6 +26,8 @@ def select(ledger: LedgerFile, *, last: int, decision_id: str | None) -> list[Re
         ledger: As read.
         last: How many, counted from the newest; ignored with an id.
         decision_id: One decision.
+        with_unchanged: Count decisions that changed nothing, too; without, the newest of them is returned only where
+            no decision changed anything.
 
     Raises:
         ConfigError: no such decision.
@@ -44,7 +52,8 @@ def select(ledger: LedgerFile, *, last: int, decision_id: str | None) -> list[Re
             there = f"{known[0]} to {known[-1]}" if known else "none"
             raise ConfigError(f"--id: no decision {decision_id!r} in the ledger; there is {there}")
     else:
-        chosen = decisions[-last:]
+        wanted = decisions if with_unchanged else [each for each in decisions if is_change(each)]
+        chosen = (wanted or decisions[-1:])[-last:]
     return [
         {
             **record,
@@ -53,6 +62,29 @@ def select(ledger: LedgerFile, *, last: int, decision_id: str | None) -> list[Re
         }
         for record in chosen
     ]
+
+
+def is_change(record: Record) -> bool:
+    """Return whether a decision record asks for other replica counts than there were."""
+    return any(role["current"] != role["desired"] for role in record["decision"]["roles"])
+
+
+def _number(record: Record) -> int:
+    return int(record["decision"]["id"].removeprefix("d"))
+
+
+def held_in_words(ledger: LedgerFile) -> str:
+    """Return what followed the newest change: how many decisions without one, and the newest's sentences; may be empty."""
+    decisions = [record for record in ledger.records if record["type"] == "decision"]
+    if not decisions or is_change(newest := decisions[-1]):
+        return ""
+    changes = [record for record in decisions if is_change(record)]
+    # By their numbers: the ledger only counts most of those that change nothing.
+    since = _number(changes[-1]) if changes else _number(decisions[0]) - 1
+    count = _number(newest) - since
+    sentences = "; ".join(role["sentence"] for role in newest["decision"]["roles"])
+    at_s = newest["at_s"] - newest["origin_s"]
+    return f"decisions since without a change: {count:,}, the newest at {at_s:,.0f} s: {sentences}"
 
 
 def in_words(record: Record) -> str:
@@ -125,7 +157,15 @@ def _step(step: dict[str, Any]) -> str:
 def _number(value: Any) -> str:
     if value is None:
         return "unknown"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_number(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_number, value)) + "]"
+    if not isinstance(value, float):
+        return str(value)
+    if 0 < abs(value) < _LEAST_SHOWN:
+        return "~0"
+    return f"{value:,.0f}" if abs(value) >= _FIRST_GROUPED else f"{value:.4g}"
 
 
 def all_in_words(records: Sequence[Record]) -> str:

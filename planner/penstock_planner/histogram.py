@@ -1,4 +1,4 @@
-"""Quantiles of what a cumulative histogram gained between two looks; the dashboard's TTFT and ITL."""
+"""What a cumulative histogram gained between two observations, and how much of it lies within a bound."""
 
 from __future__ import annotations
 
@@ -16,34 +16,6 @@ def gained(before: Buckets, after: Buckets) -> Buckets:
     if any(count < earlier.get(bound, 0.0) for bound, count in after):
         return after
     return tuple((bound, count - earlier.get(bound, 0.0)) for bound, count in after)
-
-
-def quantile(buckets: Buckets, q: float) -> float | None:
-    """Return the quantile as the geometric middle of the bucket that holds its sample.
-
-    The middle of (a, b] is at most sqrt(b/a) - 1 away from any value in the bucket, wherever the samples lie in
-    it; PromQL's linear interpolation is up to b/a - 1 away. The first bucket has no lower bound: its half.
-
-    Args:
-        buckets: Cumulative, bounds rising.
-        q: Rank in (0, 1].
-
-    Returns:
-        None without samples. In the infinite bucket: the largest finite bound.
-
-    Example: 10 samples in (0.1, 0.2] and 10 more in (0.2, 0.4]: the median is 0.14, the 75th percentile 0.28.
-    """
-    if not buckets or buckets[-1][1] <= 0:
-        return None
-    rank = q * buckets[-1][1]
-    low = 0.0
-    for bound, count in buckets:
-        if count >= rank:
-            if math.isinf(bound):
-                return low
-            return math.sqrt(low * bound) if low else bound / 2
-        low = bound
-    return low
 
 
 def share_within(buckets: Buckets, bound_s: float, *, missed: float = 0.0) -> float | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock_api import GraphDeployment, MetricsSource
 from penstock_core.clock import SimulatedClock
-from penstock_core.errors import ConfigError
+from penstock_core.errors import ConfigError, unwritable
 from penstock_core.logs import get_logger
 from penstock_performance.profile import PerformanceProfile
 from penstock_planner.dashboard import Dashboard, folder_of
@@ -180,9 +180,7 @@ def made_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise ConfigError(
-            f"--log-dir: {folder} cannot be made: {exc.strerror}; choose a writable folder"
-        ) from exc
+        raise ConfigError(unwritable(f"--log-dir {folder}", exc)) from exc
     return folder
 
 

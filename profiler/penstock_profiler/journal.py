@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from penstock_core.errors import ConfigError, PenstockError
+from penstock_core.errors import ConfigError, PenstockError, unwritable
 from penstock_performance.sweep import DecodePoint, EngineSweep, PrefillPoint
 from penstock_profiler.phase import Phase
 
@@ -40,7 +40,9 @@ class Journal:
             for number, line in enumerate(whole.splitlines(), start=1):
                 self._take(line, number)
             self._stream = self.path.open("a", encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
+        except OSError as exc:
+            raise ConfigError(unwritable(f"--output-dir {directory}", exc)) from exc
+        except UnicodeDecodeError as exc:
             raise ConfigError(f"--output-dir {directory}: {exc}; give another folder") from exc
         if torn:
             self._stream.truncate(len(text.encode()) - len(torn.encode()))
@@ -148,9 +150,7 @@ class Journal:
             self._stream.flush()
             os.fsync(self._stream.fileno())
         except OSError as exc:
-            raise PenstockError(
-                f"{self.path}: cannot be written to: {exc.strerror}; free some space"
-            ) from exc
+            raise PenstockError(unwritable(str(self.path), exc)) from exc
 
 
 def _decode_point(record: Mapping[str, Any]) -> DecodePoint | None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
-from penstock_core.errors import PenstockError
+from penstock_core.errors import PenstockError, unwritable
 from penstock_performance.dynamo import decode_arrays, prefill_arrays
 from penstock_performance.profile import plain_profile
 from penstock_performance.reading import PROFILE_FILE
@@ -75,7 +75,7 @@ def write_result(
             written.append(directory / GRAPH_FILE)
             _replace(written[-1], yaml.safe_dump(dict(graph), sort_keys=False))
     except OSError as exc:
-        raise PenstockError(f"{directory}: cannot be written to: {exc.strerror}; free some space") from exc
+        raise PenstockError(unwritable(f"--output-dir {directory}", exc)) from exc
     return written
 
 

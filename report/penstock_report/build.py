@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock_core.errors import ConfigError, PenstockError
+from penstock_core.errors import ConfigError, PenstockError, unwritable
 from penstock_report.findings import RunReport
 
 PAGE_FILE = "report.html"
@@ -27,7 +27,7 @@ def write_report(report: RunReport, output: Path) -> list[Path]:
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise ConfigError(f"--output {output}: cannot be created: {exc.strerror}") from exc
+        raise ConfigError(unwritable(f"--output {output}", exc)) from exc
     summary = report.load.summary
     lag = summary["lag"]
     scene = Scene(
@@ -37,7 +37,8 @@ def write_report(report: RunReport, output: Path) -> list[Path]:
         ttft_target_s=report.violations.ttft_target_s,
         itl_target_s=report.violations.itl_target_s,
         is_distorted=lag["is_distorted"],
-        is_itl_distorted=lag["is_itl_distorted"] or lag["is_itl_unresolved"],
+        is_itl_distorted=lag["is_itl_distorted"],
+        shortest_gap_s=lag["resolution_s"] if lag["is_itl_unresolved"] else 0.0,
         counterfactual=report.counterfactual,
     )
     page = output / PAGE_FILE
@@ -45,9 +46,7 @@ def write_report(report: RunReport, output: Path) -> list[Path]:
         pictures = draw_all(scene, output)
         page.write_text(render_page(report, pictures), encoding="utf-8")
     except OSError as exc:
-        raise PenstockError(
-            f"--output {output}: cannot be written to: {exc.strerror}; free some space"
-        ) from exc
+        raise PenstockError(unwritable(f"--output {output}", exc)) from exc
     return [*pictures, page]
 
 

@@ -56,6 +56,7 @@ class Scene:
         itl_target_s: Drawn as a line; None draws none.
         is_distorted: Adds a mark to every title.
         is_itl_distorted: Adds a mark to the title of the ITL picture.
+        shortest_gap_s: Shorter gaps are drawn at it: the client's timers cannot tell them apart; 0: any can be told.
         counterfactual: None where no other fleet was simulated.
     """
 
@@ -66,6 +67,7 @@ class Scene:
     itl_target_s: float | None
     is_distorted: bool
     is_itl_distorted: bool
+    shortest_gap_s: float = 0.0
     counterfactual: Counterfactual | None = None
 
 
@@ -89,17 +91,17 @@ def draw_all(scene: Scene, directory: Path) -> list[Path]:
     return paths
 
 
-def _figure(scene: Scene, title: str, *, is_imprecise: bool = False) -> Figure:
+def _figure(scene: Scene, title: str, *, is_late_for_gaps: bool = False) -> Figure:
     mark = ""
     if scene.is_distorted:
         mark = "  (DISTORTED: a process lagged behind its schedule)"
-    elif is_imprecise:
-        mark = "  (DISTORTED: lag or timers are too coarse for single gaps)"
+    elif is_late_for_gaps:
+        mark = "  (DISTORTED: a process lagged too much for single gaps)"
     return blank_figure(title + mark, colour="#A00000" if mark else BLACK)
 
 
 def _shade(axes: Axes, run: PlannerRun, span: tuple[float, float]) -> None:
-    label: str | None = "adjusting"
+    label: str | None = "adjusting" if run.config.mode.waits_for_adjustments else "replicas change"
     for begin_s, end_s in run.adjusting:
         if end_s >= span[0] and begin_s <= span[1]:
             axes.axvspan(begin_s, end_s, color=YELLOW, alpha=0.15, linewidth=0, label=label)
@@ -209,7 +211,7 @@ def demand(scene: Scene) -> Figure:
     span = series.shown_span(run, duration_s=scene.duration_s)
     figure = _figure(scene, "Demand at the routers and what became of it")
     panels = figure.subplots(3, 1, sharex=True)
-    draw_demand(run, *panels)
+    draw_demand(run, span[1] - span[0], panels)
     for axes in panels:
         _shade(axes, run, span)
         axes.set_ylim(bottom=0)
@@ -360,11 +362,15 @@ def ttft(scene: Scene) -> Figure:
 def itl(scene: Scene) -> Figure:
     """Inter-token latency over time and its distribution, beside the per-request TPOT."""
     times, gaps = series.token_gaps(scene.results)
+    gaps = np.maximum(gaps, scene.shortest_gap_s)
     tpot = [r.tpot_s for r in scene.results if r.status is RequestStatus.OK and r.tpot_s is not None]
-    figure = _figure(scene, "Inter-token latency", is_imprecise=scene.is_itl_distorted)
+    figure = _figure(scene, "Inter-token latency", is_late_for_gaps=scene.is_itl_distorted)
     over_time, spread = figure.subplots(1, 2, width_ratios=(2, 1))
     _draw_running(over_time, times, gaps, series.window_for(scene.duration_s))
     _target(over_time, spread, scene.itl_target_s)
+    if scene.shortest_gap_s and gaps.size:
+        least = f"timers tell gaps from {1000 * scene.shortest_gap_s:g} ms on apart"
+        over_time.axhline(scene.shortest_gap_s, color=GREY, linestyle=":", linewidth=1.2, label=least)
     over_time.set_xlabel("time of the token (simulated s)")
     over_time.set_ylabel("ITL (simulated s)")
     seconds_axis(over_time, "y", gaps)
@@ -375,7 +381,14 @@ def itl(scene: Scene) -> Figure:
         over_time.text(
             0.5, 0.5, "the run kept no inter-token gaps", ha="center", transform=over_time.transAxes
         )
-    _draw_cdf(spread, gaps, "latency (simulated s)", ROLE_COLOURS[Role.DECODE], "gaps (ITL)")
+    _draw_cdf(
+        spread,
+        gaps,
+        "latency (simulated s)",
+        ROLE_COLOURS[Role.DECODE],
+        "gaps (ITL)",
+        least=scene.shortest_gap_s,
+    )
     shown, share = series.cdf(tpot)
     spread.plot(shown, share, color=BLACK, linestyle="--", linewidth=1.2, label="requests (TPOT)")
     legend_above(spread)
@@ -414,13 +427,18 @@ def _draw_running(axes: Axes, times: series.Floats, values: series.Floats, windo
         axes.plot(centres, found[1], color=ROLE_COLOURS[Role.DECODE], linewidth=1.8, label=f"p99 {label}")
 
 
-def _draw_cdf(axes: Axes, values: series.Floats, x_label: str, colour: str, label: str) -> None:
+def _draw_cdf(
+    axes: Axes, values: series.Floats, x_label: str, colour: str, label: str, *, least: float = 0.0
+) -> None:
     shown, share = series.cdf(values)
     axes.plot(shown, share, color=colour, linewidth=1.8, label=label)
     if values.size:
         found = np.percentile(values, (50, 90, 99), method="inverted_cdf")
         axes.plot(found, (0.5, 0.9, 0.99), linestyle="none", marker="o", markersize=4, color=BLACK, zorder=4)
-        text = "\n".join(f"p{rank}  {at:.3g} s" for rank, at in zip((50, 90, 99), found, strict=True))
+        text = "\n".join(
+            f"p{rank}  {'≤ ' if at <= least else ''}{at:.3g} s"
+            for rank, at in zip((50, 90, 99), found, strict=True)
+        )
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 2}
         axes.text(0.97, 0.05, text, ha="right", fontsize=9, transform=axes.transAxes, bbox=box)
         seconds_axis(axes, "x", values)

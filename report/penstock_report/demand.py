@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from penstock_report.ledger_view import LedgerSample, PlannerRun
+from penstock_report.series import Floats
 
 COMPARED_S: Final = 30.0
 """A forecast is compared with the mean over this long around the time that it was made for. Chosen: tokens arrive a
@@ -70,6 +71,56 @@ def arrivals_over_time(run: PlannerRun) -> list[tuple[float, float]]:
     known = _Arrivals(run.samples)
     rates = ((at_s, known.around(at_s)) for at_s in known.times)
     return [(float(at_s), rate) for at_s, rate in rates if rate is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class DemandBins:
+    """Demand over bins of one width; NaN where no pull knew any. Rates per second, the wait in seconds.
+
+    Attributes:
+        edges: Times, shape (n + 1,).
+        arrivals, rejected: Requests, shape (n,).
+        uncached_tokens, computed_tokens: Prompt tokens that came and that were prefilled.
+        oldest_wait_s: Longest of the bin's pulls.
+    """
+
+    edges: Floats
+    arrivals: Floats
+    rejected: Floats
+    uncached_tokens: Floats
+    computed_tokens: Floats
+    oldest_wait_s: Floats
+
+
+def demand_bins(samples: Sequence[LedgerSample], width_s: float) -> DemandBins:
+    """Return means over bins: of pulls each second, single requests and prompts would be all that a picture shows.
+
+    Args:
+        samples: In order of time; at least one knows the demand.
+        width_s: Of a bin, seconds, > 0.
+    """
+    known = [(sample.at_s, sample.demand) for sample in samples if sample.demand is not None]
+    places = np.array([np.floor((at_s - demand.period_s / 2) / width_s) for at_s, demand in known], dtype=int)
+    first = int(places.min())
+    places -= first
+    count = int(places.max()) + 1
+    seconds = np.bincount(places, weights=[demand.period_s for _, demand in known], minlength=count)
+
+    def rate(values: Sequence[float]) -> Floats:
+        found = np.full(count, np.nan)
+        np.divide(np.bincount(places, weights=values, minlength=count), seconds, out=found, where=seconds > 0)
+        return found
+
+    oldest = np.full(count, np.nan)
+    np.fmax.at(oldest, places, [demand.oldest_wait_s or 0.0 for _, demand in known])
+    return DemandBins(
+        edges=(first + np.arange(count + 1, dtype=np.float64)) * width_s,
+        arrivals=rate([demand.arrivals for _, demand in known]),
+        rejected=rate([demand.refused + demand.timed_out for _, demand in known]),
+        uncached_tokens=rate([demand.uncached_tokens for _, demand in known]),
+        computed_tokens=rate([demand.prefilled_tokens for _, demand in known]),
+        oldest_wait_s=oldest,
+    )
 
 
 class _Arrivals:

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 from matplotlib.axes import Axes
 
 from penstock_api import Role
+from penstock_report.demand import demand_bins
 from penstock_report.drawing import BLACK, PURPLE, ROLE_COLOURS, SKY, YELLOW
 from penstock_report.ledger_view import PlannerRun
+from penstock_report.series import window_for
 
 _COMPUTED = ROLE_COLOURS[Role.PREFILL]
 
 
-def draw_demand(run: PlannerRun, rates: Axes, tokens: Axes, waits: Axes) -> None:
-    """Draw requests/s, prompt tokens/s with forecast and supply, and the oldest wait, one below the other."""
-    known = [(sample.at_s, sample.demand) for sample in run.samples if sample.demand is not None]
-    times = [at_s for at_s, _ in known]
-    rates.plot(times, [d.arrivals / d.period_s for _, d in known], color=SKY, linewidth=1.2, label="arrivals")
-    rejected = [(d.refused + d.timed_out) / d.period_s for _, d in known]
-    rates.fill_between(times, rejected, step="post", color=PURPLE, alpha=0.6, linewidth=0, label="rejected")
+def draw_demand(run: PlannerRun, span_s: float, panels: Sequence[Axes]) -> None:
+    """Draw requests/s, prompt tokens/s with forecast and supply, and the oldest wait, one below the other.
+
+    Args:
+        run: The planner's; a pull knows the demand.
+        span_s: How long a time is shown, seconds.
+        panels: Three.
+    """
+    rates, tokens, waits = panels
+    width_s = np.ceil(window_for(span_s) / 2)
+    found = demand_bins(run.samples, width_s)
+    rates.stairs(found.arrivals, found.edges, fill=True, color=SKY, label=f"arrivals, {width_s:g} s means")
+    rates.stairs(found.rejected, found.edges, fill=True, color=PURPLE, label="of them rejected")
     rates.set_ylabel("requests / s")
-    uncached = [d.uncached_tokens / d.period_s for _, d in known]
-    tokens.plot(times, uncached, color=SKY, linewidth=1.2, label="arrive, uncached")
-    computed = [d.prefilled_tokens / d.period_s for _, d in known]
-    tokens.plot(times, computed, color=_COMPUTED, linewidth=1.2, label="computed")
+    tokens.stairs(found.uncached_tokens, found.edges, fill=True, color=SKY, label="arrive, uncached")
+    tokens.stairs(
+        found.computed_tokens, found.edges, color=_COMPUTED, baseline=None, linewidth=1.6, label="computed"
+    )
     _draw_forecasts(tokens, run)
     tokens.set_ylabel("prompt tokens / s")
-    oldest = [d.oldest_wait_s or 0.0 for _, d in known]
-    waits.fill_between(
-        times, oldest, step="post", color=_COMPUTED, alpha=0.35, linewidth=0, label="oldest wait"
-    )
+    waits.stairs(found.oldest_wait_s, found.edges, fill=True, color=_COMPUTED, alpha=0.6, label="oldest wait")
     slo_s = run.config.ttft_slo_s
     waits.axhline(slo_s, color=BLACK, linestyle="--", linewidth=1.0, label=f"TTFT SLO {slo_s:g} s")
     waits.set_ylabel("wait (s)")
@@ -49,7 +57,7 @@ def _draw_forecasts(axes: Axes, run: PlannerRun) -> None:
         [at_s + forecast.horizon_s for at_s, forecast in made],
         [forecast.tokens_per_s for _, forecast in made],
         color=BLACK,
-        linewidth=1.0,
+        linewidth=1.6,
         linestyle=":",
         label="forecast",
     )
@@ -63,6 +71,6 @@ def _draw_forecasts(axes: Axes, run: PlannerRun) -> None:
         [supply for _, supply in known],
         where="post",
         color=YELLOW,
-        linewidth=1.2,
+        linewidth=1.8,
         label="supply",
     )

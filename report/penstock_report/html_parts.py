@@ -10,13 +10,14 @@ from pathlib import Path
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1b1b; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
-table { border-collapse: collapse; margin: .5rem 0; }
+table { border-collapse: collapse; margin: .5rem 0; display: block; max-width: 100%; overflow-x: auto; }
 th, td { border-bottom: 1px solid #ddd; padding: .25rem .7rem; text-align: left; vertical-align: top; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .mark { background: #fff4d6; border-left: .4rem solid #e69f00; padding: .5rem 1rem; margin: .5rem 0; }
 .mark.bad { background: #fde4e4; border-color: #a00000; font-weight: 600; }
 figure { margin: 1rem 0; } img { max-width: 100%; } figcaption { color: #555; font-size: .9rem; }
-.wide { overflow-x: auto; } code { font-size: .9em; word-break: break-all; } tr.held td { color: #777; }
+code { font-size: .9em; word-break: break-all; } tr.held td { color: #777; }
+@media (max-width: 40rem) { th, td { padding: .2rem .3rem; font-size: .8rem; } }
 """
 
 
@@ -24,7 +25,7 @@ def page(title: str, parts: Iterable[str]) -> str:
     """Return a whole document."""
     body = "\n".join(parts)
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{text(title)}</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
 
@@ -59,7 +60,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         + "</tr>"
         for row in rows
     )
-    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+    return f"<table><tr>{head}</tr>{body}</table>"
 
 
 def _value(value: object) -> str:

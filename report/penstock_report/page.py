@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_report.counterfactual import Counterfactual, sentences
 from penstock_report.demand import demand_line
 from penstock_report.findings import RunReport
@@ -21,6 +21,7 @@ from penstock_report.text import (
     RANKS,
     counterfactual_rows,
     gpu_line,
+    latency_cells,
     notes,
     percent,
     process_lags,
@@ -32,28 +33,39 @@ from penstock_report.text import (
 _CAPTIONS = {
     "replicas.png": "Replicas of each role, ready and desired, and the GPUs they hold against the budget. A"
     " draining replica still holds its GPUs.",
-    "signals.png": "What the planner measured, the thresholds it compares with, and its changes, each at the interval's mean that it was decided on. The lines"
-    " rest while an adjustment is under way (shaded): metrics are not pulled then.",
-    "demand.png": "What came to the routers, what they rejected, the uncached prompt tokens that came and those that were computed, beside the planner's forecast (at the time that it was made for) and what its workers could compute, and the oldest wait against the TTFT that is aimed for.",
+    "signals.png": "KV usage and prefill queue as the planner pulled them, and its changes at the time that they were made.",
+    "demand.png": "What came to the routers, what they rejected, the uncached prompt tokens that came and those that were computed, beside the planner's forecast (at the time that it was made for) and what its workers could compute, and the oldest wait against the TTFT that is aimed for. Means over the time that the legend names; of the wait, the longest.",
     "targets.png": "Mode sla: what was predicted, drawn at the time that it was meant for, against the tokens that came (30 s means); the share of requests within the targets by arrival; how far observation is from the profile; and the replicas that profile and targets need beside those there were.",
     "counterfactual.png": "The same traffic on other fleets: GPU-hours against the share of requests in time. The star was measured, everything else simulated; grey are the other fixed fleets that were tried.",
     "ttft.png": "Time to first token by arrival, with running percentiles, and its distribution.",
     "itl.png": "Gaps between successive tokens over time, and their distribution beside each request's TPOT.",
-    "requests.png": "Arrivals as sent, and requests in flight.",
+    "requests.png": "Arrivals as the load has them, and requests in flight.",
 }
+_SIGNALS_OF_LOAD = (
+    " This mode compares means of an interval with thresholds; each change stands at the mean that decided it. The lines"
+    " rest while an adjustment is under way (shaded): metrics are not pulled then."
+)
+_SIGNALS_ELSE = (
+    " What this mode decides by is in the decisions' sentences; while replicas start or drain (shaded) it goes on measuring"
+    " and deciding."
+)
 
 
 def render_page(report: RunReport, pictures: Sequence[Path]) -> str:
     """Return the page; the pictures are read and put into it."""
     summary = report.load.summary
     name = f"{summary['trace']['name']} against {summary['settings']['model']}"
+    captions = _CAPTIONS
+    if report.planner is not None:
+        more = _SIGNALS_OF_LOAD if report.planner.config.mode is Mode.LOAD else _SIGNALS_ELSE
+        captions = {**_CAPTIONS, "signals.png": _CAPTIONS["signals.png"] + more}
     parts = [
         f"<h1>Penstock report: {text(name)}</h1>",
         *_marks(report),
         "<h2>Summary</h2>",
         _counts(report),
-        _latencies(summary["latency"]),
-        *(figure(path, _CAPTIONS) for path in pictures),
+        _latencies(summary),
+        *(figure(path, captions) for path in pictures),
         *_counterfactual(report.counterfactual),
         *_decisions(report),
         "<h2>Lag of each process</h2>",
@@ -85,7 +97,7 @@ def _planner_settings(config: DecideConfig) -> list[tuple[str, object]]:
 def _marks(report: RunReport) -> list[str]:
     marks = []
     for note in (*notes(report.load.summary), *report.notes):
-        kind = "mark bad" if note.startswith(("DISTORTED", "PARTIAL", "ITL ")) else "mark"
+        kind = "mark bad" if note.startswith(("DISTORTED", "PARTIAL", "ITL DISTORTED")) else "mark"
         marks.append(f'<p class="{kind}">{text(note)}</p>')
     return marks
 
@@ -106,23 +118,25 @@ def _counts(report: RunReport) -> str:
         ("tokens", f"{tokens['prompt']} prompt, {tokens['output']} output"),
         ("prefix-cache hit rate", percent(tokens["prefix_cache_hit_rate"])),
     ]
-    rows += [("target", line) for line in violation_lines(report.violations)]
+    if missed := violation_lines(report.violations):
+        rows.append(("target", missed))
     if report.service is not None:
-        rows += [("service time", line) for line in service_lines(report.service)]
+        rows.append(("service time", service_lines(report.service)))
     if report.demand is not None:
         rows.append(("demand", demand_line(report.demand).removeprefix("demand: ")))
     if report.targets is not None:
-        rows += [("targets", line) for line in target_lines(report.targets)]
+        rows.append(("mode sla", target_lines(report.targets)))
     if report.use is not None:
         rows.append(("GPU-hours", gpu_line(report.use).removeprefix("GPU-hours: ")))
     return pairs(rows)
 
 
-def _latencies(latency: Mapping[str, Any]) -> str:
+def _latencies(summary: Mapping[str, Any]) -> str:
+    latency = summary["latency"]
     head = "".join(f'<th class="n">{rank}</th>' for rank in (*RANKS, "samples"))
     rows = []
     for key, name in LATENCIES:
-        cells = "".join(f'<td class="n">{seconds(latency[key][rank])}</td>' for rank in RANKS)
+        cells = "".join(f'<td class="n">{text(cell)}</td>' for cell in latency_cells(summary, key))
         rows.append(f'<tr><th>{name}</th>{cells}<td class="n">{latency[key]["count"]}</td></tr>')
     return (
         f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
@@ -171,7 +185,7 @@ def _decision_table(marks: Iterable[DecisionMark], *, with_holds: bool) -> str:
         return "<p>None.</p>"
     names = ("time", "id", "role", "action", "reason", "decision", "outcome")
     head = "".join(f"<th>{name}</th>" for name in names)
-    return f'<div class="wide"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
 
 
 def _lags(lag: Mapping[str, Any]) -> str:

@@ -31,6 +31,24 @@ def seconds(value: float | None) -> str:
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
+def latency_cells(summary: Mapping[str, Any], key: str) -> list[str]:
+    """Return one latency's figures in the order of `RANKS`; a gap's rank below what timers tell apart is shown as that.
+
+    Args:
+        summary: Of a load run.
+        key: Of `LATENCIES`.
+    """
+    row, lag = summary["latency"][key], summary["lag"]
+    least_s = lag["resolution_s"] if key == "itl_s" and lag["is_itl_unresolved"] else 0.0
+
+    def cell(rank: str) -> str:
+        value = row[rank]
+        is_untold = value is not None and rank != "mean" and value < least_s
+        return f"< {seconds(least_s)}" if is_untold else seconds(value)
+
+    return [cell(rank) for rank in RANKS]
+
+
 def percent(value: float | None) -> str:
     """Return a fraction as a percentage, ``-`` when unknown."""
     return "-" if value is None else f"{value:.1%}"
@@ -145,8 +163,8 @@ def _latency_table(summary: dict[str, Any]) -> Table:
     for heading in (*RANKS, "samples"):
         table.add_column(heading, justify="right")
     for key, name in LATENCIES:
-        row = summary["latency"][key]
-        table.add_row(name, *(seconds(row[rank]) for rank in RANKS), str(row["count"]))
+        count = summary["latency"][key]["count"]
+        table.add_row(name, *latency_cells(summary, key), str(count))
     return table
 
 

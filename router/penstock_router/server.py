@@ -40,6 +40,7 @@ from penstock_router.proxy.prefix import ExactKeys, PromptReader
 from penstock_router.proxy.tier_door import TierDoor
 from penstock_router.proxy.tiers import LiveTiers
 from penstock_router.proxy.upstream import UpstreamClient
+from penstock_router.recent_traffic import RecentTraffic
 from penstock_router.settings import RouterSettings
 from penstock_router.tokenizer import load_tokenizer
 from penstock_wire.client import ConnectionPool
@@ -76,8 +77,15 @@ class RouterServer:
         self.admission = Admission(self.core, self._clock.now_s)
         self._watch = WorkerWatch(self.admission, self._probe_pool, settings.config.health, self._clock)
         self._peers = self._make_peers()
+        self._traffic = RecentTraffic(
+            self.metrics, self._clock.now_s(), ttft_slo_s=settings.config.ttft_slo_seconds
+        )
         self._admin = Admin(
-            self.admission, self.metrics, clock=self._clock, discovery_problem=self._discovery_problem
+            self.admission,
+            self.metrics,
+            self._traffic,
+            clock=self._clock,
+            discovery_problem=self._discovery_problem,
         )
         reads_prompts = self.core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
         self._reader = PromptReader(self._make_exact()) if reads_prompts else None
@@ -194,6 +202,7 @@ class RouterServer:
                 if self._discovery is not None:
                     self._watch.follow(self._discovery)
                 self.admission.tick()
+                self._traffic.tick(self._clock.now_s())
                 if self._access_log is not None:
                     self._access_log.flush()
             except Exception:  # root of the task: the queue's bounds must hold after one bad tick too
@@ -204,13 +213,15 @@ class RouterServer:
         pool = WorkerPool(
             settings.config.breaker, is_supervised=settings.kubernetes is not None, record=log_worker_event
         )
-        return make_core(
+        core: LiveCore = make_core(
             settings.config,
             pool,
             is_disaggregated=settings.disaggregated,
             batch_tokens=settings.batch_tokens,
             lease_s=settings.lease_s,
         )
+        core.speed = settings.speed
+        return core
 
     def _make_tiers(self) -> LiveTiers | None:
         settings, control = self._settings, self.core.tiers

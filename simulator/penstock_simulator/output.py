@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock_core.errors import ConfigError, PenstockError
+from penstock_core.errors import ConfigError, PenstockError, unwritable
 from penstock_report.build import require_plots
 from penstock_report.html_parts import figure, page, pairs, table, text
 from penstock_simulator.observer import Recording
@@ -42,7 +42,7 @@ def open_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise ConfigError(f"--output-dir {directory}: cannot be created: {exc.strerror}") from exc
+        raise ConfigError(unwritable(f"--output-dir {directory}", exc)) from exc
 
 
 def write(result: Mapping[str, Any], recordings: Mapping[str, Recording], directory: Path) -> list[Path]:
@@ -59,9 +59,7 @@ def write(result: Mapping[str, Any], recordings: Mapping[str, Recording], direct
         document = _page(result, pictures, CAPTIONS)
         (directory / PAGE_FILE).write_text(document, encoding="utf-8")
     except OSError as exc:
-        raise PenstockError(
-            f"--output-dir {directory}: cannot be written to: {exc.strerror}; free some space"
-        ) from exc
+        raise PenstockError(unwritable(f"--output-dir {directory}", exc)) from exc
     return [directory / RESULT_FILE, *pictures, directory / PAGE_FILE]
 
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from penstock_api import Tier
-from penstock_core.errors import ConfigError, PenstockError
+from penstock_core.errors import FULL, ConfigError, PenstockError, unwritable
 from penstock_workload.record import RequestResult, RequestStatus
 
 RESULTS_FILE: Final = "results.jsonl"
@@ -72,7 +72,7 @@ class ResultWriter:
             (directory / SUMMARY_FILE).unlink(missing_ok=True)
             self._file: BinaryIO = (directory / RESULTS_FILE).open("wb")
         except OSError as exc:
-            raise ConfigError(f"--output-dir {directory}: cannot be written to: {exc.strerror}") from exc
+            raise ConfigError(unwritable(f"--output-dir {directory}", exc)) from exc
 
     def write(self, result: RequestResult) -> None:
         """Append one line.
@@ -114,10 +114,8 @@ class ResultWriter:
 
 
 def _lost(directory: Path, exc: OSError) -> PenstockError:
-    return PenstockError(
-        f"--output-dir {directory}: results could not be written ({exc.strerror}); free some space, or leave"
-        " out the inter-token gaps with --no-itl"
-    )
+    leave_out = ", or leave out the inter-token gaps with --no-itl" if exc.errno in FULL else ""
+    return PenstockError(unwritable(f"--output-dir {directory}", exc) + leave_out)
 
 
 def to_line(result: RequestResult, *, with_gaps: bool) -> dict[str, Any]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+REJECTED_SHARE: Final = 0.05
+"""Chosen: a share of rejected requests from which a router is overloaded; below it, it was for a moment."""
 
 
 class Severity(StrEnum):

@@ -12,9 +12,16 @@ from penstock_core.errors import ObservationError
 from penstock_core.exposition import Sample, parse_samples
 from penstock_objects.names import SERVING
 from penstock_operator.doctor.facts import GraphFacts, Object, Page, Unseen
-from penstock_operator.doctor.findings import Finding, ok, problem, unknown, warning
+from penstock_operator.doctor.findings import REJECTED_SHARE, Finding, ok, problem, unknown, warning
 from penstock_operator.plan.diagnose import diagnose
 from penstock_operator.plan.pods import PodView, pod_view
+
+_DOOR: Final = (
+    names.ROUTER_ARRIVALS + names.COUNTER_SUFFIX,
+    names.ROUTER_REFUSED + names.COUNTER_SUFFIX,
+    names.ROUTER_QUEUE_TIMEOUTS + names.COUNTER_SUFFIX,
+    names.ROUTER_QUEUE_REQUESTS,
+)
 
 MAX_AGE_S: Final = 10.0
 """Age above which the planner takes no reading; planner.metrics.maxAgeSeconds' default."""
@@ -156,7 +163,7 @@ def _router_page(
     if isinstance(page.first, Unseen) or isinstance(page.later, Unseen):
         yield _unread(subject, page, logs)
         return
-    wanted = (names.ROUTER_WORKER_READY, names.ROUTER_WORKER_METRICS_AGE)
+    wanted = (names.ROUTER_WORKER_READY, names.ROUTER_WORKER_METRICS_AGE, *_DOOR)
     first, later = _samples(page.first, *wanted), _samples(page.later, *wanted)
     if first is None or later is None:
         yield problem(subject, "/metrics cannot be read as Prometheus text", logs)
@@ -176,6 +183,29 @@ def _router_page(
     if workers and not any(faults.values()):
         oldest_s = max(view.ages_s[worker.name] for worker in workers)
         yield ok(subject, f"sends to {len(workers)} workers; their metrics are at most {oldest_s:.1f} s old")
+    yield from _rejections(subject, first, later, interval_s)
+
+
+def _rejections(
+    subject: str, first: list[Sample], later: list[Sample], interval_s: float
+) -> Iterator[Finding]:
+    """Say what share of the requests between the two observations was turned away."""
+    came, *lost = (_total(later, name) - _total(first, name) for name in _DOOR[:3])
+    rejected = sum(lost)
+    if rejected <= 0:
+        return
+    message = (
+        f"rejected {rejected:.0f} of {came:.0f} requests within {interval_s:.0f} s;"
+        f" {_total(later, names.ROUTER_QUEUE_REQUESTS):.0f} wait"
+    )
+    remedy = "see why the planner does not grow: kubectl describe gd; raise maxGpuBudget or replicas"
+    # Requests that came before the first observation may be rejected after it.
+    is_overloaded = rejected > REJECTED_SHARE * max(came, rejected)
+    yield (problem if is_overloaded else warning)(subject, message, remedy)
+
+
+def _total(samples: list[Sample], name: str) -> float:
+    return sum(each.value for each in samples if each.name == name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,7 @@ class RouterCore(Generic[T]):
         sharing: What other routers are told of the first stage's queues.
         tiers: Sheds and counts by tier; None: requests have no tiers.
         wake: How long workers take that are started for a request; None: requests wait for none.
+        speed: Simulated seconds per second of a client, who is told how long he waited.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class RouterCore(Generic[T]):
         self.entry = next(iter(self.queues))
         self.paused: Collection[Role] = ()
         self.sharing = QueueSharing()
+        self.speed = 1.0
         self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in self.queues}
         self._names: dict[Role, frozenset[str]] = {role: frozenset() for role in self.queues}
         self._rebalanced_s: float | None = None
@@ -330,7 +332,8 @@ class RouterCore(Generic[T]):
                     self.tiers.timed_out(queued.arrival.tier, now_s)
                 self._computed_or_gone(queued.item)
                 self._load_changed(role, now_s, queued.worker)
-                message = f"no worker took the request within {now_s - queued.since_s:.1f} s; retry later"
+                waited_s = (now_s - queued.since_s) / self.speed
+                message = f"no worker took the request within {waited_s:.1f} s; retry later"
                 effects.append(Refuse(queued.item, RefusalReason.QUEUE_TIMEOUT, message, left_s))
         return effects
 
@@ -387,7 +390,7 @@ class RouterCore(Generic[T]):
         least_s = self.wake.least_left_s(now_s)
         if now_s + least_s <= self.entry_queue.settings.deadline_s(arrival.tier, now_s, served_s=inf):
             return None
-        message = f"workers are being started, which takes {least_s:.0f} s at least; retry later"
+        message = f"workers are being started, which takes {least_s / self.speed:.0f} s at least; retry later"
         return Refuse(item, RefusalReason.NO_WORKER, message, self.wake.left_s(now_s))
 
     def _wake_left_s(self, now_s: float) -> float | None:

@@ -11,6 +11,7 @@ from penstock_core.clock import SimulatedClock
 from penstock_router.admission import Admission
 from penstock_router.core.worker import Worker
 from penstock_router.metrics import QueueGauges, RouterMetrics
+from penstock_router.recent_traffic import RecentTraffic
 
 
 class Admin:
@@ -20,6 +21,7 @@ class Admin:
         self,
         admission: Admission,
         metrics: RouterMetrics,
+        traffic: RecentTraffic,
         *,
         clock: SimulatedClock,
         discovery_problem: Callable[[], str | None],
@@ -27,6 +29,7 @@ class Admin:
         self._admission = admission
         self._pool = admission.core.pool
         self._metrics = metrics
+        self._traffic = traffic
         self._clock = clock
         self._now_s = clock.now_s
         self._discovery_problem = discovery_problem
@@ -49,7 +52,7 @@ class Admin:
         return 200, b'{"status":"ready","reasons":[]}'
 
     def workers(self, *, shows_urls: bool) -> bytes:
-        """Return ``{"workers", "prefill_queue", "discovery_problem", "lag_p99_s", "speed"}``.
+        """Return ``{"workers", "prefill_queue", "traffic", "discovery_problem", "lag_p99_s", "speed"}``.
 
         Args:
             shows_urls: Whether the asker may know where the workers are; ``url`` is left out otherwise.
@@ -64,6 +67,7 @@ class Admin:
                     "tokens": queue.tokens,
                     "oldest_s": round(queue.oldest_s, 6),
                 },
+                "traffic": self._traffic.to_json(now_s),
                 "discovery_problem": self._discovery_problem(),
                 "lag_p99_s": self._metrics.lag.p99_s(),
                 "speed": self._clock.speed,

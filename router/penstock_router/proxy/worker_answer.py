@@ -31,7 +31,7 @@ _UNKNOWN_HERE: Final = frozenset({404, 405})
 _CREDENTIALS: Final = frozenset({401, 403})
 _PASSED_GATEWAY: Final = frozenset({503, 504})
 _MAX_MESSAGE_CHARS: Final = 2000
-"""Chosen: of a message in a shape that is not OpenAI's; vLLM's longest are some hundred."""
+"""Of a worker's message. Chosen: vLLM's longest are some hundred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,9 @@ def retry_scope_of(
 def error_answer(reply: ErrorReply) -> tuple[WorkerAnswer, bool]:
     """Return an error as the client may see it, and whether the worker wrote an error object.
 
-    OpenAI's shape passes as it is; the message of other JSON (FastAPI's ``detail``, vLLM's before 0.10) is put into
-    it; anything else is replaced, and a 5xx without an error object becomes the 502 of a gateway.
+    A worker's message is put into the router's own form, so that clients meet one dialect: vLLM's ``type`` is a Python
+    class and its ``code`` the status, where OpenAI's are words. FastAPI's ``detail`` and vLLM's form before 0.10 are
+    read too; anything else is replaced, and a 5xx without an error object becomes the 502 of a gateway.
     """
     status, retry_after = reply.status, reply.retry_after
     try:
@@ -129,14 +130,20 @@ def error_answer(reply: ErrorReply) -> tuple[WorkerAnswer, bool]:
         shown = 502 if status >= 500 and status not in _PASSED_GATEWAY else status
         return WorkerAnswer(shown, _own_body(status, f"the worker answered {status}"), retry_after), False
     error = answer.get("error")
-    if isinstance(error, dict) and isinstance(error.get("message"), str):
-        return WorkerAnswer(status, reply.content, retry_after), True
-    found = (each for each in (error, answer.get("message"), answer.get("detail")) if isinstance(each, str))
-    message = next(found, f"the worker answered {status}")
-    return WorkerAnswer(status, _own_body(status, message[:_MAX_MESSAGE_CHARS]), retry_after), True
+    details = error if isinstance(error, dict) else {"message": error}
+    candidates = (details.get("message"), answer.get("message"), answer.get("detail"))
+    message = next((each for each in candidates if isinstance(each, str)), f"the worker answered {status}")
+    body = _own_body(
+        status, message[:_MAX_MESSAGE_CHARS], code=details.get("code"), param=details.get("param")
+    )
+    return WorkerAnswer(status, body, retry_after), True
 
 
-def _own_body(status: int, message: str) -> bytes:
-    if status >= 500:
-        return error_body(message, kind="server_error", code="upstream_5xx")
-    return error_body(message, code="upstream_4xx")
+def _own_body(status: int, message: str, *, code: object = None, param: object = None) -> bytes:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return error_body(
+        message,
+        kind="rate_limit_error" if status == 429 else kind,
+        code=code if isinstance(code, str) else "upstream_5xx" if status >= 500 else "upstream_4xx",
+        param=param if isinstance(param, str) else None,
+    )

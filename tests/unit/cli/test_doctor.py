@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from penstock_cli.doctor import doctor
 from penstock_cli.doctor_local import Gpu, LocalFacts, diagnose, gather, parse_gpus
 from penstock_core.errors import ConfigError
 from penstock_local.inspection import Hung, Stray
-from penstock_local.probes import RouterQueue
+from penstock_local.probes import RouterQueue, Traffic
 from penstock_local.status import LocalGraphStatus, PlannerView, ProcessStatus
 from penstock_operator.doctor.findings import Severity
 
@@ -48,11 +49,13 @@ def graph(**changes):
         processes=(process("llama_frontend", "router"), process("llama_worker", "aggregated")),
         pools=(),
         queue=RouterQueue(requests=0, tokens=0, oldest_s=0.0),
+        traffic=Traffic(60.0, 60, 0, 0.4, 2.1, 5.0),
         gpus_used=1,
         gpu_budget=8,
         planner=PlannerView(phase="observing", next_decision_s=3.0, lag_p99_s=0.001),
         lag_p99_s={"router": 0.001},
         decisions=(),
+        held=None,
     )
     return replace(healthy, **changes)
 
@@ -136,6 +139,9 @@ def test_enough_open_files(files):
     assert bad(local(open_files=files)) == []
 
 
+LATE = "in the last 60 s 240 requests (4.00/s), 120 rejected, TTFT p50 7.25 s p99 31.00 s"
+
+
 @pytest.mark.parametrize(
     ("changes", "severity", "message"),
     [
@@ -162,6 +168,24 @@ def test_enough_open_files(files):
             "llama_worker was restarted 2 times",
         ),
         ({"gpus_used": 9}, Severity.PROBLEM, "9 GPUs are held, the budget is 8"),
+        (
+            {
+                "traffic": Traffic(60.0, 240, 120, 7.25, 31.0, 5.0),
+                "queue": RouterQueue(requests=79, tokens=9, oldest_s=31.0),
+            },
+            Severity.PROBLEM,
+            f"it is overloaded: {LATE}; the TTFT aimed for is 5 s; 79 requests wait, the oldest for 31.0 s",
+        ),
+        (
+            {"traffic": Traffic(60.0, 240, 1, None, None, 5.0)},
+            Severity.WARNING,
+            "in the last 60 s 240 requests (4.00/s), 1 rejected; the TTFT aimed for is 5 s",
+        ),
+        (
+            {"traffic": Traffic(60.0, 60, 0, 5.5, 9.0, 5.0)},
+            Severity.WARNING,
+            "in the last 60 s 60 requests (1.00/s), 0 rejected, TTFT p50 5.50 s p99 9.00 s; the TTFT aimed for is 5 s",
+        ),
         ({"planner": None}, Severity.WARNING, "its planner has not written of itself"),
         (
             {"planner": PlannerView("target_unavailable", None, None)},
@@ -185,6 +209,28 @@ def test_a_process_on_its_way_is_no_fault(state):
     """It is neither ready nor broken."""
     processes = (process("llama_worker", "aggregated", state),)
     assert bad(local(graphs={"llama": graph(processes=processes)})) == []
+
+
+def test_a_failed_worker_comes_with_its_own_log_and_what_brings_it_back():
+    """Not the logs of its siblings, and not a restart that nothing does."""
+    broken = process("llama_worker", "aggregated", "failed", reason="exit 1")
+    (found,) = [
+        each
+        for each in diagnose(local(graphs={"llama": graph(processes=(broken,))}))
+        if each.severity is Severity.PROBLEM
+    ]
+    assert found.remedy == (
+        "tail /logs/llama_worker.log; mend the cause, then penstock down --namespace llama and penstock up FILE: "
+        "it is not started again by itself"
+    )
+
+
+def test_without_the_extra_the_doctor_names_the_check_that_needs_none(monkeypatch):
+    """A user of local graphs has no Kubernetes client, and needs none."""
+    monkeypatch.setitem(sys.modules, "penstock_kube.client", None)
+    done = CliRunner().invoke(doctor, [])
+    assert isinstance(done.exception, ConfigError)
+    assert "this machine's is `penstock doctor --local`" in str(done.exception)
 
 
 def test_a_graph_without_a_planner():

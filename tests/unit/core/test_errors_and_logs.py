@@ -1,11 +1,14 @@
 """The exception tree and the structured logs."""
 
+import errno
 import json
 import logging
+import os
 
 import pytest
 
 from penstock_core import errors, logs
+from penstock_core.errors import unwritable
 
 
 def test_every_exception_descends_from_the_root():
@@ -79,3 +82,20 @@ def test_an_exception_carries_its_traceback(stderr):
         logs.get_logger("penstock.test").exception("task failed")
 
     assert "ValueError: boom" in json.loads(stderr())["exception"]
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EDQUOT, "free some space"),
+        (errno.ENOTDIR, "one of its parents is a file; choose another folder"),
+        (errno.EEXIST, "a file stands there; choose another folder"),
+        (errno.EACCES, "choose a folder that you may write to"),
+        (errno.EROFS, "choose a folder that you may write to"),
+    ],
+)
+def test_the_remedy_of_an_unwritable_folder_fits_its_reason(number, remedy):
+    """Only a full disk is to be freed; a file in the way, or a missing right, asks for another folder."""
+    message = unwritable("--output-dir /x", OSError(number, os.strerror(number)))
+    assert message == f"--output-dir /x: cannot be written to: {os.strerror(number)}; {remedy}"

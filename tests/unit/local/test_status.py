@@ -9,7 +9,7 @@ from rich.console import Console
 from penstock_core.errors import NotFoundError
 from penstock_core.local_state import EntryState
 from penstock_local.ledger_tail import LedgerTail
-from penstock_local.probes import RouterQueue, RouterView, WorkerView
+from penstock_local.probes import RouterQueue, RouterView, Traffic, WorkerView
 from penstock_local.render import render
 from penstock_local.status import PlannerView, StatusReader, read_planner, summarise
 from penstock_local.store import StateStore
@@ -40,6 +40,7 @@ def summary(state):
         },
         queue=RouterQueue(7, 900, 1.5),
         lag_p99_s=2.5,
+        traffic=Traffic(60.0, 240, 120, 7.25, 31.0, 5.0),
     )
     planner = PlannerView("observing", 12.0, 0.01)
     return summarise(state, running=True, router=router, planner=planner, decisions=())
@@ -55,7 +56,8 @@ def test_pools_gpus_and_the_routers_view_are_put_together(summary):
     )
     assert "n_prefill" not in by_name
     pool = next(pool for pool in summary.pools if pool.role == "decode")
-    assert (pool.ready, pool.desired, pool.draining, pool.failed) == (2, 2, 1, 1)
+    # A worker that hangs has an open circuit: it is running, and not ready.
+    assert (pool.ready, pool.desired, pool.draining, pool.failed) == (1, 2, 1, 1)
     assert (summary.gpus_used, summary.gpu_budget) == (3, 8)
     assert summary.lag_p99_s == {"router": 2.5, "planner": 0.01}
 
@@ -72,12 +74,14 @@ def test_the_table_shows_what_matters(summary):
     Console(width=120, file=page).print(render(summary))
     text = page.getvalue()
     for words in (
-        "decode 2/2 +1 draining 1 failed",
+        "decode 1/2 +1 draining 1 failed",
         "GPUs 3/8",
         "prefill queue 7",
         "boom",
         "lag p99 2.500 s",
         "42%",
+        "last 60 s: 240 requests (4.00/s), 120 rejected, TTFT p50 7.25 s p99 31.00 s",
+        "speed 20, times are simulated seconds",
     ):
         assert words in text
 
@@ -103,9 +107,15 @@ def test_at_80_columns_a_reason_is_readable_and_no_figure_is_cut(state, entry_of
     assert len([line for line in text.splitlines() if "CUDA" in line]) == 2
 
 
-def record(number, sentence="decode 1 -> 2: KV 0.93 > 0.90"):
+def record(number, sentence="decode 1 -> 2: KV 0.93 > 0.90", desired=2):
     """Return one decision's ledger line."""
-    role = {"role": "decode", "current": 1, "desired": 2, "reason": "above_threshold", "sentence": sentence}
+    role = {
+        "role": "decode",
+        "current": 1,
+        "desired": desired,
+        "reason": "above_threshold",
+        "sentence": sentence,
+    }
     decision = {"id": f"d{number:06d}", "roles": [role]}
     return (
         json.dumps({"type": "decision", "at_s": 100.0 + number, "origin_s": 100.0, "decision": decision})
@@ -124,6 +134,18 @@ def test_the_ledger_is_followed_line_by_line(tmp_path):
     with path.open("a") as file:
         file.write(record(2)[20:])
     assert [decision.id for decision in tail.newest()] == ["d000001", "d000002"]
+
+
+def test_changes_are_shown_and_what_holds_since_is_one_line(tmp_path):
+    """A planner that decides every two seconds would fill the table with no-ops; a flag lists them."""
+    held = [record(number, "decode 2: supply fits demand", desired=1) for number in range(2, 40)]
+    (tmp_path / "ledger.jsonl").write_text(record(1) + "".join(held))
+    tail, everything = LedgerTail(str(tmp_path)), LedgerTail(str(tmp_path), with_unchanged=True)
+    assert [each.id for each in tail.newest()] == ["d000001"]
+    words = "decisions since without a change: 38, the newest at 39 s: decode 2: supply fits demand"
+    assert str(tail.held) == words
+    assert [each.id for each in everything.newest()] == [f"d{number:06d}" for number in range(32, 40)]
+    assert everything.held is None
 
 
 def test_a_new_ledger_is_read_from_its_begin(tmp_path):

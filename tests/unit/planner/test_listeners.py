@@ -291,10 +291,21 @@ def test_the_layout_arranges_every_drawn_tag(drawn):
 
 def test_an_aggregated_graph_has_no_queue_chart():
     """Only what there is."""
-    layout = layout_of({Role.AGGREGATED}, Mode.ADAPTIVE)
+    layout = layout_of({Role.AGGREGATED}, Mode.LOAD)
     assert list(layout["Load and thresholds"]) == ["KV usage"]
     assert list(layout["Replicas"]) == ["aggregated replicas"]
     assert "Targets and profile" not in layout
+
+
+@pytest.mark.parametrize("mode", [Mode.ADAPTIVE, Mode.HPA])
+def test_thresholds_are_drawn_only_where_they_are_compared_with(mode):
+    """In other modes the dashboard begins with demand, and the load stands without lines that nothing follows."""
+    layout = layout_of({Role.PREFILL, Role.DECODE}, mode)
+    assert next(iter(layout)) == "Demand and supply"
+    assert layout["Load"] == {
+        "KV usage": ["Multiline", ["^kv/mean$"]],
+        "Prefill queue": ["Multiline", ["^prefill_queue/compared$"]],
+    }
 
 
 async def test_a_dashboard_that_cannot_write_stops_nothing(world, tmp_path, caplog):

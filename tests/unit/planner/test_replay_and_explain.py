@@ -14,8 +14,8 @@ from penstock_planner import decision_input
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.observation import Demand
 from penstock_planner.decide.pipeline import decide
-from penstock_planner.explain import in_words, select
-from penstock_planner.ledger import read_ledger
+from penstock_planner.explain import held_in_words, in_words, select
+from penstock_planner.ledger import LedgerFile, read_ledger
 from penstock_planner.replay import replay, settings, what_if
 
 D = Role.DECODE
@@ -135,7 +135,50 @@ def test_explain_tells_the_last_decisions_rule_by_rule(folder):
     assert "decode 1 -> 2: KV 0.95 > 0.90  [above_threshold]" in text
     assert "thresholds   mean=0.95 down=0.5 up=0.9 against 0.9 => above_threshold" in text
     assert "decode to 2: applied" in text
-    assert _invoke("explain", "--log-dir", folder, "--last", "3").stdout.count("adjustment at") == 3
+    assert _invoke("explain", "--log-dir", folder, "--all", "--last", "3").stdout.count("adjustment at") == 3
+
+
+def _decision(number, roles, desired):
+    """One decision of a pool that had one replica, ten seconds after the one before."""
+    decision = {
+        "id": f"d{number:06d}",
+        "max_gpu_budget": None,
+        "gpus": 1,
+        "gpus_after": desired,
+        "no_operation": False,
+        "roles": [{**role, "current": 1, "desired": desired} for role in roles],
+    }
+    times = {"at_s": 100.0 + 10 * number, "origin_s": 100.0}
+    return {"type": "decision", "kind": "adjustment", "decision": decision, "config": {}, **times}
+
+
+def test_explain_shows_changes_and_says_in_one_line_what_has_held_since():
+    """A planner that decides every few seconds holds most of the time; --all shows that too."""
+    roles = [{"role": "decode", "sentence": "decode 2: within", "reason": "within", "steps": []}]
+    ledger = LedgerFile(tuple(_decision(n, roles, 2 if n == 2 else 1) for n in range(1, 7)), (), ())
+    shown = select(ledger, last=5, decision_id=None, with_unchanged=False)
+    assert [record["decision"]["id"] for record in shown] == ["d000002"]
+    assert len(select(ledger, last=5, decision_id=None)) == 5
+    held = "decisions since without a change: 4, the newest at 60 s: decode 2: within"
+    assert held_in_words(ledger) == held
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (2.594e-101, "~0"),
+        (0.0, "0"),
+        (26979.4, "26,979"),
+        (0.0704, "0.0704"),
+        (-4e-9, "~0"),
+        (None, "unknown"),
+    ],
+)
+def test_explain_writes_numbers_without_exponents(value, shown):
+    """A decayed mean is as good as zero, and a large number is grouped."""
+    step = {"name": "late", "inputs": {"x": value, "y": {"z": value}}, "threshold": None, "outcome": "pass"}
+    roles = [{"role": "decode", "sentence": "s", "reason": "r", "steps": [step]}]
+    assert f"x={shown} y={{z: {shown}}} => pass" in in_words(_decision(1, roles, 1))
 
 
 async def test_explain_tells_demand_and_supply(world):
@@ -147,7 +190,7 @@ async def test_explain_tells_demand_and_supply(world):
         period_s=1.0, arrivals=2, uncached_tokens=1500, refused=1, waiting=3, oldest_wait_s=now - 1000
     )
     await world.run_until(30)
-    text = _invoke("explain", "--log-dir", world.folder).stdout
+    text = _invoke("explain", "--log-dir", world.folder, "--all").stdout
     assert "demand 2 requests/s, 1,500 uncached tokens/s; 15 rejected; 3 wait, the oldest for 30.0 s" in text
     assert "supply prefill 1 ready; decode 1 ready, 1 starting for 15 s" in text
 
@@ -159,7 +202,7 @@ async def test_explain_tells_the_forecast_and_what_workers_can_compute(world):
         period_s=1.0, arrivals=2, uncached_tokens=1500, prefilled_tokens=1500, prefilling_workers=1
     )
     await world.run_until(60)
-    text = _invoke("explain", "--log-dir", world.folder).stdout
+    text = _invoke("explain", "--log-dir", world.folder, "--all").stdout
     assert re.search(r"forecast 1,5\d\d uncached tokens/s in \d+ s; 3,000 is what 2 can compute", text), text
 
 

@@ -283,7 +283,7 @@ async def test_a_log_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "log").write_text("in the way")
     options = join(given={"log-dir": str(tmp_path / "log" / "planner")})
     service = PlannerService(options, None, speed=1.0, host="127.0.0.1", metrics_port=0)
-    with pytest.raises(ConfigError, match=r"--log-dir: .* cannot be made: Not a directory"):
+    with pytest.raises(ConfigError, match=r"--log-dir .*: cannot be written to: Not a directory"):
         await run_until_stopped(service, _RecordingTarget(_Still()), "http://127.0.0.1:9", asyncio.Event())
 
 

@@ -18,7 +18,8 @@ from penstock_core.errors import ConfigError, LedgerError
 from penstock_planner.decide.config import Mode
 from penstock_report.build import as_json, write_report
 from penstock_report.findings import analyse
-from penstock_report.text import report_text
+from penstock_report.page import render_page
+from penstock_report.text import latency_cells, report_text
 
 
 def _printed(report):
@@ -120,7 +121,9 @@ def test_an_output_that_cannot_be_made_is_refused(make_run, tmp_path):
     """A file in the way is named."""
     (tmp_path / "out").write_text("")
 
-    with pytest.raises(ConfigError, match=r"--output .*/out: cannot be created"):
+    with pytest.raises(
+        ConfigError, match=r"--output .*/out: cannot be written to: File exists; a file stands there"
+    ):
         write_report(analyse(make_run()), tmp_path / "out")
 
 
@@ -221,3 +224,42 @@ def test_a_graph_that_is_not_known_or_gone_is_asked_for(make_run, ledger_file, t
     assert found["counterfactual"] is None
     said = "gone.yaml" if is_named else "does not name the graph"
     assert any(said in note and "--manifest" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "words", "untrue"),
+    [
+        (Mode.LOAD, "The lines rest while an adjustment is under way", "goes on measuring"),
+        (Mode.ADAPTIVE, "it goes on measuring and deciding", "thresholds"),
+    ],
+)
+def test_the_caption_of_the_signals_says_what_the_mode_does(written, mode, words, untrue):
+    """Only mode load compares the two signals with thresholds, and rests while replicas change."""
+    report = analyse(written[1] / "run", ledger=written[1] / "ledger.jsonl")
+    planner = replace(report.planner, config=replace(report.planner.config, mode=mode))
+    page = render_page(replace(report, planner=planner), [written[1] / "out" / "signals.png"])
+    caption = re.search("<figcaption>(KV usage.*?)</figcaption>", page)[1]
+    assert words in caption
+    assert untrue not in caption
+
+
+def test_gaps_that_timers_cannot_tell_apart_are_no_distortion(written):
+    """A run in which every process kept up has no red mark, and no percentile of 0 ms; the mean is true."""
+    found = analyse(written[1] / "run")
+    summary = orjson.loads(orjson.dumps(found.load.summary))
+    summary["lag"] |= {"is_distorted": False, "is_itl_distorted": False}
+    summary["lag"] |= {"is_itl_unresolved": True, "resolution_s": 0.007}
+    summary["latency"]["itl_s"] |= {"p50": 0.0, "p90": 0.009, "p99": None, "mean": 0.005, "max": 0.2}
+    page = render_page(replace(found, load=replace(found.load, summary=summary)), [])
+    assert latency_cells(summary, "itl_s") == ["< 7.0 ms", "9.0 ms", "-", "5.0 ms", "200.0 ms"]
+    assert 'class="mark">ITL UNRESOLVED' in page
+    assert "mark bad" not in page
+
+
+def test_no_row_of_the_summary_stands_twice(written):
+    """Two targets, or two sentences on service times, are two lines of one row."""
+    report = analyse(written[1] / "run", ttft_target_s=1.0, itl_target_s=0.05)
+    page = render_page(report, [])
+    heads = re.findall("<tr><th>([^<]+)</th><td>", page[: page.index("<h2>Lag")])
+    assert heads.count("target") == 1
+    assert len(heads) == len(set(heads))

@@ -6,7 +6,7 @@ from penstock_api import Role
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.observation import Demand
 from penstock_planner.forecast import Forecast
-from penstock_report.demand import demand_line, demand_summary
+from penstock_report.demand import demand_bins, demand_line, demand_summary
 from penstock_report.ledger_view import DecisionMark, LedgerSample, PlannerRun, RoleChange
 
 
@@ -40,6 +40,21 @@ def test_a_run_sums_what_came_and_what_was_turned_away():
     assert demand_line(found) == (
         "demand: 6 requests came, 3 were rejected, the oldest wait was 7.5 s; 1 pulls knew nothing of it"
     )
+
+
+def test_the_picture_shows_means_of_bins_and_the_longest_wait():
+    """Single prompts of each second hide what matters; where no pull knew anything there is a gap."""
+    samples = [_sample(second, _steady(refused=1.0, prefilled_tokens=500.0)) for second in (1, 2, 3, 4)]
+    samples += [_sample(5, None), _sample(9, _steady(arrivals=0.0, oldest_wait_s=7.5))]
+
+    found = demand_bins(samples, 2.0)
+
+    assert found.edges.tolist() == [0, 2, 4, 6, 8, 10]
+    gap = pytest.approx(float("nan"), nan_ok=True)
+    assert found.arrivals.tolist() == [2, 2, gap, gap, 0]
+    assert found.rejected.tolist() == [1, 1, gap, gap, 0]
+    assert found.computed_tokens.tolist() == [500, 500, gap, gap, 0]
+    assert found.oldest_wait_s.tolist() == [0, 0, gap, gap, 7.5]
 
 
 def test_nothing_known_is_no_demand():

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 
 import orjson
 import pytest
@@ -13,7 +14,7 @@ def _error(answer):
     return orjson.loads(answer.body)["error"]
 
 
-async def _taken(harness, **queue):
+async def _taken(harness, *, speed=1.0, **queue):
     """A router whose only prefill worker is busy with a request until that is cancelled.
 
     Returns:
@@ -22,7 +23,9 @@ async def _taken(harness, **queue):
     prefill, decode = await harness.pair()
     started = asyncio.Event()
     prefill.script = [harness.answers.hang(started)]
-    router = await harness.router(prefill, decode, config={"prefillQueue": {"workerTokens": 1, **queue}})
+    router = await harness.router(
+        prefill, decode, config={"prefillQueue": {"workerTokens": 1, **queue}}, speed=speed
+    )
     first = asyncio.create_task(router.post())
     await started.wait()
     return router, prefill, first
@@ -182,6 +185,18 @@ async def test_waits_are_bounded(harness):
 
     assert (refused.status, _error(refused)["code"]) == (503, "queue_timeout")
     assert int(refused.headers[b"retry-after"]) >= 1
+    first.cancel()
+    await router.assert_idle()
+
+
+async def test_a_client_is_told_its_own_seconds(harness):
+    """At speed 20 two simulated seconds are a tenth of the client's."""
+    router, _, first = await _taken(harness, maxWaitSeconds=2.0, speed=20.0)
+
+    refused = await router.post()
+
+    waited_s = float(re.search(r"within ([0-9.]+) s", _error(refused)["message"])[1])
+    assert 0.1 <= waited_s < 1.0
     first.cancel()
     await router.assert_idle()
 

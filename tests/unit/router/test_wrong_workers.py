@@ -245,6 +245,38 @@ async def test_errors_have_one_shape(harness, status, body, expected, message):
     await router.assert_idle()
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "expected"),
+    [
+        (
+            400,
+            {"message": "too long", "type": "BadRequestError", "param": "max_tokens", "code": 400},
+            {
+                "message": "too long",
+                "type": "invalid_request_error",
+                "param": "max_tokens",
+                "code": "upstream_4xx",
+            },
+        ),
+        (
+            429,
+            {"message": "full", "type": "x", "code": "queue_full"},
+            {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"},
+        ),
+    ],
+)
+async def test_a_workers_error_speaks_the_routers_dialect(harness, status, error, expected):
+    """One client meets one form: vLLM's class names and numbers become OpenAI's words, what is wrong stays."""
+    worker = await harness.worker("aggregated")
+    worker.otherwise = _send(status, orjson.dumps({"error": error}), "application/json")
+    router = await harness.router(worker)
+
+    answer = await router.post()
+
+    assert (answer.status, orjson.loads(answer.body)["error"]) == (status, expected)
+    await router.assert_idle()
+
+
 async def test_a_lost_prefill_worker_is_not_decodes_fault(harness):
     """Of the two ends of a lost KV transfer, the one that other transfers have reached since is sound."""
     bad, good = await harness.worker("prefill"), await harness.worker("prefill")

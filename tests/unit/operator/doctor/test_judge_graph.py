@@ -190,6 +190,29 @@ def test_ages_that_grow_less_than_the_interval_are_fresh():
     assert routed({**BOTH, "llama-decode-1": 0.1}, {**BOTH, "llama-decode-1": 5.4}) == []
 
 
+@pytest.mark.parametrize(
+    ("came", "refused", "timed_out", "severity"),
+    [(64, 30, 2, Severity.PROBLEM), (640, 1, 0, Severity.WARNING), (0, 3, 0, Severity.PROBLEM)],
+)
+def test_a_router_that_turns_requests_away(came, refused, timed_out, severity):
+    """Overload is a finding: what was refused or timed out between the two observations, and what waits."""
+
+    def page(arrivals, refusals, timeouts):
+        return router_page(BOTH) + (
+            f'penstock_router_arrivals_total{{model_name="m"}} {arrivals}\n'
+            f'penstock_router_refused_requests_total{{model_name="m"}} {refusals}\n'
+            f'penstock_router_queue_timeouts_total{{model_name="m"}} {timeouts}\n'
+            'penstock_router_prefill_queue_requests{model_name="m"} 79\n'
+        )
+
+    pages = {
+        **graph_facts().pages,
+        "llama-frontend-1": Page(page(100, 7, 3), page(100 + came, 7 + refused, 3 + timed_out)),
+    }
+    message = f"rejected {refused + timed_out} of {came} requests within 6 s; 79 wait"
+    assert judged(pages=pages) == [(severity, ROUTER, message)]
+
+
 def test_a_longer_age_may_be_allowed():
     """The graph says how old a reading may be."""
     graph = graph_object()
