@@ -97,7 +97,10 @@ class RouterServer:
             else None
         )
         self._periodic = list(self._make_periodic())
-        self._http = HttpServer(self._make_app().handle, limits=settings.server_limits(), is_vital=_is_vital)
+        app = self._make_app()
+        self._http = HttpServer(
+            app.handle, limits=settings.server_limits(), is_vital=_is_vital, wants_body=app.wants_body
+        )
         self._ticker: asyncio.Task[None] | None = None
 
     @property

@@ -135,6 +135,7 @@ class RouterSettings:
         return ServerLimits(
             max_header_bytes=limits.max_header_bytes,
             max_body_bytes=limits.max_body_bytes,
+            max_buffered_bytes=max(ServerLimits().max_buffered_bytes, 2 * limits.max_body_bytes),
             header_timeout_s=limits.header_timeout_real_seconds,
             body_timeout_s=limits.header_timeout_real_seconds,
             receive_timeout_s=limits.header_timeout_real_seconds,

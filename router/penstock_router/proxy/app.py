@@ -103,6 +103,19 @@ class RouterApp:
             "max_model_len": context_tokens,
         }
 
+    def wants_body(self, request: Request) -> bool:
+        """Return whether a request's body is worth reading: not where its head alone is refused or answered."""
+        try:
+            if request.path in PATHS:
+                self._check(request)
+            elif request.path == "/busy_threshold":
+                self._admin_check.check(request.headers)
+            else:
+                return False
+        except RequestRefused:
+            return False
+        return True
+
     async def handle(self, request: Request, responder: Responder) -> None:
         """Answer one request."""
         path = request.path
@@ -329,8 +342,8 @@ class RouterApp:
         responder.send(200, body, headers=headers)
 
     def _answer_busy_threshold(self, request: Request, responder: Responder, headers: Headers) -> None:
+        self._require(request, "GET", "POST")
         if request.method != "POST":
-            self._require(request, "GET")
             self._admin_check.check_reading(request.headers)
             responder.send(200, self._busy_threshold.listed(), headers=headers)
             return
@@ -342,20 +355,21 @@ class RouterApp:
             return
         responder.send(200, body, headers=headers)
 
-    def _require(self, request: Request, method: str) -> None:
-        if request.method != method and not (method == "GET" and request.method == "HEAD"):
-            raise RequestRefused(
-                405, f"method: {request.method} is not allowed here; use {method}", code="method_not_allowed"
-            )
+    def _require(self, request: Request, *methods: str) -> None:
+        if request.method in methods or (request.method == "HEAD" and "GET" in methods):
+            return
+        allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
+        raise RequestRefused(
+            405,
+            f"method: {request.method} is not allowed here; use {' or '.join(methods)}",
+            code="method_not_allowed",
+            headers=((b"allow", allowed.encode()),),
+        )
 
     def _refuse(self, refusal: RequestRefused, responder: Responder, headers: Headers) -> None:
         kind = _REFUSAL_KINDS.get(refusal.status, "invalid_request_error")
-        extra: list[tuple[bytes, bytes]] = list(headers)
-        if refusal.status == 401:
-            extra.append((b"www-authenticate", b"Bearer"))
-        responder.send(
-            refusal.status, error_body(refusal.message, kind=kind, code=refusal.code), headers=extra
-        )
+        body = error_body(refusal.message, kind=kind, code=refusal.code)
+        responder.send(refusal.status, body, headers=(*headers, *refusal.headers))
 
 
 def _cancel(task: asyncio.Task[Any]) -> None:

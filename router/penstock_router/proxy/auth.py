@@ -26,6 +26,8 @@ class KeySource:
     variable: str
 
 
+BEARER: Final = ((b"www-authenticate", b"Bearer"),)
+"""Header of each 401."""
 API_KEYS: Final = KeySource("--api-keys-file", "PENSTOCK_API_KEYS")
 ADMIN_KEYS: Final = KeySource("--admin-keys-file", "PENSTOCK_ADMIN_KEYS")
 
@@ -95,6 +97,7 @@ class KeyCheck:
                 401,
                 "authorization: missing or unknown key; send 'Authorization: Bearer KEY'",
                 code="invalid_api_key",
+                headers=BEARER,
             )
 
     def holds(self, authorization: bytes | None) -> bool:
@@ -139,6 +142,7 @@ class AdminCheck:
                     401,
                     "authorization: missing or unknown admin key; send 'Authorization: Bearer ADMIN_KEY'",
                     code="invalid_admin_key",
+                    headers=BEARER,
                 )
             return
         if not self._is_local:

@@ -16,6 +16,7 @@ from penstock_router.metrics import RouterMetrics
 from penstock_router.peers import Peers
 from penstock_router.policy.arrival import Arrival
 from penstock_router.proxy.failures import error_response_of
+from penstock_router.proxy.stream_meter import ERROR_EVENT
 from penstock_router.proxy.upstream import read_whole
 from penstock_router.silence import Wait
 from penstock_wire.client import ConnectionPool, StreamingResponse, Timeouts
@@ -69,6 +70,7 @@ class Passage:
         own_id: Its request id, for both routers' logs.
         headers: Headers of the answer.
         is_passed_on: Another router has it: that one counts it.
+        last_read: Of the other router's stream.
     """
 
     request: Request
@@ -76,6 +78,12 @@ class Passage:
     own_id: bytes
     headers: Headers
     is_passed_on: bool = False
+    last_read: bytes = b""
+
+    def observe(self, data: bytes) -> bytes:
+        """Remember what was read last, and pass it on."""
+        self.last_read = data
+        return data
 
 
 class Forwarder:
@@ -150,7 +158,7 @@ class Forwarder:
     def _is_final(self, passage: Passage, problem: PenstockError) -> bool:
         """Answer a request that it is too late to decide here; return whether it was."""
         if passage.responder.started:
-            self._break_off(passage.responder, problem)
+            self._break_off(passage, problem)
             return True
         if isinstance(problem, UpstreamTimeout) and problem.phase != "connect":
             answer = error_response_of(problem)
@@ -195,11 +203,11 @@ class Forwarder:
             )
             return
         responder.start(response.status, content_type=content_type, headers=headers)
-        await relay(response, responder)
+        await relay(response, responder, observe=passage.observe)
         responder.end()
 
-    def _break_off(self, responder: Responder, problem: PenstockError) -> None:
-        """Tell a client in mid-stream that its stream is broken, and close: it must not look complete."""
-        responder.keep_alive = False
-        responder.write(b"\n\n" + encode_event(error_response_of(problem).body()))
-        responder.end()
+    def _break_off(self, passage: Passage, problem: PenstockError) -> None:
+        """End a stream as broken, with an error event unless the other router has sent its own."""
+        if ERROR_EVENT not in passage.last_read:
+            passage.responder.write(b"\n\n" + encode_event(error_response_of(problem).body()))
+        passage.responder.break_off()

@@ -9,6 +9,7 @@ import pytest
 import uvloop
 
 from penstock_api import Role, RouterConfig
+from penstock_core.errors import StreamBroken
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.server import RouterServer
 from penstock_router.settings import RouterSettings
@@ -242,6 +243,14 @@ class Router:
         """Send a streaming request and return when its head has come."""
         content = orjson.dumps({"model": "llama", "prompt": "hello", "stream": True, **body})
         return await self.client.stream("POST", self.url + "/v1/completions", body=content, headers=_JSON)
+
+    async def broken(self, stream):
+        """Return the rest of a stream, which does not come to its end."""
+        pieces = []
+        with pytest.raises(StreamBroken):
+            async for piece in stream:
+                pieces.append(piece)
+        return b"".join(pieces)
 
     async def get(self, path):
         """Return a page."""

@@ -106,13 +106,26 @@ async def test_a_stream_that_breaks_at_the_owner_does_not_look_complete(harness,
     routers = await start(harness, write_graph, worker)
     response = await routers.second.stream()
     async with response:
-        body = [await anext(aiter(response))]
+        text = await anext(aiter(response))
         closing = asyncio.ensure_future(routers.first.server._http.close(grace_s=0))
-        body += [chunk async for chunk in response]
+        text += await routers.second.broken(response)
         await closing
         gate.set()
-    text = b"".join(body)
     assert b"upstream_broken" in text
+    assert harness.done not in text
+
+
+async def test_a_stream_that_breaks_at_the_worker_is_broken_once(harness, write_graph):
+    """The client sees the owner's error event, no second one, and no end."""
+    worker, gate = await harness.worker("aggregated"), asyncio.Event()
+    worker.script = [harness.answers.events_then(harness.token_event(0), event=gate, broken=True)]
+    routers = await start(harness, write_graph, worker)
+    response = await routers.second.stream()
+    async with response:
+        text = await anext(aiter(response))
+        gate.set()
+        text += await routers.second.broken(response)
+    assert 1 == text.count(b'data: {"error"')
     assert harness.done not in text
 
 
