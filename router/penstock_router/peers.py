@@ -40,6 +40,8 @@ log = get_logger(__name__)
 PATH: Final = "/peer_load"
 _PROMPTS: Final = "prompts"
 """Query parameter, by which prompts are asked for from a number on."""
+_DIGITS: Final = 16
+"""Chosen: of such a number, more than ever are; `int` refuses one of thousands."""
 _MISSES: Final = 3
 """Chosen: answers in a row that a router may miss before others decide in its place; one may be lost to a pause."""
 
@@ -110,7 +112,7 @@ class Peers:
         if self.forwards:
             told["decides"] = {"since": self._since_s, "busy_cores": round(self._busy.cores, 3)}
         since = request.query.get(_PROMPTS, "")
-        if since.isdecimal() and self.is_router(request):
+        if since.isdecimal() and len(since) <= _DIGITS and self.is_router(request):
             told["prompts"] = told_prompts(*self._admission.core.sharing.log.since(int(since)))
         return orjson.dumps(told)
 

@@ -296,15 +296,12 @@ def _head_problem(headers: dict[bytes, bytes], version: str) -> Refusal | None:
     """Return why a head is refused: RFC 9110 2.5 and 15.6.6, RFC 9112 3.2 and 6.1."""
     if version not in {"1.0", "1.1"}:
         return Refusal(505, "version_unsupported", f"HTTP/{version} is not served; send HTTP/1.1")
-    host = headers.get(b"host")
-    if host is None and version == "1.1":
+    host, coding = headers.get(b"host", b""), headers.get(b"transfer-encoding", b"chunked")
+    if version == "1.1" and b"host" not in headers:
         return Refusal(400, "missing_host", "header host is required by HTTP/1.1; add it")
-    if host is not None and not _HOST.fullmatch(host):
+    if not _HOST.fullmatch(host):
         return Refusal(400, "malformed_host", "header host: send one, as host or host:port")
-    coding = headers.get(b"transfer-encoding")
-    if coding is None:
-        return None
-    if version == "1.0":
+    if version == "1.0" and b"transfer-encoding" in headers:
         message = "header transfer-encoding: HTTP/1.0 knows none; send content-length"
         return Refusal(400, "malformed_request", message)
     if coding.strip().lower() != b"chunked":

@@ -145,7 +145,7 @@ async def test_a_worker_rejects_beyond_its_limit_and_queue(serving):
         await client.until("penstock_request_queue", 2)
         status, body, headers = await client.post("/v1/completions", {"prompt": "x"})
         assert (status, body["error"]["message"]) == (503, "Server overloaded: worker at capacity")
-        assert b"1" == headers[b"retry-after"]
+        assert headers[b"retry-after"] == b"1"
         assert await client.metric("penstock_engine_request") == 1
         assert await client.metric("vllm:num_requests_running") <= 1
         assert await client.metric("penstock_rejection_request_total") == 1

@@ -125,7 +125,7 @@ async def test_a_stream_that_breaks_at_the_worker_is_broken_once(harness, write_
         text = await anext(aiter(response))
         gate.set()
         text += await routers.second.broken(response)
-    assert 1 == text.count(b'data: {"error"')
+    assert text.count(b'data: {"error"') == 1
     assert harness.done not in text
 
 

@@ -371,8 +371,8 @@ async def test_a_broken_stream_ends_its_connection_and_no_other_request(harness)
     break_now.set()
     await router.broken(stream)
 
-    assert 0 == router.client.connections
-    assert 200 == (await router.post()).status
+    assert router.client.connections == 0
+    assert (await router.post()).status == 200
 
 
 DEEP = b'{"model":"llama","prompt":"x","vllm_xargs":' + b'{"a":' * 300 + b"1" + b"}" * 301

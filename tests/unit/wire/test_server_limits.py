@@ -44,8 +44,7 @@ def code_of(response):
             (501, "transfer_coding_unsupported"),
         ),
         (
-            b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n"
-            b"0\r\n\r\n",
+            b"POST / HTTP/1.1\r\nHost: x\r\n" + b"Transfer-Encoding: chunked\r\n" * 2 + b"\r\n0\r\n\r\n",
             (400, "malformed_request"),
         ),
         (
@@ -110,7 +109,7 @@ async def test_a_body_that_is_not_wanted_is_not_read(stack, connect):
     client.send(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\nExpect: 100-continue\r\n\r\n")
     client.send(b"x" * 100_000)
     status, headers, _ = await client.response()
-    assert (401, "close") == (status, headers["connection"])
+    assert (status, headers["connection"]) == (401, "close")
     assert await client.rest() == b""
     client = await connect(server)
     client.send(b"POST /b HTTP/1.1\r\nHost: x\r\nAuthorization: k\r\nContent-Length: 2\r\n\r\nok")
@@ -127,16 +126,16 @@ async def test_bodies_of_all_connections_are_bounded_together(serve, connect, un
     await until(lambda: server._shared.buffered_bytes == 99)
     second.send(part)
     response = await second.response()
-    assert (503, "body_buffers_full") == code_of(response)
+    assert code_of(response) == (503, "body_buffers_full")
     assert response[1]["retry-after"] == "1"
-    assert 99 == server._shared.buffered_bytes
+    assert server._shared.buffered_bytes == 99
     await first.close()
     await until(lambda: server._shared.buffered_bytes == 0)
     for _ in range(3):
         third = await connect(server)
         third.send(part + b"x")
         assert (await third.response())[0] == 200
-    assert 0 == server._shared.buffered_bytes
+    assert server._shared.buffered_bytes == 0
 
 
 async def test_a_body_that_never_arrived_whole_goes_with_its_connection(serve, connect, until):
@@ -151,7 +150,7 @@ async def test_a_body_that_never_arrived_whole_goes_with_its_connection(serve, c
         await client.close()
         await until(lambda: not server.connections)
         await asyncio.sleep(0)
-        assert [] == [each for each in gc.get_objects() if isinstance(each, RequestReader)]
+        assert [each for each in gc.get_objects() if isinstance(each, RequestReader)] == []
     finally:
         gc.enable()
 
