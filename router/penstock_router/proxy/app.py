@@ -68,6 +68,7 @@ class RouterApp:
         forwarder: Forwarder,
         keys: KeyCheck,
         admin_check: AdminCheck,
+        is_loopback: bool,
         cors: Cors,
         metrics: RouterMetrics,
         page: MetricsPage,
@@ -86,6 +87,7 @@ class RouterApp:
         self._forwarder = forwarder
         self._keys = keys
         self._admin_check = admin_check
+        self._is_loopback = is_loopback
         self._cors = cors
         self._metrics = metrics
         self._page = page
@@ -328,7 +330,10 @@ class RouterApp:
         parts = path.strip("/").split("/")
         if len(parts) == 1:
             self._require(request, "GET")
-            body = self._admin.workers(shows_urls=self._admin_check.allows(request.headers))
+            is_admin = self._admin_check.allows(request.headers)
+            if not (is_admin or self._is_loopback or self._peers.is_router(request)):
+                self._keys.check(request.headers.get(b"authorization"))
+            body = self._admin.workers(shows_urls=is_admin)
             responder.send(200, body, headers=headers)
             return
         if len(parts) != 3 or parts[2] not in {"drain", "undrain"}:

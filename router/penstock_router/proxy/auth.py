@@ -111,6 +111,28 @@ class KeyCheck:
         return is_known and scheme.lower() == b"bearer"
 
 
+GRAPH_SECRET: Final = b"x-penstock-graph-secret"
+"""Header by which the routers of a graph know each other; it goes to no worker and to no client."""
+GRAPH_SECRET_VARIABLE: Final = "PENSTOCK_GRAPH_SECRET"
+
+
+class GraphSecret:
+    """Tells the requests of the graph's routers from those of clients; without a secret no request is a router's.
+
+    Attributes:
+        headers: What this router sends to others with each request.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        """Take the secret that the routers share; empty: none."""
+        self.headers = ((GRAPH_SECRET, secret),) if secret else ()
+
+    def holds(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Return whether a request comes from a router of the graph."""
+        sent = headers.get(GRAPH_SECRET, b"")
+        return any(hmac.compare_digest(sent, secret) for _, secret in self.headers)
+
+
 class AdminCheck:
     """Decides who may drain workers, see their addresses and change thresholds.
 

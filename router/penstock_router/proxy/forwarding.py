@@ -15,6 +15,7 @@ from penstock_core.logs import get_logger
 from penstock_router.metrics import RouterMetrics
 from penstock_router.peers import Peers
 from penstock_router.policy.arrival import Arrival
+from penstock_router.proxy.auth import GRAPH_SECRET
 from penstock_router.proxy.failures import error_response_of
 from penstock_router.proxy.stream_meter import ERROR_EVENT
 from penstock_router.proxy.upstream import read_whole
@@ -29,9 +30,9 @@ from penstock_wire.sse import encode_event
 log = get_logger(__name__)
 
 FORWARDED: Final = b"x-penstock-forwarded"
-"""Header of a request that a router has passed on. A client that sends it gets an answer from the router it asks."""
+"""Header of a request that a router has passed on; a client's is ignored."""
 WORKER: Final = b"x-penstock-worker"
-"""Header of such a request that names the worker chosen for it; read from routers of the graph alone."""
+"""Header of such a request that names the worker chosen for it."""
 _CONNECT_REAL_S: Final = 0.5
 """Chosen: routers of a graph are near each other, and whoever got the request can serve it as well."""
 _MARGIN_REAL_S: Final = 5.0
@@ -51,6 +52,8 @@ _OF_THE_CONNECTION: Final = frozenset(
         "transfer-encoding",
         "upgrade",
         "x-request-id",
+        FORWARDED.decode(),
+        GRAPH_SECRET.decode(),
         WORKER.decode(),
     ]
 )
@@ -113,7 +116,7 @@ class Forwarder:
             passage: The request.
             worker: That it is to wait for; empty while none is chosen: then it goes to a sole keeper alone.
         """
-        return None if FORWARDED in passage.request.headers else self._peers.owner_url(worker)
+        return None if self._is_passed_on(passage.request) else self._peers.owner_url(worker)
 
     def worker_for(self, request: Request, arrival: Arrival) -> str:
         """Return the worker that a request is to wait for: the one that a router has chosen for it, or this one does.
@@ -121,11 +124,12 @@ class Forwarder:
         Returns:
             Its name; empty: the policy of its queue chooses.
         """
-        if FORWARDED not in request.headers:
+        if not self._is_passed_on(request):
             return self._peers.choose(arrival)
-        # From anybody else it would let clients send what they like to one worker.
-        chosen = request.headers.get(WORKER, b"") if self._peers.is_router(request) else b""
-        return chosen.decode("utf-8", "replace")
+        return request.headers.get(WORKER, b"").decode("utf-8", "replace")
+
+    def _is_passed_on(self, request: Request) -> bool:
+        return FORWARDED in request.headers and self._peers.is_router(request)
 
     async def pass_on(self, passage: Passage, url: str, worker: str = "") -> bool:
         """Let the router at ``url`` answer a request; False, and nothing sent, where this one has to.
@@ -184,7 +188,7 @@ class Forwarder:
     async def _exchange(self, passage: Passage, url: str, worker: str) -> None:
         request, timeouts = passage.request, self._timeouts
         kept = [(name, value) for name, value in request.headers.items() if name not in _OF_THE_CONNECTION]
-        headers = [*kept, (b"x-request-id", passage.own_id), (FORWARDED, b"1")]
+        headers = [*kept, (b"x-request-id", passage.own_id), (FORWARDED, b"1"), *self._peers.secret.headers]
         if worker:
             headers.append((WORKER, worker.encode()))
         response = await self._pool.stream(

@@ -5,6 +5,7 @@ import time
 
 import orjson
 
+from penstock_router.proxy.auth import GRAPH_SECRET
 from penstock_router.proxy.forwarding import FORWARDED
 from penstock_wire.client import Timeouts
 
@@ -79,8 +80,36 @@ async def test_what_was_passed_on_is_not_passed_on_again(harness, write_graph):
     peers._choose_owners = lambda: None
     assert peers.owner_url() == routers.second.url
     assert (await routers.second.post()).status == 200
-    assert (await routers.first.post(headers=(JSON, (FORWARDED, b"1")))).status == 200
+    assert (await routers.first.post(headers=(JSON, (FORWARDED, b"1"), harness.as_router))).status == 200
     assert len(worker.seen) == 2
+
+
+async def test_a_client_cannot_pass_for_a_router(harness, write_graph):
+    """Its header is ignored: the request waits in the owner's queue as any other, and workers see no secret."""
+    worker = await harness.worker("aggregated")
+    routers = await start(harness, write_graph, worker)
+    for secret in ((), ((GRAPH_SECRET, b"guessed"),)):
+        headers = (JSON, (FORWARDED, b"1"), *secret)
+        assert (await routers.second.post(headers=headers)).status == 200
+    assert routers.first.server.metrics.arrivals == 2
+    assert routers.second.server.metrics.arrivals == 0
+    assert all(GRAPH_SECRET not in seen.headers for seen in worker.seen)
+
+
+async def test_routers_without_a_secret_trust_no_request(harness, write_graph):
+    """Each decides by itself, because a client could be taken for the other one."""
+    worker = await harness.worker("aggregated")
+    file = write_graph([worker], [])
+    options = {"disaggregated": False, "ready": False, "statefile": file, "graph_secret": b""}
+    routers = [await harness.router(**options) for _ in range(2)]
+    write_graph([worker], routers)
+    for router in routers:
+        await router.until(lambda router=router: len(router.server._discovery.routers()) == 2)
+        await router.until(lambda router=router: not router.server.admission.problems())
+        await router.server._peers.ask()
+        assert router.server._peers.owner_url() is None
+        assert (await router.get("/peer_load", headers=((GRAPH_SECRET, b""),))).status == 403
+        assert (await router.post(headers=(JSON, (FORWARDED, b"1")))).status == 200
 
 
 async def test_a_dead_owner_costs_no_answer(harness, write_graph):
