@@ -19,8 +19,9 @@ from penstock_api import (
 from penstock_cli import option
 from penstock_core.errors import ConfigError
 from penstock_manifests import load_graph
+from penstock_objects.names import GRAPH_SECRET_VARIABLE
 from penstock_router.discovery.static import parse_static_workers
-from penstock_router.proxy.auth import ADMIN_KEYS, API_KEYS, GRAPH_SECRET_VARIABLE, KeySource, read_keys
+from penstock_router.proxy.auth import ADMIN_KEYS, API_KEYS, KeySource, read_keys
 from penstock_router.proxy.tier_keys import TIER_KEYS, TierKeys, read_tier_keys
 from penstock_router.server import RouterServer
 from penstock_router.settings import GraphPlace, RouterSettings

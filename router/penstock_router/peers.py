@@ -22,6 +22,7 @@ import orjson
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import PenstockError, StreamBroken, UpstreamConnectError, UpstreamTimeout
 from penstock_core.logs import get_logger
+from penstock_objects.names import GRAPH_SECRET_VARIABLE
 from penstock_router.admission import Admission
 from penstock_router.busy_cores import BusyCores
 from penstock_router.peer_load import PeerLoad, read_load, told_prompts
@@ -29,7 +30,7 @@ from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.load import KV_MAX_AGE_S
 from penstock_router.policy.queue_owner import QueueOwners, RouterState, owners_among
 from penstock_router.policy.routing_policy import AssignTime
-from penstock_router.proxy.auth import GRAPH_SECRET_VARIABLE, GraphSecret
+from penstock_router.proxy.auth import GraphSecret
 from penstock_router.proxy.refusal import RequestRefused
 from penstock_router.silence import ASK_REAL_S, SilenceWatch
 from penstock_wire.client import ConnectionPool, Timeouts
@@ -166,7 +167,9 @@ class Peers:
         urls = frozenset(listed) - self._own_urls
         if len(listed) > 1 and not self.secret.headers and not self._has_warned:
             self._has_warned = True
-            log.warning("other routers are not known: set the same secret in all", variable=GRAPH_SECRET_VARIABLE)
+            log.warning(
+                "other routers are not known: set the same secret in all", variable=GRAPH_SECRET_VARIABLE
+            )
         asked = urls | self.silence.urls
         await asyncio.gather(*(self._ask_one(url) for url in asked))
         self.silence.forget_all_but(asked)

@@ -29,7 +29,7 @@ from penstock_router.policy.routing_policy import AssignTime
 from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.admin import Admin
 from penstock_router.proxy.app import RouterApp
-from penstock_router.proxy.auth import AdminCheck, GraphSecret, KeyCheck, is_loopback
+from penstock_router.proxy.auth import AdminCheck, GraphSecret, KeyCheck
 from penstock_router.proxy.busy_threshold import BusyThresholdApi
 from penstock_router.proxy.cors import Cors
 from penstock_router.proxy.forwarding import Forwarder
@@ -339,7 +339,6 @@ class RouterServer:
             # A key that carries a tier opens the door too; where it stands open, it stays open.
             keys=KeyCheck(settings.api_keys and settings.api_keys | settings.tier_keys.keys),
             admin_check=AdminCheck(settings.admin_keys, is_local=settings.is_local),
-            is_loopback=is_loopback(settings.host),
             cors=Cors(config.cors_allowed_origins),
             metrics=self.metrics,
             page=MetricsPage(collector),

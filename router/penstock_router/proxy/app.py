@@ -23,7 +23,7 @@ from penstock_router.peers import PATH as PEER_LOAD_PATH
 from penstock_router.peers import Peers
 from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.admin import Admin
-from penstock_router.proxy.auth import AdminCheck, KeyCheck
+from penstock_router.proxy.auth import AdminCheck, KeyCheck, is_of_this_machine
 from penstock_router.proxy.body_bounds import SMALL_BYTES, check_size
 from penstock_router.proxy.busy_threshold import BusyThresholdApi, ThresholdError
 from penstock_router.proxy.call import CompletionCall, request_id
@@ -68,7 +68,6 @@ class RouterApp:
         forwarder: Forwarder,
         keys: KeyCheck,
         admin_check: AdminCheck,
-        is_loopback: bool,
         cors: Cors,
         metrics: RouterMetrics,
         page: MetricsPage,
@@ -87,7 +86,6 @@ class RouterApp:
         self._forwarder = forwarder
         self._keys = keys
         self._admin_check = admin_check
-        self._is_loopback = is_loopback
         self._cors = cors
         self._metrics = metrics
         self._page = page
@@ -331,7 +329,7 @@ class RouterApp:
         if len(parts) == 1:
             self._require(request, "GET")
             is_admin = self._admin_check.allows(request.headers)
-            if not (is_admin or self._is_loopback or self._peers.is_router(request)):
+            if not (is_admin or is_of_this_machine(request) or self._peers.is_router(request)):
                 self._keys.check(request.headers.get(b"authorization"))
             body = self._admin.workers(shows_urls=is_admin)
             responder.send(200, body, headers=headers)

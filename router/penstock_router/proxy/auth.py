@@ -11,6 +11,7 @@ from typing import Final
 
 from penstock_core.errors import ConfigError
 from penstock_router.proxy.refusal import RequestRefused
+from penstock_wire.messages import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,6 @@ class KeyCheck:
 
 GRAPH_SECRET: Final = b"x-penstock-graph-secret"
 """Header by which the routers of a graph know each other; it goes to no worker and to no client."""
-GRAPH_SECRET_VARIABLE: Final = "PENSTOCK_GRAPH_SECRET"
 
 
 class GraphSecret:
@@ -201,6 +201,11 @@ class AdminCheck:
 
 
 _PROXIED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
+
+
+def is_of_this_machine(request: Request) -> bool:
+    """Return whether a request comes from a program of this machine that is no proxy."""
+    return is_loopback(request.peer.rpartition(":")[0]) and _PROXIED.isdisjoint(request.headers)
 
 
 def _names_this_machine(host: bytes) -> bool:
