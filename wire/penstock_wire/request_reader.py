@@ -229,8 +229,9 @@ class RequestReader:
             self._refuse(
                 Refusal(400, "malformed_target", f"request target: {exc}; send /path or http://host/path")
             )
-        request.http_1_0 = parser.get_http_version() == "1.0"
-        problem = _head_problem(headers, parser.get_http_version())
+        version = parser.get_http_version()
+        request.http_1_0 = version == "1.0"
+        problem = _head_problem(headers, version)
         if problem is not None:
             self._refuse(problem)
         length = int(headers.get(b"content-length", b"0"))
