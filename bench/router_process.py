@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +14,7 @@ import sse_load
 
 from penstock_api import Role
 from penstock_core.local_state import EntryState
+from penstock_objects.names import GRAPH_SECRET_VARIABLE
 
 _FORWARDED = 'penstock_router_forwarded_requests_total{outcome="answered"}'
 
@@ -42,7 +44,8 @@ def start(port: int, graph: Path, words: Sequence[str], log: Path) -> subprocess
         *words,
     ]
     with log.open("wb") as output:
-        process = subprocess.Popen(argv, stdout=output, stderr=output)
+        environment = {**os.environ, GRAPH_SECRET_VARIABLE: "bench"}
+        process = subprocess.Popen(argv, stdout=output, stderr=output, env=environment)
     try:
         sse_load.wait_until_ready(f"http://127.0.0.1:{port}/ready", within_s=60.0)
     except SystemExit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import urllib.request
 
@@ -46,15 +47,22 @@ def test_a_killed_pod_costs_at_most_its_own_requests(kube, graph, role):
     assert (outcome.answered > 0, outcome.lost) == (True, [])
 
 
+def secret_header(kube, graph, pod):
+    """Return the header by which the routers of a graph know each other."""
+    variables = {each["name"]: each for each in pod["spec"]["containers"][0]["env"]}
+    name = variables["PENSTOCK_GRAPH_SECRET"]["valueFrom"]["secretKeyRef"]["name"]
+    secret = kube.get("secret", name, *graph.scope)
+    return {"x-penstock-graph-secret": base64.b64decode(secret["data"]["secret"]).decode()}
+
+
 def deciding_first(kube, graph):
     """Return the routers' pods, the one that decides before the others: it has run for the longest."""
     ages = []
     for pod in graph.pods("router"):
-        with (
-            kube.forwarded(graph.namespace, f"pod/{pod['metadata']['name']}", 8000) as url,
-            urllib.request.urlopen(f"{url}/peer_load", timeout=30) as answer,
-        ):
-            ages.append((json.load(answer)["decides"]["since"], pod))
+        with kube.forwarded(graph.namespace, f"pod/{pod['metadata']['name']}", 8000) as url:
+            request = urllib.request.Request(f"{url}/peer_load", headers=secret_header(kube, graph, pod))
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                ages.append((json.load(answer)["decides"]["since"], pod))
     return [pod for _, pod in sorted(ages, key=lambda each: each[0])]
 
 

@@ -19,6 +19,7 @@ from penstock_api import (
 from penstock_cli import option
 from penstock_core.errors import ConfigError
 from penstock_manifests import load_graph
+from penstock_objects.names import GRAPH_SECRET_VARIABLE
 from penstock_router.discovery.static import parse_static_workers
 from penstock_router.proxy.auth import ADMIN_KEYS, API_KEYS, KeySource, read_keys
 from penstock_router.proxy.tier_keys import TIER_KEYS, TierKeys, read_tier_keys
@@ -127,7 +128,7 @@ def serve(
     """Serve /v1/completions, /v1/chat/completions, /v1/responses and /v1/models in front of workers.
 
     Also /workers (with drain and undrain), /busy_threshold, /ready, /health and /metrics. SIGTERM finishes the requests
-    under way and exits 0.
+    under way and exits 0. Routers of one graph know each other by PENSTOCK_GRAPH_SECRET, the same in all of them.
     """
     manifest = load_graph(graph) if graph is not None else None
     spec = manifest.spec if manifest is not None else None
@@ -156,6 +157,7 @@ def serve(
         api_keys=_keys(API_KEYS, keys_file),
         admin_keys=_keys(ADMIN_KEYS, admin_keys_file),
         tier_keys=_tier_keys(config.tiers, tier_keys_file),
+        graph_secret=os.environ.get(GRAPH_SECRET_VARIABLE, "").encode(),
         access_log=access_log,
         shutdown_grace_s=shutdown_grace,
     )

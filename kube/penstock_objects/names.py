@@ -45,6 +45,9 @@ APPLIED_ANNOTATION: Final = f"{DOMAIN}/applied"
 DECISION_ANNOTATION: Final = f"{DOMAIN}/decision-id"
 """On a ScalingAdapter: the ledger's id of the planner's newest change to it."""
 
+GRAPH_SECRET_VARIABLE: Final = "PENSTOCK_GRAPH_SECRET"  # noqa: S105 - a name
+"""Variable of a graph's routers: the secret by which they know each other."""
+
 CONFIG_ANNOTATION: Final = f"{DOMAIN}/config"
 """On a pod template: digest of the configuration that the pod reads once, so that a change rolls it."""
 

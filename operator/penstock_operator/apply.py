@@ -149,6 +149,21 @@ class Applier:
         call = self._client.apply(obj, field_manager=OPERATOR, subresource="status")
         await self._written("status", call, obj)
 
+    async def create_once(self, obj: Object) -> None:
+        """Create an object that no watch shows; one that is there stays as it is.
+
+        Raises:
+            ClusterError: the server refused or failed.
+        """
+        try:
+            await self._client.create(obj, field_manager=OPERATOR)
+        except ConflictError:
+            return
+        except ClusterError as exc:
+            self._metrics.write_failed(obj["kind"], type(exc).__name__)
+            raise
+        self._metrics.wrote(obj["kind"], "create")
+
     async def patch(self, obj: Object, patch: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Object:
         """Patch an object that has kind and metadata: JSON patch for a list, else merge patch.
 

@@ -14,6 +14,8 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("", "configmaps"): _CHILD,
     ("", "serviceaccounts"): _CHILD,
     ("", "services"): _CHILD,
+    # The routers' secret, which is made once and never read.
+    ("", "secrets"): frozenset({"create"}),
     ("", "pods"): frozenset({"delete", "list", "patch", "watch"}),
     ("apps", "deployments"): _CHILD,
     ("batch", "jobs"): frozenset({"create", "get", "list", "patch", "watch"}),

@@ -43,6 +43,7 @@ from penstock_operator.plan.observed import observed_services
 from penstock_operator.plan.refusal import refusal
 from penstock_operator.plan.rollout import may_roll, unavailable
 from penstock_operator.queue import Key
+from penstock_operator.router_secret import make_router_secret
 from penstock_operator.statuses import Statuses
 from penstock_operator.trim import VERSION, Object
 from penstock_operator.validity import Models
@@ -375,15 +376,16 @@ class Reconciler:
                 found = self._parts.applier.differences(want, there)
                 if template_changed(want, there, found):
                     changed.add(names[want["metadata"]["name"]])
-        rollouts = may_roll(changed, seen.rollouts.values())
-        seen.held = rollouts.held
+        seen.held = may_roll(changed, seen.rollouts.values()).held
         now: list[Object] = []
         later: list[Object] = []
         for want in wanted:
-            is_held = want["kind"] in WORKLOADS and names[want["metadata"]["name"]] in rollouts.held
+            is_held = want["kind"] in WORKLOADS and names[want["metadata"]["name"]] in seen.held
             (later if is_held else now).append(want)
         owner = Owner(graph.uid, graph.model.name, first_replicas=first_replicas)
+        refused = await make_router_secret(self._parts.applier, graph.model, graph.context, wanted, live)
         applied = await self._parts.applier.apply(now, live, owner)
+        applied.refused += refused
         for want in later:
             await self._only_replicas(want, live[want["kind"], want["metadata"]["name"]])
         for name in seen.desired:

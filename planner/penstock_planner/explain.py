@@ -69,7 +69,7 @@ def is_change(record: Record) -> bool:
     return any(role["current"] != role["desired"] for role in record["decision"]["roles"])
 
 
-def _number(record: Record) -> int:
+def _sequence(record: Record) -> int:
     return int(record["decision"]["id"].removeprefix("d"))
 
 
@@ -80,8 +80,8 @@ def held_in_words(ledger: LedgerFile) -> str:
         return ""
     changes = [record for record in decisions if is_change(record)]
     # By their numbers: the ledger only counts most of those that change nothing.
-    since = _number(changes[-1]) if changes else _number(decisions[0]) - 1
-    count = _number(newest) - since
+    since = _sequence(changes[-1]) if changes else _sequence(decisions[0]) - 1
+    count = _sequence(newest) - since
     sentences = "; ".join(role["sentence"] for role in newest["decision"]["roles"])
     at_s = newest["at_s"] - newest["origin_s"]
     return f"decisions since without a change: {count:,}, the newest at {at_s:,.0f} s: {sentences}"

@@ -29,6 +29,8 @@ log = get_logger(__name__)
 ENGINE_BLOCK_TOKENS = 16
 """Tokens of an engine block where the graph says nothing. Source: vLLM's default."""
 _FRAMES = 3
+_AGAIN_REAL_S = 1.0
+"""Chosen: the pause before a worker whose events broke something here is followed again."""
 _TURNS = 32
 """Chosen: workers whose buffers are read at once. A thousand that do not answer hold up each other for half a minute."""
 
@@ -78,7 +80,7 @@ class KvListener:
                 f"router.kvEventsPort: needs the package {exc.name}; pip install 'penstock[kv-events]'"
             ) from exc
         self._decode: Callable[[bytes], Any] = msgspec.msgpack.decode
-        self._decode_error: type[Exception] = msgspec.DecodeError
+        self._decode_errors = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
         self._zmq = zmq
         self._context: Any = None
         self._admission = admission
@@ -136,11 +138,20 @@ class KvListener:
             turns=self._turns,
         )
         subscription = KvSubscription(self._zmq, self._context, process[0], sink)
-        task = asyncio.create_task(subscription.follow(), name=f"kv events {name}")
+        task = asyncio.create_task(self._follow_on(name, subscription), name=f"kv events {name}")
         log.debug("kv events followed", worker=name, address=process[0].events)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return _Followed(process, subscription, task)
+
+    async def _follow_on(self, name: str, subscription: KvSubscription) -> None:
+        while True:
+            try:
+                await subscription.follow()
+            except Exception:  # root of the task: what one worker sends must not end its subscription
+                log.exception("kv events not applied; following again", worker=name)
+                self.malformed += 1
+            await asyncio.sleep(_AGAIN_REAL_S)
 
     def _address(self, spec: WorkerSpec) -> KvAddress:
         if spec.kv_events is not None:
@@ -165,7 +176,7 @@ class KvListener:
             return
         try:
             found = read_batch(self._decode(frames[2]))
-        except self._decode_error:
+        except self._decode_errors:
             found = None
         if found is None:
             self._not_understood()

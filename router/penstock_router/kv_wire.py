@@ -81,11 +81,11 @@ def read_event(event: Any) -> Event | None:
     match _as_array(event):
         case ["BlockStored", list(hashes), parent, list(tokens), int(unit), *rest] if _are_names(
             [*hashes, parent]
-        ):
+        ) and _is_medium(rest[_MEDIUM : _MEDIUM + 1]):
             if _has_extra(rest[_EXTRA_KEYS:]):
                 return NotPlain()
             return Stored(hashes, parent, tokens, unit, _is_offloaded(rest[_MEDIUM : _MEDIUM + 1]))
-        case ["BlockRemoved", list(hashes), *rest] if _are_names(hashes):
+        case ["BlockRemoved", list(hashes), *rest] if _are_names(hashes) and _is_medium(rest[:1]):
             return Removed(hashes, _is_offloaded(rest[:1]))
         case ["AllBlocksCleared", *_]:
             return Cleared()
@@ -99,6 +99,10 @@ def _as_array(event: Any) -> Any:
     kind = event.get("type")
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
     return None if fields is None else [kind, *(event.get(name) for name in fields)]
+
+
+def _is_medium(medium: Sequence[Any]) -> bool:
+    return all(each is None or isinstance(each, str) for each in medium)
 
 
 def _is_offloaded(medium: Sequence[Any]) -> bool:

@@ -13,17 +13,16 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import orjson
 
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import PenstockError, StreamBroken, UpstreamConnectError, UpstreamTimeout
 from penstock_core.logs import get_logger
+from penstock_objects.names import GRAPH_SECRET_VARIABLE
 from penstock_router.admission import Admission
 from penstock_router.busy_cores import BusyCores
 from penstock_router.peer_load import PeerLoad, read_load, told_prompts
@@ -31,6 +30,8 @@ from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.load import KV_MAX_AGE_S
 from penstock_router.policy.queue_owner import QueueOwners, RouterState, owners_among
 from penstock_router.policy.routing_policy import AssignTime
+from penstock_router.proxy.auth import GraphSecret
+from penstock_router.proxy.refusal import RequestRefused
 from penstock_router.silence import ASK_REAL_S, SilenceWatch
 from penstock_wire.client import ConnectionPool, Timeouts
 from penstock_wire.messages import Request
@@ -40,6 +41,8 @@ log = get_logger(__name__)
 PATH: Final = "/peer_load"
 _PROMPTS: Final = "prompts"
 """Query parameter, by which prompts are asked for from a number on."""
+_DIGITS: Final = 16
+"""Chosen: of such a number, more than ever are; `int` refuses one of thousands."""
 _MISSES: Final = 3
 """Chosen: answers in a row that a router may miss before others decide in its place; one may be lost to a pause."""
 
@@ -49,6 +52,7 @@ class Peers:
 
     Attributes:
         instance: Unique name of this process, by which it knows itself among the addresses.
+        secret: By which routers know each other.
         forwards: Whether requests are passed on between routers; turned off while this one stops.
         silence: Ends waits for routers that answer no more.
     """
@@ -60,6 +64,7 @@ class Peers:
         urls: Callable[[], tuple[str, ...]],
         clock: SimulatedClock,
         *,
+        secret: GraphSecret,
         timeout_real_s: float,
         interval_real_s: float,
         forwards: bool = False,
@@ -71,11 +76,13 @@ class Peers:
             pool: Connections.
             urls: Tells the routers' base URLs; this one's own may be among them.
             clock: Simulated time.
+            secret: By which routers know each other.
             timeout_real_s: Longest wait for one router, real seconds; at most `ASK_REAL_S` counts.
             interval_real_s: Between two calls of `ask`, real seconds.
             forwards: Whether requests are passed on between routers.
         """
         self.instance = uuid.uuid4().hex
+        self.secret = secret
         self.forwards = forwards
         self._since_s = time.time()
         self._busy = BusyCores()
@@ -88,9 +95,8 @@ class Peers:
         self._heard: dict[str, PeerLoad] = {}
         self._missed: Counter[str] = Counter()
         self._own_urls: set[str] = set()
+        self._has_warned = False
         self._next_prompt: dict[str, int] = {}
-        self._listed: tuple[str, ...] = ()
-        self._hosts: frozenset[IPv4Address | IPv6Address] = frozenset()
         self._reads_prompts = admission.core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
         self._owners = QueueOwners()
         self._url_of: dict[str, str] = {}
@@ -100,8 +106,15 @@ class Peers:
 
         ``{"instance", "tokens": {worker: tokens}, "decides": {"since", "busy_cores"}, "prompts"}``: what it alone has at the
         first stage's workers; what the choice of routers that keep queues goes by, absent where it passes nothing on; and
-        for another router of the graph alone, which asks for it, the prompts that it has queued (`told_prompts`).
+        where they are asked for, the prompts that it has queued (`told_prompts`).
+
+        Raises:
+            RequestRefused: the request comes from no router of the graph.
         """
+        if not self.is_router(request):
+            raise RequestRefused(
+                403, "path: /peer_load is for routers of the graph, which share its secret", code="no_router"
+            )
         now_s = self._clock.now_s()
         told: dict[str, Any] = {
             "instance": self.instance,
@@ -110,13 +123,13 @@ class Peers:
         if self.forwards:
             told["decides"] = {"since": self._since_s, "busy_cores": round(self._busy.cores, 3)}
         since = request.query.get(_PROMPTS, "")
-        if since.isdecimal() and self.is_router(request):
+        if since.isdecimal() and len(since) <= _DIGITS:
             told["prompts"] = told_prompts(*self._admission.core.sharing.log.since(int(since)))
         return orjson.dumps(told)
 
     def is_router(self, request: Request) -> bool:
-        """Return whether a request comes from the address of a router of the graph."""
-        return _address(request.peer.rpartition(":")[0]) in self._hosts
+        """Return whether a request comes from a router of the graph."""
+        return self.secret.holds(request.headers)
 
     @property
     def share_queues(self) -> bool:
@@ -150,10 +163,13 @@ class Peers:
         self._busy.measure(time.process_time(), time.monotonic())
         asked_s = self._clock.now_s()
         listed = self._urls()
-        if listed != self._listed:
-            self._listed, self._hosts = listed, _hosts_of(listed)
         self._own_urls.intersection_update(listed)
         urls = frozenset(listed) - self._own_urls
+        if len(listed) > 1 and not self.secret.headers and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "other routers are not known: set the same secret in all", variable=GRAPH_SECRET_VARIABLE
+            )
         asked = urls | self.silence.urls
         await asyncio.gather(*(self._ask_one(url) for url in asked))
         self.silence.forget_all_but(asked)
@@ -199,7 +215,9 @@ class Peers:
             known = self._heard.get(url)
             path += f"?{_PROMPTS}={0 if known is None else self._next_prompt.get(known.instance, 0)}"
         try:
-            response = await self._pool.request("GET", url + path, timeouts=self._timeouts)
+            response = await self._pool.request(
+                "GET", url + path, headers=self.secret.headers, timeouts=self._timeouts
+            )
         except PenstockError as exc:
             self._missed[url] += _MISSES if isinstance(exc, UpstreamConnectError) else 1
             if _shows_life(exc):
@@ -226,18 +244,3 @@ def _shows_life(problem: PenstockError) -> bool:
     """Return whether a failed ask was turned down by a machine that is there, as a router that stops does."""
     is_refused = isinstance(problem, UpstreamConnectError) and problem.is_refused
     return is_refused or isinstance(problem, StreamBroken)
-
-
-def _hosts_of(urls: Iterable[str]) -> frozenset[IPv4Address | IPv6Address]:
-    found = (_address(urlsplit(url).hostname or "") for url in urls)
-    return frozenset(each for each in found if each is not None)
-
-
-def _address(host: str) -> IPv4Address | IPv6Address | None:
-    """Return a host's address, IPv4's where IPv6 only carries it; None: it is none."""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return None
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return address if mapped is None else mapped

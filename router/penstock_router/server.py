@@ -29,7 +29,7 @@ from penstock_router.policy.routing_policy import AssignTime
 from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.admin import Admin
 from penstock_router.proxy.app import RouterApp
-from penstock_router.proxy.auth import AdminCheck, KeyCheck
+from penstock_router.proxy.auth import AdminCheck, GraphSecret, KeyCheck
 from penstock_router.proxy.busy_threshold import BusyThresholdApi
 from penstock_router.proxy.cors import Cors
 from penstock_router.proxy.forwarding import Forwarder
@@ -105,7 +105,10 @@ class RouterServer:
             else None
         )
         self._periodic = list(self._make_periodic())
-        self._http = HttpServer(self._make_app().handle, limits=settings.server_limits(), is_vital=_is_vital)
+        app = self._make_app()
+        self._http = HttpServer(
+            app.handle, limits=settings.server_limits(), is_vital=_is_vital, wants_body=app.wants_body
+        )
         self._ticker: asyncio.Task[None] | None = None
 
     @property
@@ -237,6 +240,7 @@ class RouterServer:
             self._probe_pool,
             discovery.routers if discovery is not None else tuple,
             self._clock,
+            secret=GraphSecret(self._settings.graph_secret),
             timeout_real_s=health.timeout_real_seconds,
             interval_real_s=self._settings.config.peers.interval_real_seconds,
             forwards=self._settings.config.peers.forward and discovery is not None,

@@ -52,6 +52,7 @@ class RouterSettings:
         kubernetes: The graph whose EndpointSlices list the workers, or None.
         workers: The fixed fleet; empty with one of the two above.
         api_keys: Accepted keys; empty: none asked for.
+        graph_secret: Shared by the graph's routers, which know each other by it; empty: none is known.
         admin_keys: Keys that open drains and the workers' addresses; empty: see `AdminCheck`.
         tier_keys: Keys that carry a tier; where API keys are asked for, they are accepted as such.
         access_log: File for one JSON line per request, ``-`` for stdout, None for none.
@@ -73,6 +74,7 @@ class RouterSettings:
     kubernetes: GraphPlace | None = None
     workers: tuple[WorkerSpec, ...] = ()
     api_keys: frozenset[bytes] = frozenset()
+    graph_secret: bytes = b""
     admin_keys: frozenset[bytes] = frozenset()
     tier_keys: TierKeys = field(default_factory=lambda: TierKeys({}))
     access_log: str | None = None
@@ -118,6 +120,7 @@ class RouterSettings:
             "discovery": self._source(),
             "api_keys": len(self.api_keys),
             "admin_keys": len(self.admin_keys),
+            "graph_secret": bool(self.graph_secret),
             "tier_keys": len(self.tier_keys.keys),
             "access_log": self.access_log,
             "lease_s": self.lease_s,
@@ -135,6 +138,7 @@ class RouterSettings:
         return ServerLimits(
             max_header_bytes=limits.max_header_bytes,
             max_body_bytes=limits.max_body_bytes,
+            max_buffered_bytes=max(ServerLimits().max_buffered_bytes, 2 * limits.max_body_bytes),
             header_timeout_s=limits.header_timeout_real_seconds,
             body_timeout_s=limits.header_timeout_real_seconds,
             receive_timeout_s=limits.header_timeout_real_seconds,

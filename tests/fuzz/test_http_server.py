@@ -17,6 +17,7 @@ CORPUS = [
     b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello",
     b"POST /raise HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\nhello",
     CHUNKED + b"5;e=1\r\nhello\r\n6\r\n world\r\n0\r\nX-Trailer: t\r\n\r\n",
+    b"POST /keyless HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello",
     CHUNKED + b"1\r\nx\r\n" * 600 + b"0\r\n\r\n",
     CHUNKED + b"0\r\n" + b"X-Trailer: t\r\n" * 20 + b"\r\n",
     b"GET /silent HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n" * 5,
@@ -27,7 +28,7 @@ CORPUS = [
 ]
 TOKENS = [
     b"\r\n", b"\r\n\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b"%", b"?", b"*", b"/", b"\xff\xfe", b"A" * 3000,
-    b"Host: x\r\n", b"Content-Length: 5\r\n", b"Content-Length: 99999999999999999999\r\n", b"Content-Length: -1\r\n",
+    b"Host: x\r\n", b"Host: a@b\r\n", b"Content-Length: 5\r\n", b"Content-Length: 99999999999999999999\r\n", b"Content-Length: -1\r\n",
     b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: gzip, chunked\r\n", b"Connection: close\r\n",
     b"Connection: upgrade\r\nUpgrade: websocket\r\n", b"Expect: 100-continue\r\n", b"HTTP/1.0", b"HTTP/2.0",
     b"CONNECT a:1 ", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"http://a:99999/", b"http://[::1", b"//", b"0\r\n\r\n",
@@ -93,6 +94,11 @@ async def handler(request, responder):
         raise UpstreamError(request.target.decode("latin-1"))
     if request.path == "/silent":
         return
+    if request.path == "/broken":
+        responder.start(200)
+        responder.write(request.body)
+        responder.break_off()
+        return
     if request.path == "/late":
         await asyncio.sleep(0)
     if request.path == "/stream":
@@ -154,7 +160,14 @@ async def test_any_bytes_end_in_answers_or_a_close(rounds, mutate, pieces, caplo
     loop, faults = asyncio.get_running_loop(), []
     loop.set_exception_handler(lambda _loop, context: faults.append(context))
     for name, rng in rounds:
-        shared = Shared(handler, LIMITS, loop, bound=LIMITS.max_connections, is_vital=lambda request: False)
+        shared = Shared(
+            handler,
+            LIMITS,
+            loop,
+            bound=LIMITS.max_connections,
+            is_vital=lambda request: False,
+            wants_body=lambda request: request.path != "/keyless",
+        )
         data = mutate(rng, CORPUS, TOKENS)
         try:
             wire, connection = await attack(rng, pieces(rng, data), shared)
@@ -171,6 +184,7 @@ async def test_any_bytes_end_in_answers_or_a_close(rounds, mutate, pieces, caplo
                 await turns(10)
             assert wire.is_closed
             assert not shared.connections
+            assert shared.buffered_bytes == 0
             if b"HEAD " not in data:  # the parser would wait for the body that such an answer announces
                 httptools.HttpResponseParser(object()).feed_data(bytes(wire.written))
             assert not faults

@@ -13,6 +13,8 @@ class ServerLimits:
     Attributes:
         max_header_bytes: Request line and headers together; beyond it 431.
         max_body_bytes: Body without framing; beyond it 413.
+        max_buffered_bytes: Bodies of all connections together, whole or not, until they are answered; beyond it 503.
+            Chosen: what handlers make of a body takes up to three times its size.
         header_timeout_s: From the first byte of a request to the end of its headers; beyond it 408.
         body_timeout_s: Longest silence inside a body; beyond it 408.
         receive_timeout_s: From the first byte of a request to the end of its body; beyond it 408.
@@ -30,6 +32,7 @@ class ServerLimits:
 
     max_header_bytes: int = 32 * 1024
     max_body_bytes: int = 32 * 1024 * 1024
+    max_buffered_bytes: int = 512 * 1024 * 1024
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     receive_timeout_s: float = 60.0

@@ -68,6 +68,8 @@ def _split(target: bytes) -> tuple[str, dict[str, str]]:
         url = httptools.parse_url(target)
     except httptools.HttpParserError as exc:
         raise ValueError(str(exc)) from exc
+    if url.userinfo is not None:
+        raise ValueError("user information in a URL")
     query = (url.query or b"").decode("latin-1")
     path = unquote((url.path or b"/").decode("latin-1"))
     return path, dict(parse_qsl(query, keep_blank_values=True)) if query else {}
@@ -213,8 +215,17 @@ class Responder:
             self._transport.write(b"0\r\n\r\n")
         self._finish()
 
+    def break_off(self) -> None:
+        """Close behind what was written, without the body's end: the client sees that it is incomplete.
+
+        So it does not keep the connection either, whose end the head could not announce.
+        """
+        self.keep_alive = False
+        if self._mode != _OVER:
+            self._finish()
+
     def abort(self) -> None:
-        """Break the connection off, so that the client sees the response was not completed."""
+        """Cut the connection off, with what was written but not sent yet."""
         if self._mode != _OVER:
             self._transport.abort()
 

@@ -6,6 +6,7 @@ server hold or do only a small multiple of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -20,6 +21,10 @@ from penstock_wire.messages import Request
 _MAX_FIELDS = 256
 # Chosen: a chunk of 20 bytes has 6 bytes of framing. What exceeds this part of the body is bounded as a head is.
 _FRAMING_DIVISOR = 4
+# RFC 3986 3.2.2 and 3.2.3: host and port, without user information. No comma: it joins the values of two fields.
+_HOST = re.compile(
+    rb"[ \t]*(?:\[[0-9A-Za-z:.]+\]|(?:[0-9A-Za-z._~!$&'()*+;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?[ \t]*"
+)
 
 
 class ReaderPhase(Enum):
@@ -58,6 +63,7 @@ class RequestReader:
         "_framing_bytes",
         "_head_bytes",
         "_headers",
+        "_hold",
         "_limits",
         "_on_expect",
         "_on_request",
@@ -67,6 +73,7 @@ class RequestReader:
         "_refusal",
         "_request",
         "_url",
+        "_wants_body",
         "begun",
         "phase",
     )
@@ -78,6 +85,8 @@ class RequestReader:
         peer: str,
         on_request: Callable[[Request], None],
         on_expect: Callable[[], None],
+        wants_body: Callable[[Request], bool],
+        hold: Callable[[int], bool],
     ) -> None:
         """Prepare.
 
@@ -86,13 +95,17 @@ class RequestReader:
             peer: ``host:port`` of the client, for its requests.
             on_request: Takes each whole request.
             on_expect: Called when a client waits for ``100 Continue`` before it sends its body.
+            wants_body: Whether a request's body is to be read; else its head is all that is read of it.
+            hold: Counts bytes of bodies, those of all connections; returns whether there is room for them.
         """
         self._limits = limits
         self._peer = peer
         self._on_request = on_request
         self._on_expect = on_expect
+        self._wants_body = wants_body
+        self._hold = hold
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._refusal: Refusal | None = None
+        self._refusal: Refusal | Request | None = None
         self.phase = ReaderPhase.IDLE
         self.begun = 0
         self._begin()
@@ -108,11 +121,20 @@ class RequestReader:
         self._part_bytes = 0  # of target and header fields, then of the body
         self._framing_bytes = 0
 
-    def feed(self, data: bytes | memoryview) -> Refusal | None:
+    def close(self) -> None:
+        """Drop the parser, which refers back to this object, so that a partial body is freed at once."""
+        self._parser = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes held of a body that has not arrived whole."""
+        return self._part_bytes if self.phase is ReaderPhase.BODY else 0
+
+    def feed(self, data: bytes | memoryview) -> Refusal | Request | None:
         """Parse what came; requests that it completes go to ``on_request``.
 
         Returns:
-            Why the client is not read any further; None if it is.
+            Why the client is not read any further, or a request that is to be answered from its head; None if it is.
         """
         begun, phase, body_bytes = self.begun, self.phase, self._part_bytes
         try:
@@ -207,12 +229,17 @@ class RequestReader:
             self._refuse(
                 Refusal(400, "malformed_target", f"request target: {exc}; send /path or http://host/path")
             )
-        request.http_1_0 = parser.get_http_version() == "1.0"
-        if not request.http_1_0 and b"host" not in headers:
-            self._refuse(Refusal(400, "missing_host", "header host is required by HTTP/1.1; add it"))
-        length = headers.get(b"content-length")
-        if length is not None and int(length) > self._limits.max_body_bytes:
+        version = parser.get_http_version()
+        request.http_1_0 = version == "1.0"
+        problem = _head_problem(headers, version)
+        if problem is not None:
+            self._refuse(problem)
+        length = int(headers.get(b"content-length", b"0"))
+        if length > self._limits.max_body_bytes:
             self._refuse(self._body_refusal())
+        if (length or b"transfer-encoding" in headers) and not self._wants_body(request):
+            request.keep_alive = False
+            self._refuse(request)
         self._request = request
         self.phase = ReaderPhase.BODY
         expect = headers.get(b"expect")
@@ -225,8 +252,12 @@ class RequestReader:
     def on_body(self, body: bytes) -> None:
         """Collect body bytes up to the bound; pieces are joined as they come, for an object each would cost more."""
         self._part_bytes += len(body)
+        has_room = self._hold(len(body))
         if self._part_bytes > self._limits.max_body_bytes:
             self._refuse(self._body_refusal())
+        if not has_room:
+            message = f"all requests together hold {self._limits.max_buffered_bytes} bytes; retry later"
+            self._refuse(Refusal(503, "body_buffers_full", message))
         if self._body is not None:
             self._body += body
         elif self._first_piece is None:
@@ -248,7 +279,7 @@ class RequestReader:
 
     # ------------------------------------------------------------------ refusals
 
-    def _refuse(self, refusal: Refusal) -> NoReturn:
+    def _refuse(self, refusal: Refusal | Request) -> NoReturn:
         self._refusal = refusal
         raise _Refused
 
@@ -260,3 +291,21 @@ class RequestReader:
     def _body_refusal(self) -> Refusal:
         bound = self._limits.max_body_bytes
         return Refusal(413, "body_too_large", f"request body exceeds {bound} bytes; send a shorter one")
+
+
+def _head_problem(headers: dict[bytes, bytes], version: str) -> Refusal | None:
+    """Return why a head is refused: RFC 9110 2.5 and 15.6.6, RFC 9112 3.2 and 6.1."""
+    if version not in {"1.0", "1.1"}:
+        return Refusal(505, "version_unsupported", f"HTTP/{version} is not served; send HTTP/1.1")
+    host, coding = headers.get(b"host", b""), headers.get(b"transfer-encoding", b"chunked")
+    if version == "1.1" and b"host" not in headers:
+        return Refusal(400, "missing_host", "header host is required by HTTP/1.1; add it")
+    if not _HOST.fullmatch(host):
+        return Refusal(400, "malformed_host", "header host: send one, as host or host:port")
+    if version == "1.0" and b"transfer-encoding" in headers:
+        message = "header transfer-encoding: HTTP/1.0 knows none; send content-length"
+        return Refusal(400, "malformed_request", message)
+    if coding.strip().lower() != b"chunked":
+        message = "header transfer-encoding: only chunked is known; send the body as it is"
+        return Refusal(501, "transfer_coding_unsupported", message)
+    return None

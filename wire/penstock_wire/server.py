@@ -35,6 +35,10 @@ def _none(_request: Request) -> bool:
     return False
 
 
+def _all(_request: Request) -> bool:
+    return True
+
+
 class HttpServer:
     """Serves one handler on one TCP address."""
 
@@ -44,6 +48,7 @@ class HttpServer:
         *,
         limits: ServerLimits = ServerLimits(),  # noqa: B008 - frozen
         is_vital: Callable[[Request], bool] = _none,
+        wants_body: Callable[[Request], bool] = _all,
     ) -> None:
         """Prepare; nothing listens yet.
 
@@ -51,8 +56,11 @@ class HttpServer:
             handler: Answers each request.
             limits: Of connections and requests.
             is_vital: Whether a request, such as a probe's, is served even when all connections are in use.
+            wants_body: Whether a request's body is read; else the handler answers from its head, with an empty body,
+                and the connection ends.
         """
         self._is_vital = is_vital
+        self._wants_body = wants_body
         self._handler = handler
         self._limits = limits
         self._shared: Shared | None = None
@@ -74,6 +82,7 @@ class HttpServer:
             loop,
             bound=connections_within_files(self._limits),
             is_vital=self._is_vital,
+            wants_body=self._wants_body,
         )
         try:
             self._server = await loop.create_server(

@@ -27,6 +27,8 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # lose the answer, so what arrives is thrown away for this long (seconds) and this much (bytes).
 _LINGER_S = 2.0
 _LINGER_BYTES = 4 * 1024 * 1024
+# Chosen: connections and buffers become free within moments.
+_RETRY = ((b"retry-after", b"1"),)
 # Chosen: more pipelined requests than any client keeps outstanding; beyond it the socket is not read.
 _MAX_PIPELINED = 32
 # Chosen: what is parsed at a time, so that one read of small requests cannot make thousands of objects.
@@ -42,10 +44,13 @@ class Shared:
         bound: Connections served at a time; those of the reserve come on top.
         exhaustion: Reports connections turned away.
         is_vital: Whether a request is served even when all connections are in use.
+        wants_body: Whether a request's body is read before its handler is called.
+        buffered_bytes: Of bodies, of all connections.
     """
 
     __slots__ = (
         "bound",
+        "buffered_bytes",
         "closing_since_s",
         "connections",
         "date_line",
@@ -56,6 +61,7 @@ class Shared:
         "loop",
         "on_empty",
         "tasks",
+        "wants_body",
     )
 
     def __init__(
@@ -66,12 +72,15 @@ class Shared:
         *,
         bound: int,
         is_vital: Callable[[Request], bool],
+        wants_body: Callable[[Request], bool],
     ) -> None:
         self.handler = handler
         self.limits = limits
         self.loop = loop
         self.bound = bound
         self.is_vital = is_vital
+        self.wants_body = wants_body
+        self.buffered_bytes = 0
         self.exhaustion = ExhaustionLog()
         self.connections: set[ServerConnection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -90,7 +99,9 @@ class ServerConnection(asyncio.Protocol):
 
     __slots__ = (
         "_current",
+        "_current_bytes",
         "_drained_bytes",
+        "_held_bytes",
         "_is_refusing",
         "_is_reserve",
         "_paused_since_s",
@@ -121,6 +132,8 @@ class ServerConnection(asyncio.Protocol):
         self._paused_since_s: float | None = None
         self._queue: deque[Request | Refusal] = deque()
         self._queued_bytes = 0
+        self._current_bytes = 0
+        self._held_bytes = 0
         self._unread = b""
         self._current: Responder | None = None
         self._is_refusing = False
@@ -141,7 +154,12 @@ class ServerConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._peer = f"{peer[0]}:{peer[1]}" if peer else ""
         self._reader = RequestReader(
-            shared.limits, peer=self._peer, on_request=self._take, on_expect=self._permit_body
+            shared.limits,
+            peer=self._peer,
+            on_request=self._take,
+            on_expect=self._permit_body,
+            wants_body=shared.wants_body,
+            hold=self._hold,
         )
         self._since_s = shared.loop.time()
         shared.connections.add(self)
@@ -156,8 +174,8 @@ class ServerConnection(asyncio.Protocol):
         shared.connections.discard(self)
         self._queue.clear()
         self._transport = None
-        self._reader = None
-        self._unread = b""
+        self._end_reading()
+        self._release(self._held_bytes)
         current, self._current = self._current, None
         if current is not None:
             current.connection_lost()
@@ -214,7 +232,25 @@ class ServerConnection(asyncio.Protocol):
                 self._refuse(refusal)
                 return
 
+    def _end_reading(self) -> None:
+        """Forget what has arrived of a request that is not whole."""
+        self._unread = b""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            self._release(reader.held_bytes)
+            reader.close()
+
+    def _release(self, count: int) -> None:
+        self._held_bytes -= count
+        self._shared.buffered_bytes -= count
+
     # ------------------------------------------------------------------ called by the reader
+
+    def _hold(self, count: int) -> bool:
+        """Count bytes of a body; return whether all connections together may hold them."""
+        self._held_bytes += count
+        self._shared.buffered_bytes += count
+        return self._shared.buffered_bytes <= self._shared.limits.max_buffered_bytes
 
     def _take(self, request: Request) -> None:
         """Queue a whole request, and stop reading while many wait."""
@@ -251,13 +287,16 @@ class ServerConnection(asyncio.Protocol):
     def response_over(self, responder: Responder) -> None:
         """Close, or go on with the next request."""
         self._current = None
+        self._release(self._current_bytes)
         is_last = not responder.keep_alive or self._shared.closing
         if is_last or self._reader is None or self._reader.phase is ReaderPhase.IDLE:
             self._since_s = self._shared.loop.time()
         transport = self._transport
         if transport is None:
             return
-        if not responder.keep_alive:
+        if self._is_refusing and not self._queue:
+            self._linger(transport)
+        elif not responder.keep_alive:
             self._queue.clear()
             transport.close()
         elif self._queue:
@@ -279,7 +318,8 @@ class ServerConnection(asyncio.Protocol):
         if isinstance(item, Refusal):
             self._answer_refusal(transport, item)
             return
-        self._queued_bytes -= len(item.body)
+        self._current_bytes = len(item.body)
+        self._queued_bytes -= self._current_bytes
         shared = self._shared
         if self._is_reserve and not shared.is_vital(item):
             self._queue.clear()
@@ -301,11 +341,11 @@ class ServerConnection(asyncio.Protocol):
         self._shared.exhaustion.refused += 1
         return Refusal(503, "too_many_connections", f"{self._shared.bound} connections are open; retry later")
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: Refusal | Request) -> None:
         """Answer after the responses under way, then close; what still arrives is thrown away."""
         self._is_refusing = True
         self._since_s = self._shared.loop.time()
-        self._unread = b""
+        self._end_reading()
         if self._paused_since_s is not None and self._transport is not None:
             self._paused_since_s = None
             self._transport.resume_reading()
@@ -318,7 +358,13 @@ class ServerConnection(asyncio.Protocol):
         kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
         # Its own owner: completing it must end our sending side only, so that the client can read it.
         responder = Responder(_NO_OWNER, transport, request)
-        responder.send(refusal.status, error_body(refusal.message, kind=kind, code=refusal.code))
+        headers = _RETRY if refusal.status == 503 else ()
+        body = error_body(refusal.message, kind=kind, code=refusal.code)
+        responder.send(refusal.status, body, headers=headers)
+        self._linger(transport)
+
+    def _linger(self, transport: asyncio.Transport) -> None:
+        """End the sending side alone, so that a client that still sends can read its answer; the sweep closes."""
         self._since_s = self._shared.loop.time()
         if transport.can_write_eof():
             transport.write_eof()
@@ -339,7 +385,7 @@ class ServerConnection(asyncio.Protocol):
             if self._is_stuck(now_s, self._since_s, transport):
                 transport.abort()
         elif self._is_refusing:
-            if age_s > _LINGER_S and not self._queue:
+            if age_s > _LINGER_S and not self._queue and self._current is None:
                 transport.abort()
         elif self._paused_since_s is None and self._reader is not None:
             self._sweep_reading(now_s, age_s, self._reader.phase, transport)

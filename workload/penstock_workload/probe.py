@@ -28,7 +28,7 @@ async def check_speed(pool: ConnectionPool, url: str, *, speed: float, admin_key
         pool: Kept by the caller, who closes it.
         url: Server's address without a path.
         speed: Time scale: simulated seconds per real second that the caller counts by.
-        admin_key: Sent to a router, which shows the workers' addresses to admins only.
+        admin_key: Sent to a router, which shows the workers' addresses to admins only, and the rest to clients, too.
 
     Raises:
         ConfigError: one of them runs at another speed than ``speed``.

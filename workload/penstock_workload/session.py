@@ -156,7 +156,8 @@ async def run_load(
     results: list[RequestResult] = []
     try:
         model = await find_model(pool, config.url, model=config.model, api_key=config.api_key)
-        await check_speed(pool, config.url, speed=config.speed, admin_key=config.admin_key)
+        key = config.admin_key or config.api_key
+        await check_speed(pool, config.url, speed=config.speed, admin_key=key)
         sending = SendSettings(
             config.url,
             model,

@@ -21,6 +21,7 @@ from penstock_engine.serve.request_gate import AtCapacity, RequestGate
 from penstock_engine.serve.settings import ServeSettings
 from penstock_engine.serve.streams import Names, Reply
 from penstock_engine.serve.worker import ServedWorker
+from penstock_wire.messages import Headers
 from penstock_wire.server import HttpServer, Request, Responder, ServerLimits
 
 log = get_logger(__name__)
@@ -29,6 +30,8 @@ _LIMITS = ServerLimits(max_body_bytes=64 * 1024 * 1024)
 """A prompt of a million tokens is 4 MB of text and up to 7 MB of token ids."""
 _DRAIN_POLL_S = 0.02
 _CLOSE_GRACE_S = 5.0
+_RETRY_AFTER_S = b"1"
+"""Chosen: the least that HTTP can say; the worker does not know when a slot becomes free."""
 _REQUEST_ID = b"x-request-id"
 _ID_PREFIXES = {Api.COMPLETIONS: "cmpl-", Api.CHAT: "chatcmpl-", Api.RESPONSES: "resp_"}
 
@@ -106,10 +109,11 @@ class EngineServer:
     async def _handle(self, request: Request, responder: Responder) -> None:
         route = self._routes.get((request.method, request.path))
         if route is None:
-            known = any(path == request.path for _, path in self._routes)
+            known = ", ".join(method for method, path in self._routes if path == request.path)
             status, kind = (405, "MethodNotAllowedError") if known else (404, "NotFoundError")
             message = f"{request.method} {request.path} is not served here."
-            responder.send(status, answers.problem(message, status, kind))
+            headers = ((b"allow", known.encode()),) if known else ()
+            responder.send(status, answers.problem(message, status, kind), headers=headers)
             return
         await route(request, responder)
 
@@ -126,8 +130,7 @@ class EngineServer:
         given_id = request.headers.get(_REQUEST_ID)
         headers = () if given_id is None else ((_REQUEST_ID, given_id),)
         if self.state != "ready":
-            body = answers.problem(f"This worker is {self.state}.", 503, "ServiceUnavailableError")
-            responder.send(503, body, headers=headers)
+            _refuse(responder, f"This worker is {self.state}.", headers)
             return
         try:
             call = protocol.parse(request.body, self.settings, api=api)
@@ -142,7 +145,7 @@ class EngineServer:
                 if is_wanted:
                     await self._reply(call, responder, headers)
         except AtCapacity as exc:
-            responder.send(503, answers.problem(str(exc), 503, "ServiceUnavailableError"), headers=headers)
+            _refuse(responder, str(exc), headers)
 
     async def _reply(
         self, call: EngineCall, responder: Responder, headers: tuple[tuple[bytes, bytes], ...]
@@ -198,6 +201,12 @@ class EngineServer:
             return
         unknown = self.worker.notified(message)
         responder.send(200, orjson.dumps({"unknown": unknown}))
+
+
+def _refuse(responder: Responder, message: str, headers: Headers) -> None:
+    """Answer that there is no room now."""
+    body = answers.problem(message, 503, "ServiceUnavailableError")
+    responder.send(503, body, headers=(*headers, (b"retry-after", _RETRY_AFTER_S)))
 
 
 async def serve(settings: ServeSettings, stop: asyncio.Event) -> None:

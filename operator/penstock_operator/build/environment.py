@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock_api import GraphDeployment, Role, Runtime
-from penstock_objects.names import SIDE_CHANNEL_PORT, WORKER_PORT
+from penstock_objects.names import GRAPH_SECRET_VARIABLE, SIDE_CHANNEL_PORT, WORKER_PORT
+from penstock_operator.build.context import BuildContext
+from penstock_operator.build.graph_secret import graph_secret_variable
 from penstock_operator.build.volumes import cache_of, home_of
 from penstock_runtimes import PORT, ProcessSpec, filled_env
 from penstock_runtimes.process import SIDE_CHANNEL_PORT as SIDE_CHANNEL_PLACEHOLDER
@@ -21,7 +23,7 @@ _USER = "penstock"
 """User 1000 is in no image's password file; PyTorch asks for its name all the same."""
 
 
-def environment(graph: GraphDeployment, spec: ProcessSpec) -> list[dict[str, Any]]:
+def environment(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) -> list[dict[str, Any]]:
     """Return the variables; a later one of the same name replaces an earlier one where that stands.
 
     The pod's own address and name come first, because others refer to them as ``$(POD_IP)``.
@@ -29,12 +31,15 @@ def environment(graph: GraphDeployment, spec: ProcessSpec) -> list[dict[str, Any
     Args:
         graph: The graph.
         spec: The process that the container runs.
+        context: Of the build.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, path in _identity(graph.spec.runtime).items():
         found[name] = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
     for name, value in {**_folders(graph, spec.service), **filled_env(spec, PORTS)}.items():
         found[name] = {"name": name, "value": value}
+    if spec.role == Role.ROUTER and graph.spec.runtime is not Runtime.DYNAMO:
+        found[GRAPH_SECRET_VARIABLE] = graph_secret_variable(graph, context)
     for each in spec.env_sources:
         found[each.name] = {"name": each.name, "valueFrom": dict(each.value_from or {})}
     return list(found.values())

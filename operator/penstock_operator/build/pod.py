@@ -35,6 +35,8 @@ from penstock_runtimes import ProcessSpec, RuntimeContext, filled_argv, process_
 
 _OWN_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
 """Chosen for Penstock's own processes: an idle one's need, so that a laptop's cluster holds the samples."""
+_ROUTER_LIMITS: Final = {"memory": "2Gi"}
+"""Chosen: four times the bodies that a router holds, and what it makes of them; a podTemplate may raise it."""
 
 
 def gpu_ceiling(graph: GraphDeployment) -> int | None:
@@ -136,7 +138,7 @@ def _container(
         "imagePullPolicy": context.image_pull_policy,
         "command": [argv[0]],
         "args": [*argv[1:split], *_key_args(graph, service.role), *more_args, *argv[split:]],
-        "env": environment(graph, spec),
+        "env": environment(graph, spec, context),
         "envFrom": environment_from(spec),
         "ports": [{"name": HTTP_PORT, "containerPort": WORKER_PORT, "protocol": "TCP"}],
         "resources": _resources(graph, spec.service),
@@ -178,6 +180,8 @@ def _resources(graph: GraphDeployment, service: str) -> dict[str, Any]:
     resources: dict[str, Any] = {}
     if is_penstock_image(graph, service):
         resources["requests"] = dict(_OWN_REQUESTS)
+        if graph.spec.services[service].role is Role.ROUTER:
+            resources["limits"] = dict(_ROUTER_LIMITS)
     gpus = gpu_request(graph, service)
     if gpus is not None:
         name, number = gpus

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from penstock_router.policy.keys import BLOCK_TOKENS, ROOT, Prefix, token_keys
@@ -175,7 +176,9 @@ class KvEvents:
         """Return the keys of a prompt up to a block that ends a router's block, as far back as they are known."""
         keys = []
         at: Hashable | None = name
-        while at is not None and (block := self._blocks.get(at)) is not None:
+        depth = inf
+        # A name given twice may stand for a later block by now, so that the way back would have no end.
+        while at is not None and (block := self._blocks.get(at)) is not None and block.depth < depth:
             keys.append(block.key)
-            at = block.corner
+            at, depth = block.corner, block.depth
         return tuple(reversed(keys))

@@ -23,7 +23,7 @@ from penstock_router.peers import PATH as PEER_LOAD_PATH
 from penstock_router.peers import Peers
 from penstock_router.policy.token_estimate import TokenEstimator
 from penstock_router.proxy.admin import Admin
-from penstock_router.proxy.auth import AdminCheck, KeyCheck
+from penstock_router.proxy.auth import AdminCheck, KeyCheck, is_of_this_machine
 from penstock_router.proxy.body_bounds import SMALL_BYTES, check_size
 from penstock_router.proxy.busy_threshold import BusyThresholdApi, ThresholdError
 from penstock_router.proxy.call import CompletionCall, request_id
@@ -102,6 +102,19 @@ class RouterApp:
             "owned_by": "penstock",
             "max_model_len": context_tokens,
         }
+
+    def wants_body(self, request: Request) -> bool:
+        """Return whether a request's body is worth reading: not where its head alone is refused or answered."""
+        try:
+            if request.path in PATHS:
+                self._check(request)
+            elif request.path == "/busy_threshold":
+                self._admin_check.check(request.headers)
+            else:
+                return False
+        except RequestRefused:
+            return False
+        return True
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """Answer one request."""
@@ -315,7 +328,10 @@ class RouterApp:
         parts = path.strip("/").split("/")
         if len(parts) == 1:
             self._require(request, "GET")
-            body = self._admin.workers(shows_urls=self._admin_check.allows(request.headers))
+            is_admin = self._admin_check.allows(request.headers)
+            if not (is_admin or is_of_this_machine(request) or self._peers.is_router(request)):
+                self._keys.check(request.headers.get(b"authorization"))
+            body = self._admin.workers(shows_urls=is_admin)
             responder.send(200, body, headers=headers)
             return
         if len(parts) != 3 or parts[2] not in {"drain", "undrain"}:
@@ -329,8 +345,8 @@ class RouterApp:
         responder.send(200, body, headers=headers)
 
     def _answer_busy_threshold(self, request: Request, responder: Responder, headers: Headers) -> None:
+        self._require(request, "GET", "POST")
         if request.method != "POST":
-            self._require(request, "GET")
             self._admin_check.check_reading(request.headers)
             responder.send(200, self._busy_threshold.listed(), headers=headers)
             return
@@ -342,20 +358,21 @@ class RouterApp:
             return
         responder.send(200, body, headers=headers)
 
-    def _require(self, request: Request, method: str) -> None:
-        if request.method != method and not (method == "GET" and request.method == "HEAD"):
-            raise RequestRefused(
-                405, f"method: {request.method} is not allowed here; use {method}", code="method_not_allowed"
-            )
+    def _require(self, request: Request, *methods: str) -> None:
+        if request.method in methods or (request.method == "HEAD" and "GET" in methods):
+            return
+        allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
+        raise RequestRefused(
+            405,
+            f"method: {request.method} is not allowed here; use {' or '.join(methods)}",
+            code="method_not_allowed",
+            headers=((b"allow", allowed.encode()),),
+        )
 
     def _refuse(self, refusal: RequestRefused, responder: Responder, headers: Headers) -> None:
         kind = _REFUSAL_KINDS.get(refusal.status, "invalid_request_error")
-        extra: list[tuple[bytes, bytes]] = list(headers)
-        if refusal.status == 401:
-            extra.append((b"www-authenticate", b"Bearer"))
-        responder.send(
-            refusal.status, error_body(refusal.message, kind=kind, code=refusal.code), headers=extra
-        )
+        body = error_body(refusal.message, kind=kind, code=refusal.code)
+        responder.send(refusal.status, body, headers=(*headers, *refusal.headers))
 
 
 def _cancel(task: asyncio.Task[Any]) -> None:

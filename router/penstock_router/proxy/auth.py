@@ -11,6 +11,7 @@ from typing import Final
 
 from penstock_core.errors import ConfigError
 from penstock_router.proxy.refusal import RequestRefused
+from penstock_wire.messages import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class KeySource:
     variable: str
 
 
+BEARER: Final = ((b"www-authenticate", b"Bearer"),)
+"""Header of each 401."""
 API_KEYS: Final = KeySource("--api-keys-file", "PENSTOCK_API_KEYS")
 ADMIN_KEYS: Final = KeySource("--admin-keys-file", "PENSTOCK_ADMIN_KEYS")
 
@@ -95,6 +98,7 @@ class KeyCheck:
                 401,
                 "authorization: missing or unknown key; send 'Authorization: Bearer KEY'",
                 code="invalid_api_key",
+                headers=BEARER,
             )
 
     def holds(self, authorization: bytes | None) -> bool:
@@ -106,6 +110,27 @@ class KeyCheck:
             # No early end: the time tells nothing about which key came close.
             is_known |= hmac.compare_digest(key, token)
         return is_known and scheme.lower() == b"bearer"
+
+
+GRAPH_SECRET: Final = b"x-penstock-graph-secret"
+"""Header by which the routers of a graph know each other; it goes to no worker and to no client."""
+
+
+class GraphSecret:
+    """Tells the requests of the graph's routers from those of clients; without a secret no request is a router's.
+
+    Attributes:
+        headers: What this router sends to others with each request.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        """Take the secret that the routers share; empty: none."""
+        self.headers = ((GRAPH_SECRET, secret),) if secret else ()
+
+    def holds(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Return whether a request comes from a router of the graph."""
+        sent = headers.get(GRAPH_SECRET, b"")
+        return any(hmac.compare_digest(sent, secret) for _, secret in self.headers)
 
 
 class AdminCheck:
@@ -139,6 +164,7 @@ class AdminCheck:
                     401,
                     "authorization: missing or unknown admin key; send 'Authorization: Bearer ADMIN_KEY'",
                     code="invalid_admin_key",
+                    headers=BEARER,
                 )
             return
         if not self._is_local:
@@ -175,6 +201,11 @@ class AdminCheck:
 
 
 _PROXIED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
+
+
+def is_of_this_machine(request: Request) -> bool:
+    """Return whether a request comes from a program of this machine that is no proxy."""
+    return is_loopback(request.peer.rpartition(":")[0]) and _PROXIED.isdisjoint(request.headers)
 
 
 def _names_this_machine(host: bytes) -> bool:

@@ -15,7 +15,9 @@ from penstock_core.logs import get_logger
 from penstock_router.metrics import RouterMetrics
 from penstock_router.peers import Peers
 from penstock_router.policy.arrival import Arrival
+from penstock_router.proxy.auth import GRAPH_SECRET
 from penstock_router.proxy.failures import error_response_of
+from penstock_router.proxy.stream_meter import ERROR_EVENT
 from penstock_router.proxy.upstream import read_whole
 from penstock_router.silence import Wait
 from penstock_wire.client import ConnectionPool, StreamingResponse, Timeouts
@@ -28,9 +30,9 @@ from penstock_wire.sse import encode_event
 log = get_logger(__name__)
 
 FORWARDED: Final = b"x-penstock-forwarded"
-"""Header of a request that a router has passed on. A client that sends it gets an answer from the router it asks."""
+"""Header of a request that a router has passed on; a client's is ignored."""
 WORKER: Final = b"x-penstock-worker"
-"""Header of such a request that names the worker chosen for it; read from routers of the graph alone."""
+"""Header of such a request that names the worker chosen for it."""
 _CONNECT_REAL_S: Final = 0.5
 """Chosen: routers of a graph are near each other, and whoever got the request can serve it as well."""
 _MARGIN_REAL_S: Final = 5.0
@@ -50,6 +52,8 @@ _OF_THE_CONNECTION: Final = frozenset(
         "transfer-encoding",
         "upgrade",
         "x-request-id",
+        FORWARDED.decode(),
+        GRAPH_SECRET.decode(),
         WORKER.decode(),
     ]
 )
@@ -69,6 +73,7 @@ class Passage:
         own_id: Its request id, for both routers' logs.
         headers: Headers of the answer.
         is_passed_on: Another router has it: that one counts it.
+        last_read: Of the other router's stream.
     """
 
     request: Request
@@ -76,6 +81,12 @@ class Passage:
     own_id: bytes
     headers: Headers
     is_passed_on: bool = False
+    last_read: bytes = b""
+
+    def observe(self, data: bytes) -> bytes:
+        """Remember what was read last, and pass it on."""
+        self.last_read = data
+        return data
 
 
 class Forwarder:
@@ -105,7 +116,7 @@ class Forwarder:
             passage: The request.
             worker: That it is to wait for; empty while none is chosen: then it goes to a sole keeper alone.
         """
-        return None if FORWARDED in passage.request.headers else self._peers.owner_url(worker)
+        return None if self._is_passed_on(passage.request) else self._peers.owner_url(worker)
 
     def worker_for(self, request: Request, arrival: Arrival) -> str:
         """Return the worker that a request is to wait for: the one that a router has chosen for it, or this one does.
@@ -113,11 +124,12 @@ class Forwarder:
         Returns:
             Its name; empty: the policy of its queue chooses.
         """
-        if FORWARDED not in request.headers:
+        if not self._is_passed_on(request):
             return self._peers.choose(arrival)
-        # From anybody else it would let clients send what they like to one worker.
-        chosen = request.headers.get(WORKER, b"") if self._peers.is_router(request) else b""
-        return chosen.decode("utf-8", "replace")
+        return request.headers.get(WORKER, b"").decode("utf-8", "replace")
+
+    def _is_passed_on(self, request: Request) -> bool:
+        return FORWARDED in request.headers and self._peers.is_router(request)
 
     async def pass_on(self, passage: Passage, url: str, worker: str = "") -> bool:
         """Let the router at ``url`` answer a request; False, and nothing sent, where this one has to.
@@ -150,7 +162,7 @@ class Forwarder:
     def _is_final(self, passage: Passage, problem: PenstockError) -> bool:
         """Answer a request that it is too late to decide here; return whether it was."""
         if passage.responder.started:
-            self._break_off(passage.responder, problem)
+            self._break_off(passage, problem)
             return True
         if isinstance(problem, UpstreamTimeout) and problem.phase != "connect":
             answer = error_response_of(problem)
@@ -176,7 +188,7 @@ class Forwarder:
     async def _exchange(self, passage: Passage, url: str, worker: str) -> None:
         request, timeouts = passage.request, self._timeouts
         kept = [(name, value) for name, value in request.headers.items() if name not in _OF_THE_CONNECTION]
-        headers = [*kept, (b"x-request-id", passage.own_id), (FORWARDED, b"1")]
+        headers = [*kept, (b"x-request-id", passage.own_id), (FORWARDED, b"1"), *self._peers.secret.headers]
         if worker:
             headers.append((WORKER, worker.encode()))
         response = await self._pool.stream(
@@ -195,11 +207,11 @@ class Forwarder:
             )
             return
         responder.start(response.status, content_type=content_type, headers=headers)
-        await relay(response, responder)
+        await relay(response, responder, observe=passage.observe)
         responder.end()
 
-    def _break_off(self, responder: Responder, problem: PenstockError) -> None:
-        """Tell a client in mid-stream that its stream is broken, and close: it must not look complete."""
-        responder.keep_alive = False
-        responder.write(b"\n\n" + encode_event(error_response_of(problem).body()))
-        responder.end()
+    def _break_off(self, passage: Passage, problem: PenstockError) -> None:
+        """End a stream as broken, with an error event unless the other router has sent its own."""
+        if ERROR_EVENT not in passage.last_read:
+            passage.responder.write(b"\n\n" + encode_event(error_response_of(problem).body()))
+        passage.responder.break_off()

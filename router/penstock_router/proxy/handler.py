@@ -437,10 +437,8 @@ class CompletionHandler:
 
     def _break_off(self, call: CompletionCall, problem: ErrorResponse) -> None:
         """Tell a client in mid-stream that its stream is broken, and close: it must not look complete."""
-        responder = call.responder
-        responder.keep_alive = False
-        responder.write(encode_event(problem.body()))
-        responder.end()
+        call.responder.write(encode_event(problem.body()))
+        call.responder.break_off()
 
 
 def _type_of(response: StreamingResponse) -> bytes:

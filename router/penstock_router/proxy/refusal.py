@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from penstock_wire.messages import Headers
+
 
 class RequestRefused(Exception):  # noqa: N818 - a refusal is an answer, not a fault of the router
     """The request cannot be served as it is.
@@ -10,10 +12,12 @@ class RequestRefused(Exception):  # noqa: N818 - a refusal is an answer, not a f
         status: HTTP status, 4xx.
         message: Key, value, bound and remedy.
         code: Machine-readable word; also the reason in ``penstock_router_errors_total``.
+        headers: Of the answer, besides those that every answer has.
     """
 
-    def __init__(self, status: int, message: str, *, code: str) -> None:
+    def __init__(self, status: int, message: str, *, code: str, headers: Headers = ()) -> None:
         self.status = status
         self.message = message
         self.code = code
+        self.headers = headers
         super().__init__(message)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -21,7 +21,8 @@ from penstock_router.proxy.worker_answer import encoded_again
 from penstock_wire.sse import EventSplitter, encode_event, payload
 
 _USAGE = b'"usage":'
-_ERROR = b'data: {"error"'
+ERROR_EVENT: Final = b'data: {"error"'
+"""How an error event begins."""
 _NULL_USAGE_END = b'"usage":null}\n\n'
 _DONE = b"[DONE]"
 _RESPONSE_EVENT = b"event: response."
@@ -123,7 +124,7 @@ class RelayMeter:
             and not self._tail
             and data.startswith(b"data: {")
             and data.endswith(b"}\n\n")
-            and _ERROR not in data
+            and ERROR_EVENT not in data
             and (_USAGE not in data or data.count(_USAGE) == data.count(_NULL_USAGE_END))
         ):
             count = 1
@@ -178,7 +179,7 @@ class RelayMeter:
         Only the first token is looked for in the JSON; once the text has begun every chunk is one.
         """
         data = payload(event)
-        is_error = event.startswith(_ERROR)
+        is_error = event.startswith(ERROR_EVENT)
         self.has_error |= is_error
         self.is_done |= data == _DONE
         if data is None or data == _DONE or is_error:

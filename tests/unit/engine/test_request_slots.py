@@ -143,8 +143,9 @@ async def test_a_worker_rejects_beyond_its_limit_and_queue(serving):
     async with serving(engine_request_limit=1, engine_request_queue=2, speed=1.0) as client:
         posts = [asyncio.ensure_future(client.complete(max_tokens=40)) for _ in range(3)]
         await client.until("penstock_request_queue", 2)
-        status, body, _ = await client.post("/v1/completions", {"prompt": "x"})
+        status, body, headers = await client.post("/v1/completions", {"prompt": "x"})
         assert (status, body["error"]["message"]) == (503, "Server overloaded: worker at capacity")
+        assert headers[b"retry-after"] == b"1"
         assert await client.metric("penstock_engine_request") == 1
         assert await client.metric("vllm:num_requests_running") <= 1
         assert await client.metric("penstock_rejection_request_total") == 1

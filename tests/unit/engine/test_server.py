@@ -99,8 +99,9 @@ async def test_request_id_is_carried_through(serving):
 async def test_errors_have_openai_form(serving, path, body, status, kind):
     """Status, type and code agree."""
     async with serving(max_model_len=100) as client:
-        got, answer, _ = await client.post(path, body)
+        got, answer, headers = await client.post(path, body)
     assert (got, answer["error"]["type"], answer["error"]["code"]) == (status, kind, status)
+    assert headers.get(b"allow") == (b"GET" if status == 405 else None)
 
 
 async def test_models_and_health(serving):

@@ -30,6 +30,7 @@ def state(api):
         for key in ("resourceVersion", "uid", "managedFields", "generation"):
             obj["metadata"].pop(key, None)
         obj["metadata"].pop("ownerReferences", None)
+        obj.pop("stringData", None)
         for row in obj.get("status", {}).get("conditions", []):
             row.pop("lastTransitionTime")
         found[identity] = obj
@@ -54,7 +55,7 @@ async def test_the_finalizer_is_the_first_write_and_each_child_is_written_once(a
         await to_rest(api, made)
     assert api.writes[0] == ("patch", "GraphDeployment", "g")
     created = [each for each in api.writes if each[0] == "create"]
-    assert len(created) == len(set(created)) == 18
+    assert len(created) == len(set(created)) == 19
     assert not [each for each in api.writes if each[0] == "apply"]
 
 
@@ -135,7 +136,8 @@ async def test_a_crash_at_any_write_of_a_deletion_costs_a_second_look(answered):
         api.fault = None
         async with operator(api) as made:
             await to_rest(api, made)
-        assert [each for each in api.objects if each[0] != "Event"] == []
+        # The garbage collector deletes the Secret with its owner.
+        assert [each for each in api.objects if each[0] not in {"Event", "Secret"}] == []
     assert k > 15
 
 
@@ -220,3 +222,21 @@ async def test_a_graph_that_vanished_is_forgotten(api):
         await made.reconciler.reconcile(KEY)
         assert made.cluster.known() == []
         assert KEY not in made.reconciler._models
+
+
+async def test_the_routers_secret_is_made_once_before_them(api):
+    """Routers refer to it by name; it is random, belongs to the graph, and is never written again."""
+    async with operator(api) as made:
+        await to_rest(api, made)
+    kinds = [kind for verb, kind, _ in api.writes if verb == "create"]
+    assert kinds.index("Secret") < kinds.index("Deployment")
+    secret = next(each for each in api.objects.values() if each["kind"] == "Secret")
+    assert len(secret["stringData"]["secret"]) == 43
+    assert secret["metadata"]["ownerReferences"][0]["name"] == "g"
+    pods = api.at("Deployment", "g-frontend")["spec"]["template"]["spec"]
+    reference = {"name": secret["metadata"]["name"], "key": "secret"}
+    variable = {"name": "PENSTOCK_GRAPH_SECRET", "valueFrom": {"secretKeyRef": reference}}
+    assert variable in pods["containers"][0]["env"]
+    assert pods["containers"][0]["resources"]["limits"] == {"memory": "2Gi"}
+    workers = api.at("Deployment", "g-decode")["spec"]["template"]["spec"]["containers"][0]
+    assert "PENSTOCK_GRAPH_SECRET" not in {each["name"] for each in workers["env"]}

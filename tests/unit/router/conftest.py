@@ -9,7 +9,9 @@ import pytest
 import uvloop
 
 from penstock_api import Role, RouterConfig
+from penstock_core.errors import StreamBroken
 from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.proxy.auth import GRAPH_SECRET
 from penstock_router.server import RouterServer
 from penstock_router.settings import RouterSettings
 from penstock_wire.client import ConnectionPool, Timeouts
@@ -26,6 +28,7 @@ PARAMS = {
     "tp_size": 1,
 }
 DONE = b"data: [DONE]\n\n"
+SECRET = b"secret of the graph"
 _JSON = ((b"content-type", b"application/json"),)
 
 
@@ -175,6 +178,7 @@ class Harness:
         self.answers = Answers
         self.token_event = token_event
         self.done = DONE
+        self.as_router = (GRAPH_SECRET, SECRET)
         self.params = PARAMS
         self._closers = []
         self._numbers = {role: itertools.count() for role in ("prefill", "decode", "aggregated")}
@@ -201,7 +205,7 @@ class Harness:
                 config=RouterConfig.model_validate(config or {}),
                 statefile=statefile,
                 workers=() if statefile else specs,
-                **settings,
+                **{"graph_secret": SECRET, **settings},
             )
         )
         await server.start()
@@ -243,9 +247,21 @@ class Router:
         content = orjson.dumps({"model": "llama", "prompt": "hello", "stream": True, **body})
         return await self.client.stream("POST", self.url + "/v1/completions", body=content, headers=_JSON)
 
-    async def get(self, path):
+    async def broken(self, stream):
+        """Return the rest of a stream, which does not come to its end."""
+        received = b""
+        try:
+            async for piece in stream:
+                received += piece
+        except StreamBroken:
+            return received
+        raise AssertionError(f"the stream came to its end: {received!r}")
+
+    async def get(self, path, *, headers=()):
         """Return a page."""
-        return await self.client.request("GET", self.url + path, timeouts=Timeouts(total_s=5))
+        return await self.client.request(
+            "GET", self.url + path, headers=headers, timeouts=Timeouts(total_s=5)
+        )
 
     async def workers(self):
         """Return /workers by name."""

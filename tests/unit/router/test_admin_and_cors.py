@@ -131,6 +131,16 @@ async def test_workers_addresses_need_the_admin_key(harness):
         assert worker.url.removeprefix("http://").encode() not in (await router.get(path)).body
 
 
+async def test_workers_of_a_router_with_keys_are_shown_to_those_who_have_one(harness):
+    """And to programs of this machine, such as a supervisor, and to the graph's routers; not through a proxy."""
+    router = await harness.router(await harness.worker("aggregated"), api_keys=frozenset({b"key"}))
+    proxied = (b"x-forwarded-for", b"192.0.2.1")
+    assert (await router.get("/workers")).status == 200
+    assert (await router.get("/workers", headers=(proxied,))).status == 401
+    for known in (harness.as_router, (b"authorization", b"Bearer key")):
+        assert (await router.get("/workers", headers=(proxied, known))).status == 200
+
+
 async def test_a_dead_workers_address_is_in_no_reason(harness):
     """What /ready says of a failed health check names no address."""
     worker = await harness.worker("aggregated")

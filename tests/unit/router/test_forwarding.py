@@ -5,6 +5,7 @@ import time
 
 import orjson
 
+from penstock_router.proxy.auth import GRAPH_SECRET
 from penstock_router.proxy.forwarding import FORWARDED
 from penstock_wire.client import Timeouts
 
@@ -79,8 +80,36 @@ async def test_what_was_passed_on_is_not_passed_on_again(harness, write_graph):
     peers._choose_owners = lambda: None
     assert peers.owner_url() == routers.second.url
     assert (await routers.second.post()).status == 200
-    assert (await routers.first.post(headers=(JSON, (FORWARDED, b"1")))).status == 200
+    assert (await routers.first.post(headers=(JSON, (FORWARDED, b"1"), harness.as_router))).status == 200
     assert len(worker.seen) == 2
+
+
+async def test_a_client_cannot_pass_for_a_router(harness, write_graph):
+    """Its header is ignored: the request waits in the owner's queue as any other, and workers see no secret."""
+    worker = await harness.worker("aggregated")
+    routers = await start(harness, write_graph, worker)
+    for secret in ((), ((GRAPH_SECRET, b"guessed"),)):
+        headers = (JSON, (FORWARDED, b"1"), *secret)
+        assert (await routers.second.post(headers=headers)).status == 200
+    assert routers.first.server.metrics.arrivals == 2
+    assert routers.second.server.metrics.arrivals == 0
+    assert all(GRAPH_SECRET not in seen.headers for seen in worker.seen)
+
+
+async def test_routers_without_a_secret_trust_no_request(harness, write_graph):
+    """Each decides by itself, because a client could be taken for the other one."""
+    worker = await harness.worker("aggregated")
+    file = write_graph([worker], [])
+    options = {"disaggregated": False, "ready": False, "statefile": file, "graph_secret": b""}
+    routers = [await harness.router(**options) for _ in range(2)]
+    write_graph([worker], routers)
+    for router in routers:
+        await router.until(lambda router=router: len(router.server._discovery.routers()) == 2)
+        await router.until(lambda router=router: not router.server.admission.problems())
+        await router.server._peers.ask()
+        assert router.server._peers.owner_url() is None
+        assert (await router.get("/peer_load", headers=((GRAPH_SECRET, b""),))).status == 403
+        assert (await router.post(headers=(JSON, (FORWARDED, b"1")))).status == 200
 
 
 async def test_a_dead_owner_costs_no_answer(harness, write_graph):
@@ -106,13 +135,26 @@ async def test_a_stream_that_breaks_at_the_owner_does_not_look_complete(harness,
     routers = await start(harness, write_graph, worker)
     response = await routers.second.stream()
     async with response:
-        body = [await anext(aiter(response))]
+        text = await anext(aiter(response))
         closing = asyncio.ensure_future(routers.first.server._http.close(grace_s=0))
-        body += [chunk async for chunk in response]
+        text += await routers.second.broken(response)
         await closing
         gate.set()
-    text = b"".join(body)
     assert b"upstream_broken" in text
+    assert harness.done not in text
+
+
+async def test_a_stream_that_breaks_at_the_worker_is_broken_once(harness, write_graph):
+    """The client sees the owner's error event, no second one, and no end."""
+    worker, gate = await harness.worker("aggregated"), asyncio.Event()
+    worker.script = [harness.answers.events_then(harness.token_event(0), event=gate, broken=True)]
+    routers = await start(harness, write_graph, worker)
+    response = await routers.second.stream()
+    async with response:
+        text = await anext(aiter(response))
+        gate.set()
+        text += await routers.second.broken(response)
+    assert text.count(b'data: {"error"') == 1
     assert harness.done not in text
 
 

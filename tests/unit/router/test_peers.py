@@ -108,7 +108,7 @@ async def test_a_router_does_not_count_itself(harness, tmp_path):
     await one.until(lambda: worker.seen)
     await one.server._peers.ask()
     assert tokens_at(one, worker) == 700
-    page = orjson.loads((await one.get("/peer_load")).body)
+    page = orjson.loads((await one.get("/peer_load", headers=(harness.as_router,))).body)
     assert page["instance"] == one.server._peers.instance
     assert page["tokens"] == {worker.name: 700}
     gate.set()

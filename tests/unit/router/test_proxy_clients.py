@@ -238,6 +238,21 @@ async def test_what_is_not_served_is_said(harness, path, method, status, code):
     answer = await harness.client.request(method, router.url + path)
 
     assert (answer.status, _error(answer)["code"]) == (status, code)
+    allowed = {"/v1/completions": b"POST", "/workers/aggregated-0/drain": b"POST"}.get(path, b"GET, HEAD")
+    assert answer.headers.get(b"allow") == (allowed if status == 405 else None)
+
+
+async def test_a_request_without_a_key_is_refused_before_its_body(harness):
+    """It is answered from its head, and nothing of its body is kept; with the key it is served."""
+    router = await harness.router(await harness.worker("aggregated"), api_keys=frozenset({b"key"}))
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.server.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n" + b"x" * 9000)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    assert head.startswith(b"HTTP/1.1 401 ")
+    assert b"www-authenticate: Bearer" in head
+    assert router.server._http._shared.buffered_bytes == 0
+    writer.close()
+    assert (await router.post(headers=(JSON_TYPE, (b"authorization", b"Bearer key")))).status == 200
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from penstock_router.core.queue_sharing import PROMPTS
 from penstock_router.peer_load import read_load
+from penstock_router.proxy.auth import GRAPH_SECRET
 from penstock_router.proxy.forwarding import FORWARDED, WORKER
 
 JSON = (b"content-type", b"application/json")
@@ -144,15 +145,12 @@ async def test_a_keeper_that_dies_costs_no_answer(harness, write_graph):
 async def test_a_client_chooses_no_worker(harness, write_graph):
     """The header that names one is read from the graph's routers alone, and a client's goes no further."""
     workers = [await harness.worker("aggregated") for _ in range(4)]
-    one, two = await start(harness, write_graph, *workers)
+    one, _ = await start(harness, write_graph, *workers)
     target = workers[-1]
     named = (JSON, (FORWARDED, b"1"), (WORKER, target.name.encode()))
     for _ in range(3):
-        assert (await one.post(prompt=PROMPT, headers=named)).status == 200
+        assert (await one.post(prompt=PROMPT, headers=(*named, harness.as_router))).status == 200
     assert len(target.seen) == 3
-    for router in (one, two):
-        # As where the routers have other addresses than the client.
-        router.server._peers._hosts = frozenset()
     for number in range(4):
         prompt = f"{number} {PROMPT}"
         for headers in (named, (JSON, (WORKER, target.name.encode()))):
@@ -166,10 +164,14 @@ async def test_prompts_are_told_to_routers_alone(harness, write_graph):
     worker = await harness.worker("aggregated")
     one, _ = await start(harness, write_graph, worker)
     assert (await one.post(prompt=PROMPT)).status == 200
-    assert "prompts" not in orjson.loads((await one.get("/peer_load")).body)
-    assert orjson.loads((await one.get("/peer_load?prompts=0")).body)["prompts"]["next"] in (0, 1)
-    one.server._peers._hosts = frozenset()
-    assert "prompts" not in orjson.loads((await one.get("/peer_load?prompts=0")).body)
+    known = (harness.as_router,)
+    assert "prompts" not in orjson.loads((await one.get("/peer_load", headers=known)).body)
+    told = orjson.loads((await one.get("/peer_load?prompts=0", headers=known)).body)
+    assert told["prompts"]["next"] in (0, 1)
+    far = await one.get("/peer_load?prompts=" + "9" * 5000, headers=known)
+    assert (far.status, "prompts" in orjson.loads(far.body)) == (200, False)
+    assert (await one.get("/peer_load?prompts=0")).status == 403
+    assert (await one.get("/peer_load", headers=((GRAPH_SECRET, b"guessed"),))).status == 403
 
 
 async def test_routers_without_queues_of_workers_share_slots(harness, write_graph):

@@ -119,10 +119,9 @@ async def test_a_stream_of_a_silent_owner_ends_by_an_error(harness, pair, gate):
     worker.script = [harness.answers.events_then(harness.token_event(0), event=gate)]
     response = await second.stream()
     async with response:
-        body = [await anext(aiter(response))]
+        text = await anext(aiter(response))
         cable.connected.clear()
-        body += [chunk async for chunk in response]
-    text = b"".join(body)
+        text += await second.broken(response)
     assert b"tok0" in text
     assert b'"code":"upstream_broken"' in text
     assert harness.done not in text

@@ -224,3 +224,14 @@ def test_a_cleared_cache_is_cleared_in_all_memories():
     events.cleared()
 
     assert uncached(index) == 32
+
+
+@pytest.mark.parametrize("hashes", [["a", "a"], ["a", "b", "a"]])
+def test_blocks_that_follow_themselves_come_to_an_end(hashes):
+    """An engine that names one block twice in a row of blocks costs hits, and no endless loop."""
+    index = PrefixIndex(100)
+    events = KvEvents(index, engine_block_tokens=16, block_tokens=16)
+    events.stored(hashes, None, range(16 * len(hashes)))
+    events.stored(["a"], "b", range(16))
+    events.removed(hashes)
+    assert len(events) == 0

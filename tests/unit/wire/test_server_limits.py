@@ -1,9 +1,11 @@
 import asyncio
+import gc
 import resource
 
 import orjson
 import pytest
 
+from penstock_wire.request_reader import RequestReader
 from penstock_wire.server import HttpServer, ServerLimits
 
 
@@ -28,6 +30,27 @@ def code_of(response):
         (b"GET / HTTP/9.9\r\nHost: x\r\n\r\n", (400, "malformed_request")),
         (b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", (400, "malformed_request")),
         (b"GET / HTTP/1.1\r\n\r\n", (400, "missing_host")),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", (400, "malformed_host")),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n", (400, "malformed_host")),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nHost:\r\n\r\n", (400, "malformed_host")),
+        (b"GET / HTTP/1.1\r\nHost: user@x\r\n\r\n", (400, "malformed_host")),
+        (b"GET / HTTP/1.1\r\nHost: x/y\r\n\r\n", (400, "malformed_host")),
+        (b"GET / HTTP/1.0\r\nHost: x y\r\n\r\n", (400, "malformed_host")),
+        (b"GET http://user@x/ HTTP/1.1\r\nHost: x\r\n\r\n", (400, "malformed_target")),
+        (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", (505, "version_unsupported")),
+        (b"GET / HTTP/0.9\r\n\r\n", (505, "version_unsupported")),
+        (
+            b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+            (501, "transfer_coding_unsupported"),
+        ),
+        (
+            b"POST / HTTP/1.1\r\nHost: x\r\n" + b"Transfer-Encoding: chunked\r\n" * 2 + b"\r\n0\r\n\r\n",
+            (400, "malformed_request"),
+        ),
+        (
+            b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            (400, "malformed_request"),
+        ),
         (b"GET http://a:99999/ HTTP/1.1\r\nHost: x\r\n\r\n", (400, "malformed_target")),
         (b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n", (400, "connect_unsupported")),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1x\r\n\r\n", (400, "malformed_request")),
@@ -59,6 +82,77 @@ async def test_what_is_refused(serve, connect, raw, expected):
     client.send(raw)
     assert code_of(await client.response()) == expected
     assert await client.rest() == b""
+
+
+@pytest.mark.parametrize(
+    "host", [b"", b"a_b.example:80", b"[::1]:8000", b"127.0.0.1", b"x ", b"%41", b"router.default.svc:"]
+)
+async def test_every_valid_host_is_served(serve, connect, host):
+    """A host is a name, an address or nothing, with a port or without."""
+    client = await connect(await serve(answer))
+    client.send(b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+    assert (await client.response())[0] == 200
+
+
+async def test_a_body_that_is_not_wanted_is_not_read(stack, connect):
+    """A request is answered from its head, before its body comes, and its connection ends."""
+    seen = []
+
+    async def refuse(request, responder):
+        seen.append((request.path, request.body))
+        responder.send(401, b"no")
+
+    server = HttpServer(refuse, wants_body=lambda request: b"authorization" in request.headers)
+    await server.start("127.0.0.1", 0)
+    stack.push_async_callback(server.close, grace_s=0.2)
+    client = await connect(server)
+    client.send(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\nExpect: 100-continue\r\n\r\n")
+    client.send(b"x" * 100_000)
+    status, headers, _ = await client.response()
+    assert (status, headers["connection"]) == (401, "close")
+    assert await client.rest() == b""
+    client = await connect(server)
+    client.send(b"POST /b HTTP/1.1\r\nHost: x\r\nAuthorization: k\r\nContent-Length: 2\r\n\r\nok")
+    assert (await client.response())[0] == 401
+    assert seen == [("/a", b""), ("/b", b"ok")]
+
+
+async def test_bodies_of_all_connections_are_bounded_together(serve, connect, until):
+    """What does not fit beside the others' bodies is answered 503; as soon as one of those goes, there is room."""
+    server = await serve(answer, max_body_bytes=100, max_buffered_bytes=150)
+    part = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n" + b"x" * 99
+    first, second = await connect(server), await connect(server)
+    first.send(part)
+    await until(lambda: server._shared.buffered_bytes == 99)
+    second.send(part)
+    response = await second.response()
+    assert code_of(response) == (503, "body_buffers_full")
+    assert response[1]["retry-after"] == "1"
+    assert server._shared.buffered_bytes == 99
+    await first.close()
+    await until(lambda: server._shared.buffered_bytes == 0)
+    for _ in range(3):
+        third = await connect(server)
+        third.send(part + b"x")
+        assert (await third.response())[0] == 200
+    assert server._shared.buffered_bytes == 0
+
+
+async def test_a_body_that_never_arrived_whole_goes_with_its_connection(serve, connect, until):
+    """What a client left behind is freed at once, without the cyclic collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        server = await serve(answer)
+        client = await connect(server)
+        client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + b"x" * 50_000)
+        await until(lambda: server._shared.buffered_bytes == 50_000)
+        await client.close()
+        await until(lambda: not server.connections)
+        await asyncio.sleep(0)
+        assert [each for each in gc.get_objects() if isinstance(each, RequestReader)] == []
+    finally:
+        gc.enable()
 
 
 async def test_bounds_are_inclusive(serve, connect):
