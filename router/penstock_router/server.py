@@ -208,8 +208,9 @@ class RouterServer:
         pool = WorkerPool(
             settings.config.breaker, is_supervised=settings.kubernetes is not None, record=log_worker_event
         )
+        admission = settings.admission(settings.config.admission)
         return make_core(
-            settings.config,
+            settings.config.model_copy(update={"admission": admission}),
             pool,
             is_disaggregated=settings.disaggregated,
             batch_tokens=settings.batch_tokens,
@@ -276,7 +277,8 @@ class RouterServer:
             engine_block_tokens=settings.kv_block_tokens or ENGINE_BLOCK_TOKENS,
         )
 
-    def _set_admission(self, admission: AdmissionConfig) -> None:
+    def _set_admission(self, section: AdmissionConfig) -> None:
+        admission = self._settings.admission(section)
         self.thresholds.file_changed(busy_thresholds(admission))
         self._handler.retry_after_s = admission.retry_after_seconds
 
@@ -308,7 +310,7 @@ class RouterServer:
             retries=RetryRules(self.core.pool, budget, max_per_request=config.retries.max_per_request),
             estimator=self._estimator,
             clock=clock,
-            retry_after_s=config.admission.retry_after_seconds,
+            retry_after_s=settings.admission(config.admission).retry_after_seconds,
         )
 
     def _make_app(self) -> RouterApp:
