@@ -154,7 +154,7 @@ def given_admission(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in taken.items() if value is not None}
 
 
-def typed(field: FieldInfo) -> click.ParamType:
+def typed(field: FieldInfo) -> click.Choice[str] | click.IntRange | click.FloatRange:
     """Return the type of an enum's or a number's values, with the field's bounds."""
     kinds = [each for each in get_args(field.annotation) or (field.annotation,) if each is not NoneType]
     kind = get_args(kinds[0])[0] if get_args(kinds[0]) else kinds[0]

@@ -106,11 +106,10 @@ def read_load(body: bytes, heard_s: float) -> PeerLoad | None:
 def _read_thresholds(told: object) -> ThresholdState | None:
     if not isinstance(told, dict):
         return None
-    version = told.get("version")
-    if not _is_count(version):
+    if not _is_count(told.get("version")):
         return None
     try:
-        return ThresholdState(version, checked(told.get("file")), checked(told.get("now")))
+        return ThresholdState(told["version"], checked(told.get("file")), checked(told.get("now")))
     except ThresholdError:
         return None
 

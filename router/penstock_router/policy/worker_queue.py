@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -82,7 +83,7 @@ class PrefillThroughput:
 
 
 def _weight(idle_s: float) -> float:
-    return 0.5 ** (idle_s / _IDLE_HALF_LIFE_S)
+    return math.exp2(-idle_s / _IDLE_HALF_LIFE_S)
 
 
 class WorkerQueue(Generic[T]):
