@@ -7,10 +7,11 @@ coerced (``"8"`` is not 8), because the API server would refuse them too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 if TYPE_CHECKING:
@@ -50,6 +51,20 @@ class Violation:
     path: KeyPath
     message: str
     related: tuple[KeyPath, ...] = ()
+
+
+def bounds(field: FieldInfo) -> dict[str, float]:
+    """Return the bounds of a number, also of one that may be None, by ``gt``, ``ge``, ``lt`` and ``le``."""
+    found = list(field.metadata)
+    for argument in get_args(field.annotation):
+        for each in getattr(argument, "__metadata__", ()):
+            found += getattr(each, "metadata", ())
+    return {
+        name: getattr(each, name)
+        for each in found
+        for name in ("gt", "ge", "lt", "le")
+        if hasattr(each, name)
+    }
 
 
 def dotted(path: KeyPath) -> str:

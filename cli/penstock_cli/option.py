@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from types import NoneType
+from typing import Any, Protocol, TypeVar, get_args
 
 import click
 from pydantic.fields import FieldInfo
 
-from penstock_api import RouterPolicy
+from penstock_api import AdmissionConfig, AdmissionMode, RouterPolicy
+from penstock_api.base import bounds
 from penstock_core.clock import SimulatedClock
 from penstock_workload.arrivals import Spread
 from penstock_workload.selection import OnLong
@@ -130,17 +132,58 @@ def trace_shape(*, limit: str, on_long: OnLong | None, spread: str) -> Option:
     )
 
 
+def admission(*, without: Collection[str] = ()) -> Option:
+    """Return the flags of a router's admission section; unset ones stay None.
+
+    Args:
+        without: Fields of the section that get none.
+    """
+    fields = {name: field for name, field in AdmissionConfig.model_fields.items() if name not in without}
+
+    def shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
+        return "--admission-control" if name == "mode" else flag_of(name), {"type": typed(field)}
+
+    return of_settings(fields, None, shape, or_else="the graph's, or ")
+
+
+def given_admission(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the flags of `admission` out of a command's options; return those that were given, by field."""
+    taken = {name: options.pop(name, None) for name in AdmissionConfig.model_fields}
+    if taken["mode"] is not None:
+        taken["mode"] = AdmissionMode(taken["mode"])
+    return {name: value for name, value in taken.items() if value is not None}
+
+
+def typed(field: FieldInfo) -> click.Choice[str] | click.IntRange | click.FloatRange:
+    """Return the type of an enum's or a number's values, with the field's bounds."""
+    kinds = [each for each in get_args(field.annotation) or (field.annotation,) if each is not NoneType]
+    kind = get_args(kinds[0])[0] if get_args(kinds[0]) else kinds[0]
+    if issubclass(kind, Enum):
+        return choice(kind)
+    found = bounds(field)
+    span = click.IntRange if issubclass(kind, int) else click.FloatRange
+    return span(
+        found.get("ge", found.get("gt")),  # type: ignore[arg-type]  # an integer's are integers
+        found.get("le", found.get("lt")),  # type: ignore[arg-type]
+        min_open="gt" in found,
+        max_open="lt" in found,
+    )
+
+
 def of_settings(
     fields: Mapping[str, FieldInfo],
-    prefix: str,
+    prefix: str | None,
     shape: Callable[[str, FieldInfo], tuple[str, dict[str, Any]]],
+    *,
+    or_else: str = "",
 ) -> Option:
     """Return what adds one option per setting of a model, with its environment variable; unset ones stay None.
 
     Args:
         fields: The model's.
-        prefix: Of the environment variables, such as ``PENSTOCK_OPERATOR``.
+        prefix: Of the environment variables, such as ``PENSTOCK_OPERATOR``; None: there are none.
         shape: Gives a setting's flag and what click must know of its values.
+        or_else: Where a value comes from before the model's default, as the help says it.
     """
 
     def made(name: str, field: FieldInfo) -> Option:
@@ -151,9 +194,9 @@ def of_settings(
             flag,
             name,
             default=None,
-            envvar=f"{prefix}_{name.upper()}",
-            show_envvar=True,
-            help=f"{field.description}  [default: {shown}]",
+            envvar=None if prefix is None else f"{prefix}_{name.upper()}",
+            show_envvar=prefix is not None,
+            help=f"{field.description}  [default: {or_else}{shown}]",
             **details,
         )
 

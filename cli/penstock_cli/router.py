@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -61,6 +62,7 @@ def router() -> None:
 )
 @click.option("--model", help="Name under which clients ask for the model; default: the graph's.")
 @option.policy("How a worker is chosen; default: the graph's, or prefix-cost.")
+@option.admission()
 @option.host()
 @option.port(8000, "TCP port to listen on; 0 takes a free one.")
 @option.speed(more="; all durations but those called real are simulated")
@@ -124,6 +126,7 @@ def serve(
     access_log: str | None,
     kv_lease: float | None,
     shutdown_grace: float,
+    **admission: Any,
 ) -> None:
     """Serve /v1/completions, /v1/chat/completions, /v1/responses and /v1/models in front of workers.
 
@@ -143,6 +146,7 @@ def serve(
             else all(each.role is not Role.AGGREGATED for each in static)
         ),
         config=config,
+        admission_flags=option.given_admission(admission),
         lease_s=_lease_s(kv_lease, spec),
         context_tokens=spec.model.context_tokens if spec is not None else None,
         kv_block_tokens=spec.engine.block_tokens if spec is not None else None,

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from penstock_api import AdmissionMode, QueueOrder, Role
+from penstock_api import QueueOrder, Role
 from penstock_cli import option
 from penstock_cli.terminal import printer
 from penstock_core.errors import ConfigError
@@ -252,22 +252,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option(
     "--max-wait-s", type=float, help="Longest wait in the router, virtual seconds.  [default: no bound]"
 )
-@click.option(
-    "--admission-control",
-    "admission",
-    type=option.choice(AdmissionMode),
-    help="token-capacity rejects a request while every worker is busy.  [default: the manifest's, or none]",
-)
-@click.option(
-    "--active-decode-blocks-threshold",
-    type=click.FloatRange(0, 1),
-    help="A worker is busy above this fraction of KV blocks in use.  [default: the manifest's, or 0.85]",
-)
-@click.option(
-    "--active-prefill-tokens-threshold",
-    type=click.IntRange(0),
-    help="A worker is busy above this many prompt tokens to compute.  [default: the manifest's, or 100000]",
-)
+@option.admission(without=("retry_after_seconds",))
 @click.option(
     "--warmup",
     type=click.IntRange(0),
@@ -300,7 +285,7 @@ def simulate(**options: Any) -> None:
         options.pop("node_gpus"),
     )
     options["queue_order"] = None if options["queue_order"] is None else QueueOrder(options["queue_order"])
-    options["admission"] = None if options["admission"] is None else AdmissionMode(options["admission"])
+    options["admission"] = option.given_admission(options)
     options["on_long"] = OnLong(options["on_long"])
     options["spread"] = None if options["spread"] is None else Spread(options["spread"])
     plan = make_plan(SimulateOptions(**options))

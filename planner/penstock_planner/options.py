@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
 from penstock_api import Environment, GraphDeployment, MetricsSource, PlannerMode, Predictor, Role
-from penstock_api.base import RULE_ERROR, Violation
+from penstock_api.base import RULE_ERROR, Violation, bounds
 from penstock_api.planner import PlannerConfig
 from penstock_core.errors import InvalidSpecError, Problem
 from penstock_core.local_state import state_dir
@@ -54,9 +54,6 @@ class Setting:
     is_what_if: bool = False
 
 
-_BOUNDS = ("gt", "ge", "lt", "le")
-
-
 def _declared(key: str, decides: str | None = None, *, is_what_if: bool = False, **overrides: Any) -> Any:
     """Return a field with the bounds, default and help of ``spec.planner``'s.
 
@@ -71,18 +68,9 @@ def _declared(key: str, decides: str | None = None, *, is_what_if: bool = False,
     for section in path[:-1]:
         model = model.model_fields[section].annotation
     field: FieldInfo = model.model_fields[path[-1]]
-    shared = {"default": field.default, "description": field.description, **_bounds(field), **overrides}
+    shared = {"default": field.default, "description": field.description, **bounds(field), **overrides}
     setting = Setting(path, decides, is_what_if)
     return Field(**shared, json_schema_extra={"setting": setting})  # type: ignore[dict-item]
-
-
-def _bounds(field: FieldInfo) -> dict[str, float]:
-    """Return the bounds of a number, also of one that may be None."""
-    found = list(field.metadata)
-    for argument in get_args(field.annotation):
-        for each in getattr(argument, "__metadata__", ()):
-            found += getattr(each, "metadata", ())
-    return {name: getattr(each, name) for each in found for name in _BOUNDS if hasattr(each, name)}
 
 
 _Url = Annotated[str, Field(pattern=r"^http://\S+$")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import isfinite
 from typing import Any, Final
 
@@ -13,14 +13,39 @@ import orjson
 
 from penstock_router.core.queue_sharing import PROMPTS, QueuedPrompt
 from penstock_router.policy.arrival import Arrival
+from penstock_router.policy.busy import BusyThresholds
 from penstock_router.policy.keys import KEY_BYTES, MAX_BLOCKS, SUB_BLOCK_KEYS
 from penstock_router.policy.queue_owner import RouterState
+from penstock_router.proxy.busy_threshold import ThresholdError, checked
 
 _MAX_TOKENS: Final = 1 << 53
 _MAX_CORES: Final = 1 << 16
 _MAX_KEYS_BYTES: Final = (MAX_BLOCKS + SUB_BLOCK_KEYS) * KEY_BYTES
 SESSION_BYTES: Final = 128
 """Chosen: of a session's name; what follows is not looked at, so that clients cannot fill the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdState:
+    """What all routers agree on.
+
+    Attributes:
+        version: Counts the changes, >= 0; 0: none was made.
+        file: What the graph's file said at the last change.
+        now: What holds.
+    """
+
+    version: int
+    file: BusyThresholds
+    now: BusyThresholds
+
+    def told(self) -> dict[str, Any]:
+        """Return what other routers are told."""
+        return {"version": self.version, "file": astuple(self.file), "now": astuple(self.now)}
+
+    def is_after(self, other: ThresholdState) -> bool:
+        """Return whether this one replaces the other."""
+        return (self.version, str(self.told())) > (other.version, str(other.told()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +59,7 @@ class PeerLoad:
         state: By which it may be chosen to keep queues; None: nothing is passed on to it.
         prompts: What it has queued since it was asked for it before.
         next_prompt: Number to ask from next, >= 0.
+        thresholds: That hold for the graph by what it knows; None: as the graph's file says.
     """
 
     instance: str
@@ -42,6 +68,7 @@ class PeerLoad:
     state: RouterState | None = None
     prompts: Sequence[QueuedPrompt] = ()
     next_prompt: int = 0
+    thresholds: ThresholdState | None = None
 
 
 def told_prompts(next_number: int, prompts: Iterable[QueuedPrompt]) -> dict[str, Any]:
@@ -72,7 +99,19 @@ def read_load(body: bytes, heard_s: float) -> PeerLoad | None:
     if found is None:
         return None
     name = told["instance"]
-    return PeerLoad(name, tokens, heard_s, _read_state(name, told.get("decides")), *found)
+    state, thresholds = _read_state(name, told.get("decides")), _read_thresholds(told.get("thresholds"))
+    return PeerLoad(name, tokens, heard_s, state, *found, thresholds)
+
+
+def _read_thresholds(told: object) -> ThresholdState | None:
+    if not isinstance(told, dict):
+        return None
+    if not _is_count(told.get("version")):
+        return None
+    try:
+        return ThresholdState(told["version"], checked(told.get("file")), checked(told.get("now")))
+    except ThresholdError:
+        return None
 
 
 def _read_prompts(told: object) -> tuple[Sequence[QueuedPrompt], int] | None:

@@ -25,6 +25,7 @@ from penstock_core.logs import get_logger
 from penstock_objects.names import GRAPH_SECRET_VARIABLE
 from penstock_router.admission import Admission
 from penstock_router.busy_cores import BusyCores
+from penstock_router.graph_thresholds import GraphThresholds
 from penstock_router.peer_load import PeerLoad, read_load, told_prompts
 from penstock_router.policy.arrival import Arrival
 from penstock_router.policy.load import KV_MAX_AGE_S
@@ -68,6 +69,7 @@ class Peers:
         timeout_real_s: float,
         interval_real_s: float,
         forwards: bool = False,
+        thresholds: GraphThresholds,
     ) -> None:
         """Prepare; nothing is asked before `ask`.
 
@@ -80,6 +82,7 @@ class Peers:
             timeout_real_s: Longest wait for one router, real seconds; at most `ASK_REAL_S` counts.
             interval_real_s: Between two calls of `ask`, real seconds.
             forwards: Whether requests are passed on between routers.
+            thresholds: Of the graph, which routers tell each other.
         """
         self.instance = uuid.uuid4().hex
         self.secret = secret
@@ -100,13 +103,15 @@ class Peers:
         self._reads_prompts = admission.core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
         self._owners = QueueOwners()
         self._url_of: dict[str, str] = {}
+        self._thresholds = thresholds
 
     def own_load(self, request: Request) -> bytes:
         """Return what this router tells of itself.
 
-        ``{"instance", "tokens": {worker: tokens}, "decides": {"since", "busy_cores"}, "prompts"}``: what it alone has at the
-        first stage's workers; what the choice of routers that keep queues goes by, absent where it passes nothing on; and
-        where they are asked for, the prompts that it has queued (`told_prompts`).
+        ``{"instance", "tokens": {worker: tokens}, "decides": {"since", "busy_cores"}, "thresholds", "prompts"}``: what it
+        alone has at the first stage's workers; what the choice of routers that keep queues goes by, absent where it
+        passes nothing on; the graph's thresholds, absent while they are the file's; and where they are asked for, the
+        prompts that it has queued (`told_prompts`).
 
         Raises:
             RequestRefused: the request comes from no router of the graph.
@@ -122,6 +127,8 @@ class Peers:
         }
         if self.forwards:
             told["decides"] = {"since": self._since_s, "busy_cores": round(self._busy.cores, 3)}
+        if self._thresholds.state.version:
+            told["thresholds"] = self._thresholds.state.told()
         since = request.query.get(_PROMPTS, "")
         if since.isdecimal() and len(since) <= _DIGITS:
             told["prompts"] = told_prompts(*self._admission.core.sharing.log.since(int(since)))
@@ -235,6 +242,8 @@ class Peers:
         else:
             self._heard[url] = replace(load, prompts=())
             self._missed[url] = 0
+            if load.thresholds is not None:
+                self._thresholds.heard(load.thresholds)
             if path != PATH:
                 self._next_prompt[load.instance] = load.next_prompt
                 self._admission.core.prompts_told(load.prompts)

@@ -19,6 +19,7 @@ from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.discovery.base import Discovery
 from penstock_router.discovery.statefile import StatefileDiscovery
 from penstock_router.discovery.watch import WorkerWatch
+from penstock_router.graph_thresholds import GraphThresholds
 from penstock_router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
 from penstock_router.make_core import make_core
 from penstock_router.metrics import MetricsPage, RouterCollector, RouterMetrics
@@ -76,6 +77,7 @@ class RouterServer:
         self.core = self._make_core()
         self.admission = Admission(self.core, self._clock.now_s)
         self._watch = WorkerWatch(self.admission, self._probe_pool, settings.config.health, self._clock)
+        self.thresholds = GraphThresholds(self.admission)
         self._peers = self._make_peers()
         self._traffic = RecentTraffic(
             self.metrics, self._clock.now_s(), ttft_slo_s=settings.config.ttft_slo_seconds
@@ -127,6 +129,8 @@ class RouterServer:
             if self._discovery is not None:
                 await self._discovery.start()
                 self._watch.follow(self._discovery)
+                # What holds for the graph, such as thresholds set at run time, holds for the first request here.
+                await self._peers.ask()
             else:
                 self.admission.set_workers(self._settings.workers)
                 self._watch.sync()
@@ -216,8 +220,9 @@ class RouterServer:
         pool = WorkerPool(
             settings.config.breaker, is_supervised=settings.kubernetes is not None, record=log_worker_event
         )
+        admission = settings.admission(settings.config.admission)
         core: LiveCore = make_core(
-            settings.config,
+            settings.config.model_copy(update={"admission": admission}),
             pool,
             is_disaggregated=settings.disaggregated,
             batch_tokens=settings.batch_tokens,
@@ -244,6 +249,7 @@ class RouterServer:
             timeout_real_s=health.timeout_real_seconds,
             interval_real_s=self._settings.config.peers.interval_real_seconds,
             forwards=self._settings.config.peers.forward and discovery is not None,
+            thresholds=self.thresholds,
         )
 
     def _make_forwarder(self) -> Forwarder:
@@ -286,8 +292,9 @@ class RouterServer:
             engine_block_tokens=settings.kv_block_tokens or ENGINE_BLOCK_TOKENS,
         )
 
-    def _set_admission(self, admission: AdmissionConfig) -> None:
-        self.admission.set_thresholds(busy_thresholds(admission))
+    def _set_admission(self, section: AdmissionConfig) -> None:
+        admission = self._settings.admission(section)
+        self.thresholds.file_changed(busy_thresholds(admission))
         self._handler.retry_after_s = admission.retry_after_seconds
 
     def _set_tiers(self, tiers: TiersConfig) -> None:
@@ -318,7 +325,7 @@ class RouterServer:
             retries=RetryRules(self.core.pool, budget, max_per_request=config.retries.max_per_request),
             estimator=self._estimator,
             clock=clock,
-            retry_after_s=config.admission.retry_after_seconds,
+            retry_after_s=settings.admission(config.admission).retry_after_seconds,
         )
 
     def _make_app(self) -> RouterApp:
@@ -345,7 +352,7 @@ class RouterServer:
             peers=self._peers,
             forwarder=self._make_forwarder(),
             busy_threshold=BusyThresholdApi(
-                self.admission, model=settings.model, batch_tokens=settings.batch_tokens
+                self.thresholds, model=settings.model, batch_tokens=settings.batch_tokens
             ),
             # A key that carries a tier opens the door too; where it stands open, it stays open.
             keys=KeyCheck(settings.api_keys and settings.api_keys | settings.tier_keys.keys),

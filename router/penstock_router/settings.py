@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock_api import Role, RouterConfig
+from penstock_api import AdmissionConfig, Role, RouterConfig
 from penstock_core.clock import SimulatedClock
 from penstock_core.errors import ConfigError
 from penstock_router.core.worker_spec import WorkerSpec
+from penstock_router.policy.busy import admission_with, check_flags
 from penstock_router.proxy.auth import ADMIN_KEYS, is_loopback
 from penstock_router.proxy.tier_keys import TIER_KEYS, TierKeys
 from penstock_wire.client import Timeouts
@@ -40,6 +42,7 @@ class RouterSettings:
         model: Name under which clients ask for the model.
         disaggregated: Prefill and decode are separate pools.
         config: The graph's router section.
+        admission_flags: Fields of its admission section that go before it, by name.
         lease_s: First KV lease of the prefill workers, simulated seconds.
         context_tokens: Longest prompt plus output, shown by ``/v1/models``; None: not known.
         kv_block_tokens: Tokens of a worker's KV block, for its events; None: vLLM's default.
@@ -62,6 +65,7 @@ class RouterSettings:
     model: str
     disaggregated: bool
     config: RouterConfig = field(default_factory=RouterConfig)
+    admission_flags: Mapping[str, Any] = field(default_factory=dict)
     lease_s: float = 30.0
     context_tokens: int | None = None
     kv_block_tokens: int | None = None
@@ -84,8 +88,10 @@ class RouterSettings:
         """Refuse what cannot work.
 
         Raises:
-            ConfigError: no source of workers, two of them, roles that do not fit, or a key of both kinds.
+            ConfigError: no source of workers, two of them, roles that do not fit, a key of both kinds, or thresholds
+                without effect.
         """
+        check_flags(self.admission(self.config.admission), self.admission_flags)
         if self.tier_keys.keys and not self.config.tiers.enabled:
             raise ConfigError(
                 f"{TIER_KEYS.variable}: keys carry tiers, but spec.router.tiers.enabled is false; set it to true, or give "
@@ -104,6 +110,10 @@ class RouterSettings:
             have = ", ".join(sorted({each.role for each in self.workers}))
             want = " and ".join(sorted(needed))
             raise ConfigError(f"--worker: roles {have} given; the graph needs {want}")
+
+    def admission(self, section: AdmissionConfig) -> AdmissionConfig:
+        """Return what holds of an admission section of the graph, beside the flags."""
+        return admission_with(section, self.admission_flags)
 
     @property
     def is_local(self) -> bool:
@@ -124,6 +134,7 @@ class RouterSettings:
             "tier_keys": len(self.tier_keys.keys),
             "access_log": self.access_log,
             "lease_s": self.lease_s,
+            "admission_flags": dict(self.admission_flags),
             "config": self.config.to_manifest(),
         }
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penstock_api import AdmissionConfig, AdmissionMode, GraphDeployment, QueueOrder, Role, RouterConfig
+from penstock_api import AdmissionConfig, GraphDeployment, QueueOrder, Role, RouterConfig
 from penstock_core.errors import ConfigError
 from penstock_manifests import load_graph
 from penstock_planner.decide.codec import to_plain
-from penstock_router.policy.busy import BusyThresholds, busy_thresholds
+from penstock_router.policy.busy import BusyThresholds, admission_with, busy_thresholds, check_flags
 from penstock_simulator.faults import Faults
 from penstock_simulator.graph_scenario import default_router, graph_pools, graph_router, graph_slo_s
 from penstock_simulator.observer import Recording
@@ -45,7 +45,7 @@ _SIMPLE = {model.name: model for model in (DUALMAP_7B, DUALMAP_14B)}
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
-    """The command line's options, by their names; None where not given."""
+    """The command line's options, by their names; None where not given, ``admission`` without what was not."""
 
     trace: str
     policy: str | None
@@ -74,9 +74,7 @@ class SimulateOptions:
     slot_tokens: int | None
     max_waiting: int | None
     max_wait_s: float | None
-    admission: AdmissionMode | None
-    active_decode_blocks_threshold: float | None
-    active_prefill_tokens_threshold: int | None
+    admission: Mapping[str, Any]
     limit: int | None
     warmup: int
     max_input_tokens: int | None
@@ -294,19 +292,10 @@ def _owners(options: SimulateOptions, graph: GraphDeployment | None, count: int)
 
 def _thresholds(options: SimulateOptions, graph: GraphDeployment | None) -> BusyThresholds:
     """Return the manifest's thresholds with those of the options in their place."""
-    given = {
-        "active_decode_blocks_threshold": options.active_decode_blocks_threshold,
-        "active_prefill_tokens_threshold": options.active_prefill_tokens_threshold,
-    }
-    changes: dict[str, object] = {key: value for key, value in given.items() if value is not None}
     base = AdmissionConfig() if graph is None else graph.spec.router.admission
-    mode = options.admission or base.mode
-    if changes and mode is AdmissionMode.NONE:
-        raise ConfigError(
-            "--active-decode-blocks-threshold, --active-prefill-tokens-threshold: without effect under admission mode "
-            "none; add --admission-control token-capacity"
-        )
-    return busy_thresholds(base.model_copy(update={**changes, "mode": mode}))
+    config = admission_with(base, options.admission)
+    check_flags(config, options.admission)
+    return busy_thresholds(config)
 
 
 def _pools(options: SimulateOptions, graph: GraphDeployment | None) -> tuple[PoolSpec, ...]:

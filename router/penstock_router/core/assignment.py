@@ -28,6 +28,7 @@ class Assignment(Generic[T]):
     __slots__ = (
         "_has_verdict",
         "_is_counted",
+        "_openings",
         "_probe",
         "is_open",
         "item",
@@ -50,6 +51,7 @@ class Assignment(Generic[T]):
         self._has_verdict = False
         self._is_counted = False
         self._probe = worker.breaker.sent(now_s)
+        self._openings = worker.breaker.openings
         worker.inflight_requests += 1
         worker.inflight_tokens += tokens
 
@@ -64,9 +66,9 @@ class Assignment(Generic[T]):
         self.worker.inflight_tokens += tokens
 
     def proved(self) -> None:
-        """Note the right beginning of an answer: a probe's verdict does not wait for the end of a stream."""
+        """Note the right beginning of an answer: a probe lets others in before the end of its stream."""
         if not self._has_verdict and self._probe:
-            self.worker.answered(probe=True)
+            self.worker.answered(probe=True, is_complete=False)
             self._probe = False
 
     def succeeded(self) -> None:
@@ -85,7 +87,9 @@ class Assignment(Generic[T]):
         """
         if not self._has_verdict:
             self._has_verdict = True
-            self._is_counted = self.worker.failed(now_s, cause, probe=self._probe, proven=proven)
+            self._is_counted = self.worker.failed(
+                now_s, cause, probe=self._probe, proven=proven, openings=self._openings
+            )
 
     def convict(self, now_s: float) -> None:
         """Prove a failure: another worker has served the request."""

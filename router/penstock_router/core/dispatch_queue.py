@@ -258,7 +258,7 @@ class DispatchQueue(Generic[T]):
         self._estimates.throughput.learn(uncached, took_s)
         # Beside other routers' prompts a worker looks slow to this one, and which does is chance.
         is_beside_others = self._deciders > 1 and bool(self._shared)
-        worker.relative_slowdown = 1.0 if is_beside_others else self._estimates.relative_slowdown(worker)
+        worker.relative_slowdown = 1.0 if is_beside_others else self._estimates.measured_slowdown(worker)
 
     def assume_prefilled(self, now_s: float) -> None:
         """Assume that a non-streaming request's prefill has finished once its estimated time has passed."""

@@ -167,11 +167,20 @@ class Worker(WorkerLoad):
             self._record(WorkerEvent(WorkerChange.SUSPECTED, self.name, {"problem": problem}))
         self.health_problem = problem
 
-    def failed(self, now_s: float, cause: str, *, probe: bool, proven: bool) -> bool:
-        """Take note of a failed request; returns whether its circuit counts it."""
+    def failed(self, now_s: float, cause: str, *, probe: bool, proven: bool, openings: int) -> bool:
+        """Take note of a failed request; returns whether its circuit counts it.
+
+        Args:
+            now_s: Simulated seconds.
+            cause: What the worker did.
+            probe: Whether the request is the probe.
+            proven: As in `CircuitBreaker.failed`.
+            openings: Of the circuit when the request was sent; one from before the last says nothing about it now.
+        """
         self.failures += 1
+        if openings != self.breaker.openings:
+            return False
         self.last_failure = cause
-        openings = self.breaker.openings
         counted = self.breaker.failed(now_s, probe=probe, proven=proven)
         self._note_verdict(openings, now_s, is_due=proven and self.breaker.is_failing)
         return counted
@@ -182,10 +191,13 @@ class Worker(WorkerLoad):
         self.breaker.convicted(now_s)
         self._note_verdict(openings, now_s, is_due=self.breaker.is_failing)
 
-    def answered(self, *, probe: bool) -> None:
-        """Take note of a right answer."""
+    def answered(self, *, probe: bool, is_complete: bool = True) -> None:
+        """Take note of a right answer, or, where it is not complete, of the right beginning of the probe's."""
         was_failing = self.breaker.is_failing
-        self.breaker.succeeded(probe=probe)
+        if is_complete:
+            self.breaker.succeeded(probe=probe)
+        else:
+            self.breaker.began()
         if was_failing and not self.breaker.is_failing:
             self._is_kept = False
             self._record(WorkerEvent(WorkerChange.RECOVERED, self.name, {"role": self.spec.role.value}))

@@ -152,11 +152,10 @@ class MinTtft(_Memoryless):
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the worker with the smallest estimate; by tokens alone while no throughput is known."""
-        fleet = estimates.throughput.tokens_per_s
         pool = eligible(workers, arrival.avoid)
         costs = [
             (estimates.pending_tokens(each, arrival) + each.uncached(arrival))
-            / (each.throughput.mixed(fleet) or 1.0)
+            / (estimates.tokens_per_s(each) or 1.0)
             for each in pool
         ]
         as_good = min(costs) * (1 + _NOISE)

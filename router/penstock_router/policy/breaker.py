@@ -1,7 +1,8 @@
 """The circuit breaker of one worker: after failures in a row it is ejected, then tried with one request.
 
 A circuit opens for ``open_s`` times the number of its openings of late, at most ``max_open_s``; its owner may
-forbid the opening, because too much of the pool is ejected already. One probe then decides. What counts as a
+forbid the opening, because too much of the pool is ejected already. The beginning of one probe's answer then closes it,
+because answers may last minutes; until the first answer is complete, one failure opens it again. What counts as a
 failure is `penstock_router.proxy.failures`' to say. Numbers come from ``router.breaker``.
 
 Source: Envoy's outlier detection (consecutive failures, base and maximum ejection time, maximum ejected share).
@@ -43,6 +44,7 @@ class CircuitBreaker:
 
     __slots__ = (
         "_ejections",
+        "_is_on_probation",
         "_max_open_s",
         "_may_open",
         "_open_s",
@@ -86,6 +88,7 @@ class CircuitBreaker:
         """Forget everything; for a worker whose process is a new one."""
         self._enter(Circuit.CLOSED)
         self.failures = 0
+        self._is_on_probation = False
         self._ejections = 0
         self._opened_s = 0.0
         self._open_until_s = 0.0
@@ -131,13 +134,20 @@ class CircuitBreaker:
         self._probing = True
         return True
 
+    def began(self) -> None:
+        """Take note of the right beginning of the probe's answer: the circuit closes, and the next failure opens it."""
+        self._enter(Circuit.CLOSED)
+        self._probing = False
+        self._is_on_probation = True
+        self.failures = self.threshold - 1
+
     def succeeded(self, *, probe: bool) -> None:
         """Take note of a right answer; only the probe closes an opened circuit."""
         if probe:
-            self._enter(Circuit.CLOSED)
-            self._probing = False
+            self.began()
         if self.is_closed:
             self.failures = 0
+            self._is_on_probation = False
 
     def failed(self, now_s: float, *, probe: bool, proven: bool = True) -> bool:
         """Take note of a failure; those of requests sent before the circuit opened change nothing.
@@ -164,7 +174,7 @@ class CircuitBreaker:
             self.trip(now_s)
 
     def trip(self, now_s: float) -> bool:
-        """Open the circuit if that is allowed: for longer each time, unless it was closed for long in between.
+        """Open the circuit if that is allowed: for longer each time, unless it served for long in between.
 
         Returns:
             Whether it has opened now.
@@ -172,7 +182,7 @@ class CircuitBreaker:
         if self._state is Circuit.OPEN or (self.is_closed and not self._may_open()):
             return False
         if self.is_closed:
-            served_s = max(0.0, now_s - self._open_until_s)
+            served_s = 0.0 if self._is_on_probation else max(0.0, now_s - self._open_until_s)
             self._ejections = max(0, self._ejections - int(served_s / self._open_s))
         self._ejections += 1
         self.openings += 1

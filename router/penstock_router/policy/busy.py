@@ -5,11 +5,12 @@ Source: NVIDIA Dynamo's document "Request Rejection", "Busy Detection Logic".
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from penstock_api import AdmissionConfig, AdmissionMode
+from penstock_core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,33 @@ def busy_thresholds(config: AdmissionConfig) -> BusyThresholds:
         config.active_prefill_tokens_threshold,
         config.active_prefill_tokens_threshold_frac,
     )
+
+
+def admission_with(config: AdmissionConfig, given: Mapping[str, Any]) -> AdmissionConfig:
+    """Return an admission section with what flags say in its place.
+
+    Args:
+        config: The graph's, or the defaults.
+        given: Fields of the section by name, checked already.
+    """
+    return config.model_copy(update=dict(given))
+
+
+def check_flags(config: AdmissionConfig, given: Mapping[str, Any]) -> None:
+    """Refuse thresholds that are given as flags and change nothing.
+
+    Args:
+        config: The section with the flags in its place.
+        given: The flags, as in `admission_with`.
+
+    Raises:
+        ConfigError: its mode is none.
+    """
+    idle = [f"--{name.replace('_', '-')}" for name in given if name.startswith("active_")]
+    if idle and config.mode is AdmissionMode.NONE:
+        raise ConfigError(
+            f"{', '.join(idle)}: without effect under admission mode none; add --admission-control token-capacity"
+        )
 
 
 def worker_excess(

@@ -81,7 +81,8 @@ class PrebleE2:
                 continue
             given = self._given[worker.name]
             given.forget(estimates.now_s - WINDOW_S)
-            load = (given.tokens + own) * worker.relative_slowdown + DECODE_WEIGHT * worker.decoding_tokens
+            load = (given.tokens + own) * estimates.relative_slowdown(worker)
+            load += DECODE_WEIGHT * worker.decoding_tokens
             loads.append((load, at))
         _, at = min(loads)
         chosen = pool[at].name

@@ -22,7 +22,8 @@ from penstock_router.policy.shortlist import ALL_UP_TO, Shortlist
 from penstock_router.policy.worker_queue import WorkerQueue
 
 HIT_WEIGHT = 4
-"""Waiting tokens that one recomputed token is worth. Chosen: of 1, 1.5, 2, 3, 4, 6, 10 and 20 the smallest
+"""Waiting tokens that one recomputed token is worth: one for its own time, which is longer on a slower worker, and three for
+what it does to caches, which costs as much on any. Chosen: of 1, 1.5, 2, 3, 4, 6, 10 and 20 the smallest
 behind which capacity no longer grows clearly, on all of bench/dualmap's workloads; 1 is min-TTFT."""
 
 
@@ -38,14 +39,17 @@ _NOISE = 0.02
 def prefix_cost(worker: WorkerQueue[Any], arrival: Arrival, uncached: int, estimates: Estimates) -> float:
     """Return what a request costs at a worker, in waiting tokens: 4 x its own uncached tokens and what is before it.
 
+    At a worker that takes s times as long for a token: (3 + s) x its own uncached tokens and s x what is before it.
+
     Args:
         worker: Where it would go.
         arrival: The request.
         uncached: Its tokens to compute there.
         estimates: Estimates.
     """
-    prefill = estimates.pending_tokens(worker, arrival) + HIT_WEIGHT * uncached
-    return prefill * worker.relative_slowdown + DECODE_WEIGHT * worker.decoding_tokens
+    before = estimates.pending_tokens(worker, arrival) + uncached
+    prefill = before * estimates.relative_slowdown(worker) + (HIT_WEIGHT - 1) * uncached
+    return prefill + DECODE_WEIGHT * worker.decoding_tokens
 
 
 class PrefixCost:

@@ -108,8 +108,12 @@ class Estimates:
 
     def seconds(self, worker: WorkerQueue[Any], tokens: int) -> float | None:
         """Return how long a worker computes ``tokens``; None while no throughput is known."""
-        tokens_per_s = worker.throughput.mixed(self.throughput.tokens_per_s)
+        tokens_per_s = self.tokens_per_s(worker)
         return None if tokens_per_s is None else tokens / tokens_per_s
+
+    def tokens_per_s(self, worker: WorkerQueue[Any]) -> float | None:
+        """Return a worker's prefill throughput; None while none is known."""
+        return worker.throughput.mixed(self.throughput.tokens_per_s, worker.idle_s(self.now_s))
 
     def computed_tokens(self, worker: WorkerQueue[Any]) -> int:
         """Return the tokens that a worker should have computed of the prompt under way there, >= 0.
@@ -119,7 +123,7 @@ class Estimates:
         """
         if not worker.running:
             return 0
-        tokens_per_s = worker.throughput.mixed(self.throughput.tokens_per_s)
+        tokens_per_s = self.tokens_per_s(worker)
         if tokens_per_s is None:
             return 0
         first = next(iter(worker.running.values()))
@@ -133,8 +137,14 @@ class Estimates:
 
     def relative_slowdown(self, worker: WorkerQueue[Any]) -> float:
         """Return how many times as long as all together a worker takes for a token; 1 where they hardly differ."""
-        fleet, own = self.throughput.tokens_per_s, worker.throughput.tokens_per_s
-        if fleet is None or own is None or not worker.throughput.is_own:
+        if worker.relative_slowdown == 1.0 or worker.running:
+            return worker.relative_slowdown
+        return self.measured_slowdown(worker)
+
+    def measured_slowdown(self, worker: WorkerQueue[Any]) -> float:
+        """Return the same by what has been measured, however little the difference was before."""
+        fleet, own = self.throughput.tokens_per_s, self.tokens_per_s(worker)
+        if fleet is None or own is None or not worker.throughput.is_own(worker.idle_s(self.now_s)):
             return 1.0
         ratio = fleet / own
         return 1.0 if 1 / _CLEARLY <= ratio <= _CLEARLY else ratio

@@ -1,4 +1,4 @@
-"""``/busy_threshold``: the thresholds above which workers are busy, read and changed while the router runs.
+"""``/busy_threshold``: the thresholds above which a graph's workers are busy, read and changed while its routers run.
 
 Source: NVIDIA Dynamo's document "Request Rejection", "Dynamic Configuration via API"; statuses as Dynamo 1.6.1 answers.
 """
@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
-from penstock_router.admission import Admission
 from penstock_router.policy.busy import BusyThresholds
 
 MAX_PREFILL_TOKENS: Final = 2**53
@@ -37,18 +36,29 @@ class ThresholdError(Exception):
         return orjson.dumps({"error": self.message})
 
 
-class BusyThresholdApi:
-    """Reads and changes one router's thresholds."""
+class Thresholds(Protocol):
+    """What holds for the graph."""
 
-    def __init__(self, admission: Admission, *, model: str, batch_tokens: int | None) -> None:
+    @property
+    def now(self) -> BusyThresholds:
+        """Return what holds."""
+
+    def set(self, thresholds: BusyThresholds) -> None:
+        """Set it, at all routers."""
+
+
+class BusyThresholdApi:
+    """Reads and changes a graph's thresholds."""
+
+    def __init__(self, thresholds: Thresholds, *, model: str, batch_tokens: int | None) -> None:
         """Tie the parts.
 
         Args:
-            admission: Applies the thresholds.
+            thresholds: Of the graph.
             model: The one that the router serves.
             batch_tokens: Most tokens of one step of a worker; None: unknown, so no fraction of it can be a threshold.
         """
-        self._admission = admission
+        self._thresholds = thresholds
         self._model = model
         self._batch_tokens = batch_tokens
 
@@ -86,16 +96,26 @@ class BusyThresholdApi:
                 " know; set engine.maxBatchTokens, or active_prefill_tokens_threshold",
             )
         if changes:
-            self._admission.set_thresholds(replace(self._thresholds(), **changes))
+            self._thresholds.set(replace(self._thresholds.now, **changes))
         return orjson.dumps(self._shown())
 
-    def _thresholds(self) -> BusyThresholds:
-        core = self._admission.core
-        return core.busy[core.entry].thresholds
-
     def _shown(self) -> dict[str, Any]:
-        now = self._thresholds()
+        now = self._thresholds.now
         return {"model": self._model, **{key: getattr(now, name) for key, (name, _) in _FIELDS.items()}}
+
+
+def checked(values: object) -> BusyThresholds:
+    """Return the thresholds that three values are, in the order of `BusyThresholds`.
+
+    Raises:
+        ThresholdError: they are not three, or one is out of its range.
+    """
+    if not isinstance(values, list) or len(values) != len(_FIELDS):
+        raise ThresholdError(422, f"thresholds: must be {len(_FIELDS)} values, got {_short(values)}")
+    for (key, (_, check)), value in zip(_FIELDS.items(), values, strict=True):
+        if value is not None:
+            check(key, value)
+    return BusyThresholds(*values)
 
 
 def _read_object(content_type: bytes | None, body: bytes) -> dict[str, Any]:
@@ -143,4 +163,4 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[str, object], None]]]] = {
     "active_prefill_tokens_threshold": ("active_prefill_tokens", _tokens),
     "active_prefill_tokens_threshold_frac": ("active_prefill_tokens_frac", _multiple),
 }
-"""By key of the API: the field of `BusyThresholds`, and what its value must be."""
+"""By key of the API: the field of `BusyThresholds`, in its order, and what its value must be."""

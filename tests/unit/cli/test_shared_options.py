@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from penstock_api import AdmissionConfig
 from penstock_cli.main import cli
 from penstock_core.errors import ConfigError
 
@@ -46,3 +47,16 @@ def test_a_port_is_bounded(command, least):
     result = CliRunner().invoke(cli, [*command, "--port", "65536"])
     assert result.exit_code == 2
     assert f"{least}<=x<=65535" in result.output
+
+
+@pytest.mark.parametrize("name", AdmissionConfig.model_fields)
+def test_the_router_and_the_simulator_take_the_same_admission_flags(name):
+    """Of each key of the manifest, with the manifest's own words and default."""
+    # Simulated clients come once.
+    commands = [["router", "serve"], *([] if name == "retry_after_seconds" else [["simulate"]])]
+    field = AdmissionConfig.model_fields[name]
+    flag = "--admission-control" if name == "mode" else f"--{name.replace('_', '-')}"
+    for each in commands:
+        text = " ".join(CliRunner().invoke(cli, [*each, "--help"], terminal_width=500).output.split())
+        assert flag in text
+        assert field.description in text

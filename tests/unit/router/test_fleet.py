@@ -194,6 +194,58 @@ def test_a_probe_is_decided_by_the_beginning_of_its_answer():
     assert worker.inflight_requests == 1
 
 
+def _ejected_twice_and_back(fleet):
+    """Return the worker, 20 s after its second ejection, with its probe's stream begun."""
+    worker = fleet.get("w")
+    for _ in range(2):
+        fail(worker, 0, 0, "answered 302")
+    fail(worker, 10, 10, "answered 302")
+    probe = Assignment(None, worker, 1, now_s=30)
+    probe.proved()
+    return worker, probe
+
+
+def test_the_first_stream_that_breaks_after_an_ejection_ejects_again_and_for_longer():
+    """Half a stream proves nothing, however long the worker has been serving halves."""
+    fleet = _fleet()
+    worker, probe = _ejected_twice_and_back(fleet)
+    other = Assignment(None, worker, 1, now_s=30)
+
+    probe.failed(65, "closed the connection")
+    other.failed(66, "closed the connection")
+
+    assert worker.breaker.probe_in_s(65) == 30
+    assert worker.breaker.openings == 3
+
+
+def test_one_whole_answer_after_an_ejection_is_trusted():
+    """From then on it takes as many failures in a row as before, and time forgets ejections."""
+    fleet = _fleet()
+    worker, probe = _ejected_twice_and_back(fleet)
+    probe.succeeded()
+
+    fail(worker, 50, 50, "answered 302")
+    assert _routable(fleet, 50) == ["w"]
+    fail(worker, 50, 50, "answered 302")
+
+    assert worker.breaker.probe_in_s(50) == 10
+
+
+def test_streams_from_before_an_ejection_say_nothing_about_the_worker_after_it():
+    """They hang since the fault that it was ejected for, and run into their time-outs one by one."""
+    fleet = _fleet()
+    worker = fleet.get("w")
+    hanging = [Assignment(None, worker, 1, now_s=0) for _ in range(5)]
+    for each in hanging[:2]:
+        each.failed(1, "sent nothing for 60 s")
+    Assignment(None, worker, 1, now_s=11).proved()
+    for each in hanging[2:]:
+        each.failed(12, "sent nothing for 60 s")
+
+    assert _routable(fleet, 12) == ["w"]
+    assert worker.failures == 5
+
+
 def test_unknown_names_are_not_found():
     """Both for the drain and for its count."""
     fleet = _fleet()

@@ -8,6 +8,7 @@ import pytest
 from penstock_router.discovery.endpoint_slices import router_urls
 from penstock_router.discovery.statefile import router_urls as local_router_urls
 from penstock_router.peer_load import read_load
+from penstock_router.policy.busy import BusyThresholds
 
 
 class Graph:
@@ -113,6 +114,74 @@ async def test_a_router_does_not_count_itself(harness, tmp_path):
     assert page["tokens"] == {worker.name: 700}
     gate.set()
     await task
+
+
+async def thresholds_of(router):
+    """What a router says that the thresholds are."""
+    (shown,) = orjson.loads((await router.get("/busy_threshold")).body)["thresholds"]
+    return shown["active_decode_blocks_threshold"], shown["active_prefill_tokens_threshold"]
+
+
+async def until_thresholds(router, *expected):
+    """Wait until a router has heard of them, and shows them."""
+    await router.until(lambda: router.server.thresholds.now == BusyThresholds(*expected))
+    assert await thresholds_of(router) == expected
+
+
+async def set_threshold(router, **body):
+    """Change thresholds at one router."""
+    raw = orjson.dumps({"model": "llama", **body})
+    assert (await router.post("/busy_threshold", raw=raw)).status == 200
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+async def test_thresholds_set_at_any_router_hold_for_the_graph(harness, tmp_path, asked):
+    """Whichever is asked, both show them and both reject by them, the one that keeps the queue included."""
+    worker = await harness.worker("aggregated")
+    worker.kv_usage = "0.9"
+    routers = await two_routers(harness, tmp_path, worker)
+    await set_threshold(routers[asked], active_decode_blocks_threshold=0.5)
+    for router in routers:
+        await until_thresholds(router, 0.5, None)
+        await router.until(lambda router=router: router.server.core.busy[router.server.core.entry].is_any)
+        assert (await router.post(max_tokens=1)).status == 503
+
+    await set_threshold(routers[1 - asked], active_decode_blocks_threshold=None)
+    for router in routers:
+        await until_thresholds(router, None, None)
+        assert (await router.post(max_tokens=1)).status == 200
+
+
+async def test_thresholds_outlive_the_router_that_was_asked(harness, tmp_path):
+    """The survivor has them, and a router that joins has them before its first request."""
+    worker = await harness.worker("aggregated")
+    one, two = await two_routers(harness, tmp_path, worker)
+    await set_threshold(one, active_prefill_tokens_threshold=700)
+    await until_thresholds(two, None, 700)
+    await one.server.close()
+
+    options = {"disaggregated": False, "ready": False, "statefile": tmp_path / "state.json"}
+    joined = await harness.router(**options)
+
+    assert await thresholds_of(two) == (None, 700)
+    assert await thresholds_of(joined) == (None, 700)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        b'{"version":1}',
+        b'{"version":-1,"file":[null,null,null],"now":[null,null,null]}',
+        b'{"version":1,"file":[null,null,null],"now":[2,null,null]}',
+        b'{"version":1,"file":[null,null],"now":[null,null,null]}',
+        b'{"version":1,"file":7,"now":[null,null,null]}',
+        b"[]",
+    ],
+)
+def test_thresholds_that_cannot_be_are_passed_over(told):
+    """The rest of the share counts all the same."""
+    load = read_load(b'{"instance":"x","tokens":{"a":1},"thresholds":' + told + b"}", 0.0)
+    assert (load.tokens, load.thresholds) == ({"a": 1}, None)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock_api import BreakerConfig, RouterConfig
 from penstock_router.admission import Admission
 from penstock_router.core.worker_pool import WorkerPool
+from penstock_router.graph_thresholds import GraphThresholds
 from penstock_router.make_core import make_core
 from penstock_router.proxy.busy_threshold import BusyThresholdApi, ThresholdError
 from penstock_router.proxy.retry_after import retry_after
@@ -269,7 +270,7 @@ def test_whatever_is_asked_of_the_thresholds_they_stay_within_bounds(fields, mod
     admission = Admission(
         make_core(RouterConfig(), WorkerPool(BreakerConfig()), is_disaggregated=False), lambda: 0.0
     )
-    api = BusyThresholdApi(admission, model="llama", batch_tokens=8192)
+    api = BusyThresholdApi(GraphThresholds(admission), model="llama", batch_tokens=8192)
     before = api.listed()
     body = orjson.dumps({"model": model, **fields})
     try:

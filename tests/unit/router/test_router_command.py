@@ -1,11 +1,15 @@
 """`penstock router serve`: what it takes from flags and manifest, and what it refuses."""
 
+import re
+
 import pytest
 from click.testing import CliRunner
 
-from penstock_api import RouterPolicy
+from penstock_api import AdmissionConfig, RouterPolicy
 from penstock_cli import router as command
+from penstock_cli.simulate import simulate
 from penstock_core.errors import ConfigError, InvalidSpecError
+from penstock_router.policy.busy import BusyThresholds, busy_thresholds
 from penstock_router.proxy.auth import API_KEYS
 from penstock_router.settings import GraphPlace
 
@@ -144,6 +148,51 @@ def test_what_cannot_work_is_one_clear_error(settings_of, arguments, error, word
     assert issubclass(InvalidSpecError, error)
     with pytest.raises(error, match=words):
         settings_of(*arguments)
+
+
+def test_admission_flags_go_before_the_manifest(settings_of, tmp_path):
+    """As in simulate; what no flag names stays the manifest's, also once the manifest has changed."""
+    manifest = tmp_path / "graph.yaml"
+    manifest.write_text(
+        MANIFEST.replace(", auth: {apiKeysFile: %s}", ", admission: {activePrefillTokensThreshold: 7}")
+    )
+    settings = settings_of(
+        *("--graph", manifest, "--discovery", "s.json", "--admission-control", "token-capacity"),
+        *("--active-decode-blocks-threshold", "0.5", "--retry-after-seconds", "3"),
+    )
+
+    held = settings.admission(settings.config.admission)
+    assert busy_thresholds(held) == BusyThresholds(0.5, 7)
+    assert held.retry_after_seconds == 3
+    assert busy_thresholds(settings.admission(AdmissionConfig())) == BusyThresholds(0.5, 100_000)
+
+
+def test_a_threshold_without_a_mode_is_refused_as_simulate_refuses_it(settings_of):
+    """It would change nothing."""
+    flags = ("--active-prefill-tokens-threshold", "100")
+    words = (
+        "--active-prefill-tokens-threshold: without effect under admission mode none; add --admission-control"
+    )
+    with pytest.raises(ConfigError, match=words):
+        settings_of("--model", "m", "--discovery", "s.json", *flags)
+    with pytest.raises(ConfigError, match=words):
+        CliRunner().invoke(simulate, ["--trace", "poisson:rate=1,count=2", *flags], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "bound"),
+    [
+        ("--active-decode-blocks-threshold", "1.5", "0.0<=x<=1.0|0<=x<=1"),
+        ("--active-prefill-tokens-threshold", "-1", "x>=0"),
+        ("--retry-after-seconds", "4000", "0<=x<=3600"),
+        ("--admission-control", "full", "token-capacity"),
+    ],
+)
+def test_admission_flags_have_the_models_bounds(flag, value, bound):
+    """Refused by the command line, before a router starts."""
+    result = CliRunner().invoke(command.router, ["serve", "--model", "m", flag, value])
+    assert result.exit_code == 2
+    assert re.search(bound, result.output)
 
 
 def test_kubernetes_discovery_takes_the_graphs_name(settings_of, tmp_path):

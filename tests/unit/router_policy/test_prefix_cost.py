@@ -131,3 +131,46 @@ def test_a_worker_looks_no_slower_beside_other_routers_prompts():
             queue.prefilled(item, 10.0 * item + seconds)
             queue.release(item, 10.0 * item + seconds)
         assert (queue._workers["a"].relative_slowdown > 1.0) is looks_slower
+
+
+def measured(counts, **tokens_per_s):
+    """Two workers, idle since second 60: up to then each has computed so many prompts of 1,000 tokens at such throughputs."""
+    queue = DispatchQueue(PrefixCost(), QueueSettings())
+    queue.set_workers(map(WorkerLoad, tokens_per_s), 0.0)
+    times = []
+    for (name, pace), count in zip(tokens_per_s.items(), counts, strict=True):
+        times += [(60.0 - (left + 1) * 1000 / pace, 60.0 - left * 1000 / pace, name) for left in range(count)]
+    for item, (begin_s, end_s, name) in enumerate(sorted(times, key=lambda each: each[1])):
+        queue.submit(item, Arrival((500 + item,), 1000, frozenset(tokens_per_s) - {name}), begin_s)
+        list(queue.dispatch(begin_s))
+        queue.prefilled(item, end_s)
+        queue.release(item, end_s)
+    return queue
+
+
+@pytest.mark.parametrize(("waiting_tokens", "expected"), [(2_000, "fast"), (6_000, "slow")])
+def test_a_slower_worker_is_used_before_the_wait_elsewhere_exceeds_its_own_slowness(waiting_tokens, expected):
+    """4,000 new tokens take 4 s more at half the speed: behind 2 s of waiting the fast one is sooner, behind 6 s it is not.
+
+    What recomputing does to caches costs as much on either.
+    """
+    placement = measured((10, 20), slow=500, fast=1000)
+    placement.submit("load", Arrival((21,), waiting_tokens, frozenset({"slow"})), 60.0)
+    list(placement.dispatch(60.0))
+
+    placement.submit("r", Arrival((31, 32, 33, 34), 4000, block_tokens=1000), 60.0)
+
+    assert placement.worker_of("r") == expected
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "expected"), [(0.0, range(20, 26)), (300.0, range(11, 17))], ids=["at once", "after 5 min"]
+)
+def test_a_slow_measurement_of_an_idle_worker_is_forgotten(idle_s, expected):
+    """Of a burst of 26 equal prompts an equal worker that was measured slow once gets its half after some minutes again."""
+    placement = measured((1, 20), once=50, twin=1000)
+    now_s = 60.0 + idle_s
+    for item in range(26):
+        placement.submit(item, Arrival((1000 + item,), 1000), now_s)
+
+    assert [placement.worker_of(item) for item in range(26)].count("twin") in expected
