@@ -122,6 +122,10 @@ class BusyWorkers:
         """Return whether some worker has KV blocks and room: prompts to be computed are all that keeps it busy."""
         return not names <= self._out_of_blocks | self._at_capacity.keys()
 
+    def has_blocks(self, name: str) -> bool:
+        """Return whether a worker is not known to be above its threshold of KV blocks."""
+        return name not in self._out_of_blocks
+
     def not_taking(self, names: frozenset[str]) -> frozenset[str]:
         """Return those of some workers that take no new requests; none when that is all of them."""
         found = names & (self._busy.keys() | self._at_capacity)

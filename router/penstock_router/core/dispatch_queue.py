@@ -213,6 +213,7 @@ class DispatchQueue(QueueState[T]):
         decoding = self._decoding.pop(item, None)
         if decoding is not None:
             decoding[0].decoding_tokens -= decoding[1]
+            self._dirty[decoding[0].name] = None
             return
         ended = self._end(item, now_s)
         if ended is not None:
@@ -338,8 +339,7 @@ class DispatchQueue(QueueState[T]):
         self, avoid: Collection[str], is_open: Callable[[str], bool] | None
     ) -> Mapping[str, WorkerQueue[T]]:
         """Return the workers that may take a request that some have failed."""
-        settings = self.settings
-        if not avoid and is_open is None and settings.slot_tokens is None and settings.slot_requests is None:
+        if not avoid and is_open is None and not self.settings.has_slots:
             return self._workers
         return {
             each.name: each
@@ -431,13 +431,20 @@ class DispatchQueue(QueueState[T]):
     def _has_room(self, worker: WorkerQueue[T]) -> bool:
         settings = self.settings
         running, tokens = len(worker.running), worker.running_tokens
+        bound = settings.worker_requests
+        if bound is not None and worker.load.inflight_requests >= bound:
+            return False
         most = settings.slot_requests
         if most is not None and running >= min(most, max(1, most // self._deciders)):
             return False
-        if running == 0 or settings.slot_tokens is None:
+        is_central = self.policy.assigns is AssignTime.WHEN_FREE
+        if is_central:
+            # The answer still runs where its prompt has been computed.
+            tokens = self.prompt_tokens.pending.get(worker.name, 0)
+        if tokens == 0 or settings.slot_tokens is None:
             return True
         # In the central queue what others have there is known, and theirs may be more than their part.
-        others = worker.peer_tokens if self.policy.assigns is AssignTime.WHEN_FREE else 0
+        others = worker.peer_tokens if is_central else 0
         return max(tokens * self._deciders, tokens + others) < settings.slot_tokens
 
     def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:

@@ -1,14 +1,12 @@
 """When a worker is busy, how long the wait is, and that no request is rejected while a worker has room."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_api import AdmissionConfig, BreakerConfig, Role, RouterConfig, Tier
 from penstock_router.core.busy_workers import ALL_BUSY
-from penstock_router.core.router import Dispatch, RefusalReason, Refuse
+from penstock_router.core.effects import Dispatch, RefusalReason, Refuse
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.make_core import make_core
@@ -205,25 +203,53 @@ def test_a_request_that_leaves_the_queue_makes_room(leaves):
 
 
 @pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
-def test_each_tier_keeps_its_share_of_what_others_fill(policy):
-    """One prompt of each tier may wait above the threshold; without KV blocks none may."""
-    stage = Stage("a", policy=policy, slot_tokens=300, tiers=True, activePrefillTokensThreshold=500)
-    background, premium = Tier.BACKGROUND, Tier.PREMIUM
-    if policy == "least-loaded":
-        stage.core.entry_queue.settings = replace(stage.core.entry_queue.settings, slot_tokens=300)
-    assert stage.ask(600, tier=background) == "a"
-    assert stage.ask(600, tier=background).reason is RefusalReason.ALL_BUSY
-    assert stage.ask(600) == "waits"
-    assert stage.ask(600).reason is RefusalReason.ALL_BUSY
-    stage.read("a", 0.95)
-    assert stage.ask(600, tier=premium).reason is RefusalReason.ALL_BUSY
-    stage.read("a", 0.1, total_blocks=10_000)
-    assert stage.ask(600, tier=premium) == "waits"
-    first = stage.count
-    assert stage.ask(600, tier=premium).reason is RefusalReason.ALL_BUSY
-    assert stage.ask(600, tier=background) == "waits"
+def test_each_tier_fills_its_part_of_the_threshold_whatever_others_have_there(policy):
+    """Of 100,000 tokens premium has 50,000, standard 35,000 and background 15,000, beside 110,000 of background."""
+    stage = Stage("a", policy=policy, slot_tokens=8000, tiers=True, activePrefillTokensThreshold=100_000)
+    taken = dict.fromkeys(Tier, 0)
+    for tier in (Tier.BACKGROUND, Tier.STANDARD, Tier.PREMIUM):
+        while isinstance(stage.ask(10_000, tier=tier), str):
+            taken[tier] += 1
+    assert taken == {Tier.BACKGROUND: 11, Tier.STANDARD: 4, Tier.PREMIUM: 5, Tier.SYSTEM: 0}
+    assert isinstance(stage.ask(10_000, tier=Tier.SYSTEM), str)
     stage.leave(1)
-    assert list(stage.held) == [first]
+    assert stage.core.entry_queue.room.tiers[Tier.SYSTEM] == 0
+    assert stage.ask(10, tier=Tier.BACKGROUND).reason is RefusalReason.ALL_BUSY
+
+
+@pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
+def test_out_of_kv_blocks_the_next_room_is_premiums(policy):
+    """Background holds the blocks: its next request is rejected, premium's waits, and goes once blocks are free."""
+    stage = Stage("a", policy=policy, tiers=True)
+    stage.read("a", 0.5)
+    assert stage.ask(100, tier=Tier.BACKGROUND) == "a"
+    stage.read("a", 0.95)
+    assert stage.ask(100, tier=Tier.BACKGROUND).reason is RefusalReason.ALL_BUSY
+    assert stage.ask(100, tier=Tier.PREMIUM) == "waits"
+    stage.note(stage.core.tick(0.0))
+    assert list(stage.held) == [1]
+    stage.read("a", 0.5)
+    assert list(stage.held) == [1, 3]
+
+
+def test_a_full_decode_stage_keeps_prompts_in_tiers_at_the_door():
+    """Background's answers hold the blocks: premium waits for them in the first stage, background is rejected."""
+    config = RouterConfig.model_validate(
+        {"admission": {"mode": "token-capacity"}, "tiers": {"enabled": True}}
+    )
+    core = make_core(config, WorkerPool(BreakerConfig()), is_disaggregated=True)
+    roles = {"p": Role.PREFILL, "d": Role.DECODE}
+    core.set_workers([WorkerSpec(name, role, "", supervised=True) for name, role in roles.items()], 0.0)
+    decode = core.pool.get("d")
+    (held,) = core.acquire(1, Role.DECODE, Arrival((), 10, tier=Tier.BACKGROUND), 0.0)
+    decode.kv_usage_fraction, decode.metrics_at_s = 0.95, 0.0
+    core.load_read(decode, 0.0)
+    (refused,) = core.acquire(2, Role.PREFILL, Arrival((), 10, tier=Tier.BACKGROUND), 0.0)
+    assert refused.reason is RefusalReason.ALL_BUSY
+    assert core.acquire(3, Role.PREFILL, Arrival((), 10, tier=Tier.PREMIUM), 0.0) == []
+    decode.kv_usage_fraction = 0.1
+    core.busy[Role.DECODE].keep_only((), 0.0)
+    assert [each.assignment.item for each in core.release(held.assignment, 1.0)] == [3]
 
 
 def test_one_tier_alone_keeps_the_threshold():
