@@ -106,6 +106,14 @@ class QueueState(Generic[T]):
         peers = worker.peer_tokens if self.policy.assigns is AssignTime.ON_ARRIVAL else 0
         return worker.queued_tokens + self.prompt_tokens.pending.get(name, 0) + peers
 
+    def prompts_at(self, name: str) -> list[int]:
+        """Return the uncached tokens of each prompt that a worker was given or that waits for it, the oldest first."""
+        worker = self._workers.get(name)
+        if worker is None:
+            return []
+        running = [each.weight for each in worker.running.values() if not each.is_prefilled]
+        return running + [each.uncached for each in worker.line]
+
     def peer_tokens(self, name: str) -> int:
         """Return the tokens that other routers have in flight at a worker, as last heard."""
         worker = self._workers.get(name)

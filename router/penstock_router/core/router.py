@@ -166,7 +166,7 @@ class RouterCore(Generic[T]):
         self._left(assignment.item, role)
         assignment.end()
         self.queues[role].release(assignment.item, now_s)
-        self.busy[role].released(assignment.worker, assignment.tokens, now_s)
+        self.busy[role].released(assignment.worker, now_s - assignment.since_s)
         self._load_changed(role, now_s, assignment.worker.name)
         return self._dispatch_waiting(role, now_s)
 
@@ -419,8 +419,10 @@ class RouterCore(Generic[T]):
             return
         worker = self.pool.get(name)
         if worker is not None:
-            tokens, peers = self.active_prefill_tokens(worker), self.queues[role].peer_tokens(name)
-            busy.refresh(worker, prefill_tokens=tokens, peer_tokens=peers, now_s=now_s)
+            queue, tokens = self.queues[role], self.active_prefill_tokens(worker)
+            prompts = queue.prompts_at(name) if tokens and len(worker.kv_ranks) > 1 else ()
+            peers = queue.peer_tokens(name)
+            busy.refresh(worker, prefill_tokens=tokens, peer_tokens=peers, now_s=now_s, prompts=prompts)
 
     def _loads_changed(self, role: Role, now_s: float) -> None:
         names, busy = self._names[role], self.busy[role]

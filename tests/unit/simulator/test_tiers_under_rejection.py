@@ -37,7 +37,7 @@ def traffic(factor, *, prompt_tokens=2000, output_tokens=20, rate=CAPACITY_RPS):
 
 
 @cache
-def outcome(policy, thresholds, factor, is_split, is_short_of_kv=False, request_limit=None):
+def outcome(policy, thresholds, factor, is_split, *, is_short_of_kv=False, request_limit=None):
     """Return each tier's share of the prompts served and part of its requests rejected."""
     model = ProfiledModel("a100-llama-8b-bf16-tp1", request_limit=request_limit)
     shape = {}
