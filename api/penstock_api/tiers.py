@@ -123,8 +123,8 @@ class TiersConfig(SpecModel):
     )
     max_tenant_share: Share = Field(
         default=0.5,
-        description="Most of prefillQueue.maxRequests that the waiting requests of one tenant, known by its key, may "
-        "take.",
+        description="Most that one tenant, known by its key, may have of what it has waiting and what is free for its "
+        "tier in prefillQueue.maxRequests.",
     )
     slo: TierSlos = Field(default=TierSlos(), description="What each tier is promised.")
     shedding: SheddingConfig = Field(default=SheddingConfig(), description="Refusal of lower tiers by SLO.")

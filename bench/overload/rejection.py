@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock_api import Role
-from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds
+from penstock_api import AdmissionConfig, AdmissionMode, Role, RouterPolicy
+from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds, busy_thresholds
+from penstock_simulator.graph_scenario import default_router
 from penstock_simulator.observer import Requests
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
 from penstock_simulator.world import World
@@ -29,6 +30,16 @@ UNLOADED_FACTOR, UNLOADED_S = 0.02, 3000.0
 
 THRESHOLDS = BusyThresholds(active_decode_blocks=0.9, active_prefill_tokens=0)
 """A worker is busy while it computes any prompt: an accepted request never waits for another's."""
+
+DEFAULTS = AdmissionConfig(mode=AdmissionMode.TOKEN_CAPACITY)
+PRODUCT = replace(default_router(RouterPolicy.PREFIX_COST.value), thresholds=busy_thresholds(DEFAULTS))
+"""What a graph has that sets ``router.admission.mode: token-capacity`` and nothing else."""
+
+ROUTERS = (
+    RouterSpec(slot_tokens=None, thresholds=NO_THRESHOLDS),
+    RouterSpec(slot_tokens=None, thresholds=THRESHOLDS),
+    PRODUCT,
+)
 
 MOST_TTFT = 1.2
 """Times the unloaded p99 that an accepted request's p99 may take, and that counts as in time."""
@@ -62,24 +73,28 @@ class Sweep:
 
     Attributes:
         unloaded_s: p99 TTFT without load, seconds.
-        without, rejecting: By load.
+        without, rejecting: By load, as `ROUTERS` have it.
+        product: By load, with the queue and the thresholds that a graph has which sets nothing but the mode.
     """
 
     unloaded_s: float
     without: tuple[Point, ...]
     rejecting: tuple[Point, ...]
+    product: tuple[Point, ...]
 
 
 def sweep(seconds: float, note: Callable[[str], None]) -> Sweep:
     """Run every load for ``seconds`` of arrivals."""
-    idle = _run(UNLOADED_FACTOR, NO_THRESHOLDS, UNLOADED_S)
+    idle = _run(UNLOADED_FACTOR, ROUTERS[0], UNLOADED_S)
     unloaded_s = float(np.percentile(idle.ttft_s[idle.is_ok], 99))
-    found: dict[BusyThresholds, list[Point]] = {NO_THRESHOLDS: [], THRESHOLDS: []}
+    names = ("rejection off", "rejection on", "the product's defaults")
+    found: list[list[Point]] = [[] for _ in ROUTERS]
     for factor in FACTORS:
-        for thresholds, points in found.items():
-            note(f"rejection {'on' if thresholds.is_set else 'off'}, {factor:g}x")
-            points.append(_point(factor, _run(factor, thresholds, seconds), unloaded_s, seconds))
-    return Sweep(unloaded_s, tuple(found[NO_THRESHOLDS]), tuple(found[THRESHOLDS]))
+        for router, name, points in zip(ROUTERS, names, found, strict=True):
+            note(f"{name}, {factor:g}x")
+            points.append(_point(factor, _run(factor, router, seconds), unloaded_s, seconds))
+    without, rejecting, product = map(tuple, found)
+    return Sweep(unloaded_s, without, rejecting, product)
 
 
 def _point(factor: float, requests: Requests, unloaded_s: float, seconds: float) -> Point:
@@ -90,9 +105,8 @@ def _point(factor: float, requests: Requests, unloaded_s: float, seconds: float)
     return Point(factor, p99, in_time / seconds, loose / seconds, float(requests.is_rejected.mean()))
 
 
-def _run(factor: float, thresholds: BusyThresholds, seconds: float) -> Requests:
+def _run(factor: float, router: RouterSpec, seconds: float) -> Requests:
     pool = PoolSpec(Role.AGGREGATED, WORKERS, ProfiledModel(PROFILE, block_size=16))
-    router = RouterSpec(slot_tokens=None, thresholds=thresholds)
     return World(Scenario([pool], router), _traffic(RATE * factor, seconds)).run().requests
 
 

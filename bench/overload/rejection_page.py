@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from rejection import (
+    DEFAULTS,
     LOOSE_S,
     MOST_TTFT,
     OUTPUT_TOKENS,
+    PRODUCT,
     PROFILE,
     PROMPT_TOKENS,
     RATE,
@@ -79,7 +81,27 @@ def rejection_section(found: Sweep, *, seconds: float) -> list[str]:
                 f"{', '.join(worse)}, and should set it higher."
             ),
         ]
-    return [*lines, "", "![](rejection.png)"]
+    return [*lines, *_product_section(found), "", "![](rejection.png)"]
+
+
+def _product_section(found: Sweep) -> list[str]:
+    lines = [
+        "",
+        (
+            f"With the product's own queue (policy {PRODUCT.policy}, {PRODUCT.slot_tokens} prompt tokens given to a worker at a "
+            f"time) and default thresholds ({DEFAULTS.active_decode_blocks_threshold:.0%} of the KV blocks, "
+            f"{DEFAULTS.active_prefill_tokens_threshold:,} prompt tokens a worker), which keep workers supplied and bound the "
+            "wait to what computing those tokens takes:"
+        ),
+        "",
+        f"| load | p99 TTFT, s | p99 TTFT / unloaded | with TTFT of {LOOSE_S:g} s, requests/s | rejected |",
+        "|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {each.factor:g}x | {each.p99 * found.unloaded_s:.2f} | {each.p99:.2f} | {each.loose_rps:.2f} | {each.rejected:.1%} |"
+        for each in found.product
+    ]
+    return lines
 
 
 def draw_rejection(found: Sweep, path: Path) -> None:

@@ -151,6 +151,7 @@ def serve(
         context_tokens=spec.model.context_tokens if spec is not None else None,
         kv_block_tokens=spec.engine.block_tokens if spec is not None else None,
         batch_tokens=spec.batch_tokens if spec is not None else None,
+        worker_requests=spec.engine.request_limit if spec is not None else None,
         graph_file=graph,
         host=host,
         port=port,

@@ -15,7 +15,8 @@ from penstock_core.errors import NoEndpointsError, PenstockError, SaturatedError
 from penstock_core.logs import get_logger
 from penstock_router.core.assignment import Assignment
 from penstock_router.core.busy_workers import ALL_BUSY
-from penstock_router.core.router import Dispatch, Effects, RefusalReason, Refuse, RouterCore
+from penstock_router.core.effects import Dispatch, Effects, RefusalReason, Refuse
+from penstock_router.core.router import RouterCore
 from penstock_router.core.worker import Worker, WorkerChange, WorkerEvent
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.policy.arrival import Arrival

@@ -28,6 +28,7 @@ def make_core(
     *,
     is_disaggregated: bool,
     batch_tokens: int | None = None,
+    worker_requests: int | None = None,
     lease_s: float | None = None,
 ) -> RouterCore[T]:
     """Return the core that a graph's router section asks for.
@@ -37,17 +38,21 @@ def make_core(
         pool: The workers.
         is_disaggregated: Prefill and decode are apart.
         batch_tokens: Most tokens of one step of a worker; None: unknown.
+        worker_requests: Requests that a worker has room for; None: no such bound. With tiers no more are sent there, so
+            that what is beyond waits in its tier's turn and not in the worker's queue.
         lease_s: First lease of a prefilled prompt, simulated seconds; None: it bounds no wait.
     """
     thresholds = busy_thresholds(config.admission)
     roles = (Role.PREFILL, Role.DECODE) if is_disaggregated else (Role.AGGREGATED,)
     busy = {role: BusyWorkers(thresholds, batch_tokens=batch_tokens) for role in roles}
-    policy, settings = _entry_policy(config), queue_settings(config, is_disaggregated=is_disaggregated)
+    policy = _entry_policy(config)
+    settings = queue_settings(config, is_disaggregated=is_disaggregated, worker_requests=worker_requests)
     entry: DispatchQueue[T] = DispatchQueue(policy, settings)
     queues = {roles[0]: entry}
     if is_disaggregated:
         # Requests wait for decode only while no circuit lets them pass.
         bounds = QueueSettings(
+            worker_requests=settings.worker_requests,
             max_requests=settings.max_requests,
             max_wait_s=longest_decode_wait_s(config, lease_s),
             tiers=settings.tiers,
@@ -91,16 +96,14 @@ def dualmap_settings(config: RouterConfig) -> DualMapSettings:
     )
 
 
-def queue_settings(config: RouterConfig, *, is_disaggregated: bool) -> QueueSettings:
-    """Return how the first stage's queue behaves.
-
-    Aggregated workers under a policy that assigns when a worker is free take everything at once: their slots would
-    be held until the answers end.
-    """
+def queue_settings(
+    config: RouterConfig, *, is_disaggregated: bool, worker_requests: int | None = None
+) -> QueueSettings:
+    """Return how the first stage's queue behaves."""
     queue, name = config.prefill_queue, config.policy
-    assigns_late = make_policy(name.value).assigns is AssignTime.WHEN_FREE
     return QueueSettings(
-        slot_tokens=queue.worker_tokens if is_disaggregated or not assigns_late else None,
+        slot_tokens=slot_tokens(config, name.value, is_disaggregated=is_disaggregated),
+        worker_requests=worker_requests if config.tiers.enabled else None,
         max_requests=queue.max_requests,
         max_wait_s=queue.max_wait_seconds,
         max_wake_s=queue.max_wake_seconds,
@@ -110,3 +113,14 @@ def queue_settings(config: RouterConfig, *, is_disaggregated: bool) -> QueueSett
         rebalances=name.value in PAIRED and config.dualmap.rebalance,
         tiers=tier_settings(config.tiers) if config.tiers.enabled else None,
     )
+
+
+def slot_tokens(config: RouterConfig, policy: str, *, is_disaggregated: bool) -> int | None:
+    """Return the prompt tokens that are given to one worker of the first stage at a time; None: no bound.
+
+    Aggregated workers under a policy that assigns when a worker is free take everything at once, unless there are tiers:
+    then what waits is to wait here, in its tier's turn. Of routers that pass nothing on none knows the others' part.
+    """
+    has_turns = config.tiers.enabled and config.peers.forward
+    has_queue = is_disaggregated or has_turns or make_policy(policy).assigns is AssignTime.ON_ARRIVAL
+    return config.prefill_queue.worker_tokens if has_queue else None

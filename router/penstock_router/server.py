@@ -226,6 +226,7 @@ class RouterServer:
             pool,
             is_disaggregated=settings.disaggregated,
             batch_tokens=settings.batch_tokens,
+            worker_requests=settings.worker_requests,
             lease_s=settings.lease_s,
         )
         core.speed = settings.speed

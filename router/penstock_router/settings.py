@@ -47,6 +47,7 @@ class RouterSettings:
         context_tokens: Longest prompt plus output, shown by ``/v1/models``; None: not known.
         kv_block_tokens: Tokens of a worker's KV block, for its events; None: vLLM's default.
         batch_tokens: Most tokens of one step of a worker; None: not known.
+        worker_requests: Requests that a worker has room for; None: not known.
         graph_file: Manifest whose admission section is followed while the router runs; None: none.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
@@ -70,6 +71,7 @@ class RouterSettings:
     context_tokens: int | None = None
     kv_block_tokens: int | None = None
     batch_tokens: int | None = None
+    worker_requests: int | None = None
     graph_file: Path | None = None
     host: str = "127.0.0.1"
     port: int = 0

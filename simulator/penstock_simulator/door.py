@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock_api import Role
 from penstock_planner.decide.observation import Demand
-from penstock_router.core.router import RefusalReason
+from penstock_router.core.effects import RefusalReason
 from penstock_simulator.gaps import GapHistogram
 from penstock_simulator.jobs import Job
 

@@ -8,10 +8,9 @@ from penstock_api import GraphDeployment, LeaseConfig, PlannerMode, RouterConfig
 from penstock_engine.core.lease import LeaseTerms
 from penstock_engine.profiles.performance import BATCH_TOKENS, BLOCK_TOKENS, RUNNING_REQUESTS
 from penstock_engine.serve.preemption_config import PreemptionConfig
-from penstock_router.make_core import longest_decode_wait_s
+from penstock_router.make_core import longest_decode_wait_s, slot_tokens
 from penstock_router.policy.busy import busy_thresholds
-from penstock_router.policy.registry import PAIRED, make_policy
-from penstock_router.policy.routing_policy import AssignTime
+from penstock_router.policy.registry import PAIRED
 from penstock_router.tier_config import shedding_settings, tier_settings
 from penstock_runtimes.engine_flags import preemption_config
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers
@@ -59,12 +58,9 @@ def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpe
     """Return the router of a graph, under another policy if one is named."""
     config = graph.spec.router
     name = policy or config.policy.value
-    assigns_late = make_policy(name).assigns is AssignTime.WHEN_FREE
-    # The live router holds nothing back from aggregated workers under a policy that assigns when a worker is free.
-    has_queue = graph.spec.is_disaggregated or not assigns_late
-    slot_tokens = config.prefill_queue.worker_tokens if has_queue else None
+    slots = slot_tokens(config, name, is_disaggregated=graph.spec.is_disaggregated)
     decode_wait_s = longest_decode_wait_s(config, graph.spec.lease_seconds)
-    return replace(_configured(config, name), slot_tokens=slot_tokens, max_decode_wait_s=decode_wait_s)
+    return replace(_configured(config, name), slot_tokens=slots, max_decode_wait_s=decode_wait_s)
 
 
 def default_router(policy: str) -> RouterSpec:

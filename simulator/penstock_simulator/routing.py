@@ -11,10 +11,11 @@ from penstock_core.errors import ConfigError
 from penstock_router.core.assignment import Assignment
 from penstock_router.core.busy_workers import BusyWorkers
 from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.effects import Effects, RefusalReason
 from penstock_router.core.queue_settings import QueueSettings
 from penstock_router.core.queue_sharing import QueuedPrompt
 from penstock_router.core.retries import FailedTry, RetryBudget, RetryRules, RetryScope
-from penstock_router.core.router import Effects, RefusalReason, RouterCore
+from penstock_router.core.router import RouterCore
 from penstock_router.core.tier_control import TierControl
 from penstock_router.core.transfers import KvTransfer
 from penstock_router.core.worker import Worker
@@ -86,17 +87,24 @@ class VirtualRouter:
             ConfigError: there is no such policy, or it has no such setting.
         """
         policy = _make_policy(spec, slo_s)
-        has_slots = spec.slot_tokens is not None or spec.slot_requests is not None
+        frees_slots = spec.tiers.is_enabled or spec.slot_tokens is None
+        has_slots = spec.slot_requests is not None or not frees_slots
         self._reads_prompts = policy.assigns is AssignTime.ON_ARRIVAL
-        # As live, a request of an aggregated worker without slots weighs until its answer ends.
+        # As live, a request of an aggregated worker without slots weighs until its answer ends; with tiers its prompt's
+        # slot is free once it is computed.
         self._holds_answers = self._reads_prompts or (role is Role.AGGREGATED and not has_slots)
         self.reads_usage = isinstance(policy, LeastLoaded) or spec.thresholds.is_set
         self._sizes = sizes
         self._faults = faults
-        queues: dict[Role, DispatchQueue[Job]] = {role: DispatchQueue(policy, _settings(spec, slo_s))}
+        queues: dict[Role, DispatchQueue[Job]] = {
+            role: DispatchQueue(policy, _settings(spec, slo_s, sizes[role]))
+        }
         if role is Role.PREFILL:
             bounds = QueueSettings(
-                max_requests=spec.max_waiting, max_wait_s=spec.max_decode_wait_s, tiers=_tier_settings(spec)
+                worker_requests=sizes[Role.DECODE].requests if spec.tiers.is_enabled else None,
+                max_requests=spec.max_waiting,
+                max_wait_s=spec.max_decode_wait_s,
+                tiers=_tier_settings(spec),
             )
             queues[Role.DECODE] = DispatchQueue(decode_policy, bounds)
         pool = WorkerPool(BreakerConfig(), is_supervised=True)
@@ -367,8 +375,9 @@ def _assigned(assignment: Assignment[Job] | None) -> Assignment[Job]:
     return assignment
 
 
-def _settings(spec: RouterSpec, slo_s: float) -> QueueSettings:
+def _settings(spec: RouterSpec, slo_s: float, size: WorkerSize) -> QueueSettings:
     return QueueSettings(
+        worker_requests=size.requests if spec.tiers.is_enabled else None,
         slot_tokens=spec.slot_tokens,
         slot_requests=spec.slot_requests,
         max_requests=spec.max_waiting,

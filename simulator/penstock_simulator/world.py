@@ -12,7 +12,7 @@ from math import inf
 from penstock_api import Role
 from penstock_engine.core.request_slots import SlotState
 from penstock_router.core.assignment import Assignment
-from penstock_router.core.router import Dispatch, Effects, RefusalReason
+from penstock_router.core.effects import Dispatch, Effects, RefusalReason
 from penstock_router.policy.baselines import LeastLoaded
 from penstock_simulator.control import Control
 from penstock_simulator.door import DoorCounters

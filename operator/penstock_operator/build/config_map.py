@@ -69,8 +69,12 @@ def _kept(graph: GraphDeployment) -> dict[str, Any]:
         "lease": _lease(spec.lease_seconds),
         "planner": {"enabled": False},
     }
-    if spec.batch_tokens is not None:
-        kept["engine"] = {"maxBatchTokens": spec.batch_tokens}
+    bounds = {
+        "maxBatchTokens": spec.batch_tokens,
+        "requestLimit": spec.engine.request_limit if spec.router.tiers.enabled else None,
+    }
+    if any(bound is not None for bound in bounds.values()):
+        kept["engine"] = {key: bound for key, bound in bounds.items() if bound is not None}
     return {
         "apiVersion": graph.api_version,
         "kind": graph.kind,

@@ -20,6 +20,7 @@ class Assignment(Generic[T]):
         item: The request, as the caller queued it.
         worker: Where it went.
         tokens: Prompt tokens, known or estimated, and what was generated so far.
+        since_s: When it was dispatched, simulated seconds.
         queued_s: How long it waited, simulated seconds.
         reason: Why this worker, one short phrase.
         is_open: It has not been given back.
@@ -34,6 +35,7 @@ class Assignment(Generic[T]):
         "item",
         "queued_s",
         "reason",
+        "since_s",
         "tokens",
         "worker",
     )
@@ -45,6 +47,7 @@ class Assignment(Generic[T]):
         self.item = item
         self.worker = worker
         self.tokens = tokens
+        self.since_s = now_s
         self.queued_s = queued_s
         self.reason = reason
         self.is_open = True

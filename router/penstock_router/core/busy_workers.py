@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from math import inf
 
-from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds, Excess, RankLoad, worker_excess
+from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds, Excess, rank_loads, worker_excess
 from penstock_router.policy.drain_rate import DrainRate
 from penstock_router.policy.load import WorkerLoad
 
 ALL_BUSY = "Service temporarily unavailable: All workers are busy, please retry later"
 """What a rejected client is told. Source: NVIDIA Dynamo's document "Request Rejection", "Error Response"."""
+
+_STAY_WEIGHT = 0.1
+"""Chosen: of the newest request in the mean stay, so that about the last ten count."""
 
 AT_CAPACITY_S = 1.0
 """Chosen: one interval of health checks; a worker that refused for want of room is asked again after this long even if
@@ -32,7 +35,9 @@ class BusyWorkers:
         self.thresholds = thresholds
         self.batch_tokens = batch_tokens
         self._computed = DrainRate()
-        self._released = DrainRate()
+        # Workers with prompts to compute, and how long requests have stayed lately.
+        self._computing: set[str] = set()
+        self._stay_s: float | None = None
         # By name: seconds until it is not busy any more, and when it refused a request for want of room.
         self._busy: dict[str, float] = {}
         self._at_capacity: dict[str, float] = {}
@@ -41,7 +46,15 @@ class BusyWorkers:
 
     # ------------------------------------------------------------------ load events
 
-    def refresh(self, load: WorkerLoad, *, prefill_tokens: int, peer_tokens: int, now_s: float) -> None:
+    def refresh(
+        self,
+        load: WorkerLoad,
+        *,
+        prefill_tokens: int,
+        peer_tokens: int,
+        now_s: float,
+        prompts: Sequence[int] = (),
+    ) -> None:
         """Decide again whether a worker is busy.
 
         Args:
@@ -49,27 +62,31 @@ class BusyWorkers:
             prefill_tokens: Prompt tokens that it has still to compute, those that wait for it included.
             peer_tokens: Tokens that other routers have in flight there, as far as known.
             now_s: Simulated seconds.
+            prompts: Those of ``prefill_tokens`` whose prompts are known, one by one; used where it has several ranks.
         """
         if not self.thresholds.is_set:
             return
+        (self._computing.add if prefill_tokens else self._computing.discard)(load.name)
+        self._computed.at_work(len(self._computing), now_s)
         usages = load.kv_ranks_now(load.inflight_tokens + peer_tokens, now_s)
-        share = prefill_tokens / len(usages)
-        excess = worker_excess([RankLoad(each, share) for each in usages], self.thresholds, self.batch_tokens)
+        ranks = rank_loads(usages, prompts, max(0, prefill_tokens - sum(prompts)))
+        excess = worker_excess(ranks, self.thresholds, self.batch_tokens)
         self._out_of_blocks.discard(load.name)
         if excess is None:
             self._busy.pop(load.name, None)
         else:
             if excess.decode_blocks_fraction:
                 self._out_of_blocks.add(load.name)
-            self._busy[load.name] = self._free_in_s(load, excess, now_s)
+            self._busy[load.name] = self._free_in_s(load, excess, ranks=len(usages), now_s=now_s)
 
     def computed(self, tokens: int, now_s: float) -> None:
         """Count prompt tokens that a worker has computed."""
         self._computed.drained(tokens, now_s)
 
-    def released(self, load: WorkerLoad, tokens: int, now_s: float) -> None:
-        """Count the tokens of a request that has left its worker, which has room for another."""
-        self._released.drained(tokens, now_s)
+    def released(self, load: WorkerLoad, stay_s: float) -> None:
+        """Note that a request has left its worker after some simulated seconds: there is room for another."""
+        known_s = stay_s if self._stay_s is None else self._stay_s
+        self._stay_s = known_s + _STAY_WEIGHT * (max(0.0, stay_s) - known_s)
         self._at_capacity.pop(load.name, None)
 
     def load_read(self, load: WorkerLoad) -> None:
@@ -84,6 +101,7 @@ class BusyWorkers:
         """Forget the workers that have left, and refusals of long ago."""
         self._busy = {name: wait_s for name, wait_s in self._busy.items() if name in names}
         self._out_of_blocks &= self._busy.keys()
+        self._computing &= set(names)
         self._at_capacity = {
             name: at_s
             for name, at_s in self._at_capacity.items()
@@ -122,6 +140,10 @@ class BusyWorkers:
         """Return whether some worker has KV blocks and room: prompts to be computed are all that keeps it busy."""
         return not names <= self._out_of_blocks | self._at_capacity.keys()
 
+    def has_blocks(self, name: str) -> bool:
+        """Return whether a worker is not known to be above its threshold of KV blocks."""
+        return name not in self._out_of_blocks
+
     def not_taking(self, names: frozenset[str]) -> frozenset[str]:
         """Return those of some workers that take no new requests; none when that is all of them."""
         found = names & (self._busy.keys() | self._at_capacity)
@@ -137,14 +159,19 @@ class BusyWorkers:
         soonest = min(self._busy.values(), default=inf)
         return None if soonest == inf else soonest
 
-    def _free_in_s(self, load: WorkerLoad, excess: Excess, now_s: float) -> float:
-        """Return the time in which this stage's workers, one by one, drain what is above the thresholds."""
-        workers = max(1, len(self._busy))
-        waits = []
+    def _free_in_s(self, load: WorkerLoad, excess: Excess, *, ranks: int, now_s: float) -> float:
+        """Return the time in which a worker drains what is above the thresholds.
+
+        Prompts leave as fast as workers compute them, KV blocks by the tokens there over the time that requests stay:
+        10,000 tokens that stay 5 s are 2,000 tokens/s, whether as many have come lately or not.
+        """
+        waits: list[float | None] = []
         if excess.prefill_tokens:
-            waits.append((excess.prefill_tokens, self._computed.tokens_per_s(now_s)))
-        if excess.decode_blocks_fraction and load.kv_capacity_tokens:
-            tokens = excess.decode_blocks_fraction * load.kv_capacity_tokens
-            waits.append((tokens, self._released.tokens_per_s(now_s)))
-        known = [tokens * workers / rate for tokens, rate in waits if rate is not None]
+            rate = self._computed.tokens_per_s(now_s)
+            waits.append(None if rate is None else excess.prefill_tokens * ranks / rate)
+        if excess.decode_blocks_fraction:
+            tokens = excess.decode_blocks_fraction * (load.kv_capacity_tokens or 0)
+            is_known = self._stay_s is not None and tokens > 0 and load.inflight_tokens > 0
+            waits.append(tokens * (self._stay_s or 0.0) / load.inflight_tokens if is_known else None)
+        known = [wait_s for wait_s in waits if wait_s is not None]
         return max(known) if known and len(known) == len(waits) else inf

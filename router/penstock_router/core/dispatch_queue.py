@@ -8,31 +8,20 @@ arrives, what was prefilled or lost, and takes what is dispatched now. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from math import inf
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from penstock_api import QueueOrder, Tier
-from penstock_router.core.queue_room import QueueRoom
-from penstock_router.core.queue_settings import QueueSettings
-from penstock_router.policy.key_density import KeyDensity
-from penstock_router.policy.lane import Lane, WaitingLine
+from penstock_router.core.queue_state import QueueState
 from penstock_router.policy.load import WorkerLoad
-from penstock_router.policy.prefix_index import PrefixIndex
-from penstock_router.policy.prompt_tokens import PromptTokenCounts
 from penstock_router.policy.queued_request import QueuedRequest
 from penstock_router.policy.rebalance import Aim, decode_delay_s, plan_moves
 from penstock_router.policy.routing_policy import (
     Arrival,
     AssignTime,
-    Estimates,
-    LearnsPrompts,
     RoutingDecision,
-    RoutingPolicy,
     eligible,
 )
-from penstock_router.policy.tier_queue import TierQueue
-from penstock_router.policy.tiers import TierSettings
 from penstock_router.policy.worker_queue import WorkerQueue
 
 T = TypeVar("T")
@@ -41,55 +30,8 @@ _CACHE_SLACK = 0.02
 """Chosen: a cache's size in keys follows the prompts' mean length, which moves a little with each."""
 
 
-class DispatchQueue(Generic[T]):
-    """Waiting requests of one role under one policy. ``T`` is hashable and unique per request.
-
-    Attributes:
-        policy: Chooses the workers.
-        settings: Bounds and order.
-        moved: Requests that rebalancing has moved so far.
-        waiting: Requests that wait.
-        tokens: Their prompt tokens.
-        room: Counts them by tier.
-        prompt_tokens: On their way through this queue.
-    """
-
-    def __init__(self, policy: RoutingPolicy, settings: QueueSettings) -> None:
-        self.policy = policy
-        self._learner = policy if isinstance(policy, LearnsPrompts) else None
-        self.settings = settings
-        self._estimates = Estimates(settings.tokens_per_s)
-        self._workers: dict[str, WorkerQueue[T]] = {}
-        # Workers that take nothing now, and are known because they may come back or still compute something.
-        self._inactive: dict[str, WorkerQueue[T]] = {}
-        # In the central queue, or, under a policy that assigns on arrival, what arrived while there was no worker.
-        self._unassigned: dict[T, QueuedRequest[T]] = {}
-        self._central: WaitingLine[T] = self._new_line()
-        self.room = QueueRoom()
-        self._assigned: dict[T, QueuedRequest[T]] = {}
-        # Running non-streaming requests, with the time at which their prompts should be prefilled.
-        self._non_streaming: dict[T, float] = {}
-        # Prefilled and not ended: the worker, and the number of prompt tokens.
-        self._decoding: dict[T, tuple[WorkerQueue[T], int]] = {}
-        # Names whose queue or room has changed since `dispatch` last saw them.
-        self._dirty: dict[str, None] = {}
-        # Workers at which other routers have something in flight, as last heard.
-        self._shared: set[str] = set()
-        self._density = KeyDensity()
-        self._deciders = 1
-        self.moved = 0
-        self.waiting = 0
-        self.tokens = 0
-        self.prompt_tokens = PromptTokenCounts()
-
-    def __len__(self) -> int:
-        return self.waiting
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a new request is refused."""
-        bound = self.settings.max_requests
-        return bound is not None and self.waiting >= bound
+class DispatchQueue(QueueState[T]):
+    """Waiting requests of one role under one policy. ``T`` is hashable and unique per request."""
 
     # ------------------------------------------------------------------ workers
 
@@ -98,7 +40,8 @@ class DispatchQueue(Generic[T]):
     ) -> None:
         """Set the workers that may be chosen; what waits for others is assigned again, what runs there goes on.
 
-        When a worker joins, everything that waits is assigned again: a backlog would not reach it otherwise.
+        When a worker joins, everything that waits is assigned again: a backlog would not reach it otherwise. What a
+        policy that raises leaves unassigned waits in the central queue until the workers change again.
 
         Args:
             loads: Those workers, in the order in which policies see them.
@@ -123,12 +66,11 @@ class DispatchQueue(Generic[T]):
             self._workers[name].load = load
         for name in [n for n, each in self._inactive.items() if not each.running and n not in quarantined]:
             del self._inactive[name]
+        for queued in displaced:
+            self._put_central(queued)
         if self._workers and self.policy.assigns is AssignTime.ON_ARRIVAL:
-            displaced += self._central
-            self._unassigned.clear()
-            self._central = self._new_line()
-        for queued in sorted(displaced, key=lambda queued: queued.since_s):
-            self._assign(queued, now_s)
+            for queued in sorted(self._central, key=lambda queued: queued.since_s):
+                self._relieve(self._assign(queued, now_s), now_s)
 
     def worker_restarted(self, name: str) -> None:
         """Forget a worker's cache: its process is a new one."""
@@ -202,16 +144,17 @@ class DispatchQueue(Generic[T]):
         """
         if not again and not self.room.has_room(arrival, self.settings):
             return False
+        queued = QueuedRequest(item, arrival, now_s, uncached=arrival.tokens)
+        decision = self._assign(queued, now_s, is_first=again)
+        queued.weight = max(1, queued.uncached)
         self.waiting += 1
         self.room.enter(arrival)
         self.tokens += arrival.tokens
         self._density.learn(len(arrival.chain), arrival.tokens)
-        queued = QueuedRequest(item, arrival, now_s, uncached=arrival.tokens)
-        self._assign(queued, now_s, is_first=again)
-        queued.weight = max(1, queued.uncached)
         self.prompt_tokens.waiting += queued.weight
         if not again:
             self.prompt_tokens.admit(queued.tokens, queued.weight)
+        self._relieve(decision, now_s)
         return True
 
     def dispatch(
@@ -270,6 +213,7 @@ class DispatchQueue(Generic[T]):
         decoding = self._decoding.pop(item, None)
         if decoding is not None:
             decoding[0].decoding_tokens -= decoding[1]
+            self._dirty[decoding[0].name] = None
             return
         ended = self._end(item, now_s)
         if ended is not None:
@@ -338,123 +282,52 @@ class DispatchQueue(Generic[T]):
         self.moved += count
         return count
 
-    # ------------------------------------------------------------------ gauges
-
-    def index_of(self, name: str) -> PrefixIndex | None:
-        """Return what is known of a worker's cache, to be corrected by its own events; None: it takes nothing."""
-        worker = self._workers.get(name)
-        return None if worker is None else worker.index
-
-    def oldest_s(self, now_s: float) -> float:
-        """Return how long the longest wait has lasted, simulated seconds; 0 when nothing waits."""
-        return max((now_s - queued.since_s for queued in self.waiting_requests()), default=0.0)
-
-    def uncached_tokens(self, item: T) -> int | None:
-        """Return the prompt tokens expected to be computed of a request that waits or runs; None: of no other."""
-        queued = self._assigned.get(item) or self._unassigned.get(item)
-        return None if queued is None else queued.uncached
-
-    def queued_tokens(self, name: str) -> int:
-        """Return the uncached tokens that wait for one worker."""
-        worker = self._workers.get(name)
-        return 0 if worker is None else worker.queued_tokens
-
-    def worker_of(self, item: T) -> str:
-        """Return the worker that a request waits for or runs at; empty while none was chosen."""
-        queued = self._assigned.get(item)
-        return "" if queued is None else queued.worker
-
-    def prefill_tokens(self, name: str) -> int:
-        """Return the uncached prompt tokens that wait for one worker or were given to it, tokens >= 0.
-
-        Where requests are assigned on arrival, those that other routers have there are among them.
-        """
-        worker = self._workers.get(name)
-        if worker is None:
-            return 0
-        peers = worker.peer_tokens if self.policy.assigns is AssignTime.ON_ARRIVAL else 0
-        return worker.queued_tokens + self.prompt_tokens.pending.get(name, 0) + peers
-
-    def peer_tokens(self, name: str) -> int:
-        """Return the tokens that other routers have in flight at a worker, as last heard."""
-        worker = self._workers.get(name)
-        return 0 if worker is None else worker.peer_tokens
-
-    @property
-    def backlog_tokens(self) -> int:
-        """Prompt tokens to be computed by all workers together; 0 while no request waits in a central queue."""
-        if self.policy.assigns is AssignTime.ON_ARRIVAL or not self._unassigned:
-            return 0
-        return self.prompt_tokens.waiting + sum(self.prompt_tokens.pending.values())
-
-    def pending_tokens(self, name: str, now_s: float) -> int:
-        """Return what other routers should count here, tokens >= 0.
-
-        Where requests are assigned on arrival: uncached tokens that wait, late ones included, because those let only
-        this router's others go first, and those dispatched that should not be computed yet. Else the tokens in flight.
-        """
-        worker = self._workers.get(name)
-        if worker is None:
-            return 0
-        if self.policy.assigns is AssignTime.WHEN_FREE:
-            return worker.load.inflight_tokens
-        self._estimates.now_s = now_s
-        return self._estimates.pending_tokens(worker) - worker.peer_tokens + worker.line.late_tokens
-
-    def inflight_tokens(self) -> dict[str, int]:
-        """Return the tokens in flight at each worker, those of other routers included."""
-        return {name: each.inflight_tokens for name, each in self._workers.items()}
-
-    def waiting_requests(self) -> list[QueuedRequest[T]]:
-        """Return the requests that wait, in no order."""
-        assigned = (each for each in self._assigned.values() if each.started_s is None)
-        return [*self._unassigned.values(), *assigned]
-
-    def set_tiers(self, tiers: TierSettings) -> None:
-        """Share by other settings from now on, where tiers were on before."""
-        self.settings = replace(self.settings, tiers=tiers)
-        known = (*self._workers.values(), *self._inactive.values())
-        for line in (self._central, *(each.line for each in known)):
-            if isinstance(line, TierQueue):
-                line.settings = tiers
-
     # ------------------------------------------------------------------ within
-
-    def _new_line(self) -> WaitingLine[T]:
-        return Lane() if self.settings.tiers is None else TierQueue(self.settings.tiers)
-
-    def _new_worker(self, load: WorkerLoad, now_s: float) -> WorkerQueue[T]:
-        # Under a policy that assigns when a worker is free the central queue has shared already.
-        line = self._new_line() if self.policy.assigns is AssignTime.ON_ARRIVAL else None
-        return WorkerQueue(load, cache_blocks=self.settings.cache_blocks, now_s=now_s, line=line)
 
     def _take_central(self, queued: QueuedRequest[T]) -> None:
         del self._unassigned[queued.item]
         self._central.pull(queued)
 
-    def _assign(self, queued: QueuedRequest[T], now_s: float, *, is_first: bool = False) -> None:
-        """Put a request into the queue of the worker that the policy chooses, or into the central one."""
+    def _put_central(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
+        self._unassigned[queued.item] = queued
+        self._central.put(queued, is_first=is_first)
+
+    def _assign(
+        self, queued: QueuedRequest[T], now_s: float, *, is_first: bool = False
+    ) -> RoutingDecision | None:
+        """Put a request into the queue of the worker that the policy chooses, or into the central one.
+
+        A policy that raises leaves it where it was.
+
+        Returns:
+            The policy's decision; None: it waits in the central queue.
+        """
         if self.policy.assigns is AssignTime.WHEN_FREE or not self._workers:
-            self._unassigned[queued.item] = queued
-            self._central.put(queued, is_first=is_first)
-            return
+            self._put_central(queued, is_first=is_first)
+            return None
         self._estimates.now_s = now_s
         decision = self._decide(queued)
-        queued.reason = decision.reason
-        queued.other = decision.other
+        other_uncached = 0
         if decision.other:
             known = decision.other_uncached
             other = self._workers[decision.other]
-            queued.other_uncached = other.uncached(queued.arrival) if known is None else known
+            other_uncached = other.uncached(queued.arrival) if known is None else known
+        worker = self._workers[decision.worker]
+        if queued.item in self._unassigned:
+            self._take_central(queued)
+        queued.reason, queued.other, queued.other_uncached = decision.reason, decision.other, other_uncached
         self._assigned[queued.item] = queued
-        self._workers[decision.worker].put(queued, decision.uncached, is_first=is_first)
+        worker.put(queued, decision.uncached, is_first=is_first)
         self._dirty[decision.worker] = None
-        if decision.is_hot:
+        return decision
+
+    def _relieve(self, decision: RoutingDecision | None, now_s: float) -> None:
+        if decision is not None and decision.is_hot:
             self.rebalance(now_s, (decision.worker, decision.other))
 
     def _decide(self, queued: QueuedRequest[T]) -> RoutingDecision:
         arrival = queued.arrival
-        # Whoever is assigned again goes by what is true now.
+        # A request that is assigned again goes by what is true now.
         is_chosen = not queued.worker and arrival.worker not in arrival.avoid
         if is_chosen and arrival.worker in self._workers:
             if self._learner is not None:
@@ -466,8 +339,7 @@ class DispatchQueue(Generic[T]):
         self, avoid: Collection[str], is_open: Callable[[str], bool] | None
     ) -> Mapping[str, WorkerQueue[T]]:
         """Return the workers that may take a request that some have failed."""
-        settings = self.settings
-        if not avoid and is_open is None and settings.slot_tokens is None and settings.slot_requests is None:
+        if not avoid and is_open is None and not self.settings.has_slots:
             return self._workers
         return {
             each.name: each
@@ -559,13 +431,20 @@ class DispatchQueue(Generic[T]):
     def _has_room(self, worker: WorkerQueue[T]) -> bool:
         settings = self.settings
         running, tokens = len(worker.running), worker.running_tokens
+        bound = settings.worker_requests
+        if bound is not None and worker.load.inflight_requests >= bound:
+            return False
         most = settings.slot_requests
         if most is not None and running >= min(most, max(1, most // self._deciders)):
             return False
-        if running == 0 or settings.slot_tokens is None:
+        is_central = self.policy.assigns is AssignTime.WHEN_FREE
+        if is_central:
+            # The answer still runs where its prompt has been computed.
+            tokens = self.prompt_tokens.pending.get(worker.name, 0)
+        if tokens == 0 or settings.slot_tokens is None:
             return True
         # In the central queue what others have there is known, and theirs may be more than their part.
-        others = worker.peer_tokens if self.policy.assigns is AssignTime.WHEN_FREE else 0
+        others = worker.peer_tokens if is_central else 0
         return max(tokens * self._deciders, tokens + others) < settings.slot_tokens
 
     def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:

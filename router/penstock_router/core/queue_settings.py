@@ -22,6 +22,7 @@ class QueueSettings:
         slot_tokens: Uncached tokens dispatched to one worker at a time; None is unbounded. An idle worker always
             takes one request, however long.
         slot_requests: Requests dispatched to one worker at a time; None is unbounded.
+        worker_requests: Requests that a worker has room for, answers under way included; None is unbounded.
         max_requests: Most waiting requests; None is unbounded.
         max_wait_s: Longest wait, simulated seconds; None is unbounded.
         max_wake_s: Longest wait while a stage has no worker that may be chosen, but never below `max_wait_s`, which counts
@@ -38,6 +39,7 @@ class QueueSettings:
 
     slot_tokens: int | None = None
     slot_requests: int | None = None
+    worker_requests: int | None = None
     max_requests: int | None = None
     max_wait_s: float | None = None
     max_wake_s: float | None = None
@@ -48,6 +50,12 @@ class QueueSettings:
     tokens_per_s: float | None = None
     rebalances: bool = False
     tiers: TierSettings | None = None
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether a worker may have no room for another request."""
+        bounds = (self.slot_tokens, self.slot_requests, self.worker_requests)
+        return any(bound is not None for bound in bounds)
 
     def ttft_slo_s(self, tier: Tier) -> float | None:
         """Return the TTFT that the deadline-aware order aims for; None: any is in time."""

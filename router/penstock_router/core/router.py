@@ -6,10 +6,7 @@ in simulated seconds and returns what the driver has to do, in order.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
 from math import inf
 from typing import Generic, TypeVar
 
@@ -17,7 +14,9 @@ from penstock_api import Role, Tier
 from penstock_router.core.assignment import Assignment
 from penstock_router.core.busy_workers import ALL_BUSY, BusyWorkers
 from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.effects import Dispatch, Effects, RefusalReason, Refuse
 from penstock_router.core.queue_sharing import QueuedPrompt, QueueSharing
+from penstock_router.core.tier_backlog import TierBacklog, line_tokens
 from penstock_router.core.tier_control import TierControl
 from penstock_router.core.wake import WakeTimes
 from penstock_router.core.worker import Worker
@@ -31,43 +30,6 @@ T = TypeVar("T")
 REBALANCE_S = 1.0
 """Chosen: a third of the shortest silence that `decode_delay_s` takes for a bottleneck by default; simulated
 seconds."""
-
-
-class RefusalReason(Enum):
-    """Why a request gets no worker."""
-
-    QUEUE_FULL = auto()
-    QUEUE_TIMEOUT = auto()
-    NO_WORKER = auto()
-    SHED = auto()
-    ALL_BUSY = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch(Generic[T]):
-    """A request goes to its worker now; `RouterCore.release` ends its assignment."""
-
-    assignment: Assignment[T]
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse(Generic[T]):
-    """A request gets no worker.
-
-    Attributes:
-        item: The request.
-        reason: Why.
-        message: For the client: what was exceeded or is missing, and the remedy.
-        retry_after_s: When there is expected to be room, simulated seconds from now; None: unknown.
-    """
-
-    item: T
-    reason: RefusalReason
-    message: str
-    retry_after_s: float | None = None
-
-
-Effects = list[Dispatch[T] | Refuse[T]]
 
 
 class RouterCore(Generic[T]):
@@ -108,9 +70,9 @@ class RouterCore(Generic[T]):
         self.tiers: TierControl | None = None
         max_wake_s = self.entry_queue.settings.max_wake_s
         self.wake = None if max_wake_s is None else WakeTimes(max_wake_s)
-        # Requests of the first stage that wait or are being prefilled, while requests have tiers.
-        self._uncomputed_items: dict[T, Tier] = {}
-        self._uncomputed: Counter[Tier] = Counter()
+        # While requests have tiers: those of the first stage whose prompts are not computed, and all of each stage.
+        self._uncomputed: TierBacklog[T] = TierBacklog()
+        self._held: dict[Role, TierBacklog[T]] = {role: TierBacklog() for role in self.queues}
 
     @property
     def entry_queue(self) -> DispatchQueue[T]:
@@ -131,21 +93,9 @@ class RouterCore(Generic[T]):
             now_s: Simulated seconds.
             again: It was admitted before: it meets no bound, and waits before all others.
         """
-        if self.tiers is not None and role is self.entry and not again:
-            shed = self.tiers.arrived(arrival.tier)
-            if shed is not None:
-                wait_s = self.tiers.monitor.settings.recover_s
-                return [Refuse(item, RefusalReason.SHED, shed, wait_s)]
-        missing = self._hopeless(role, now_s)
-        if missing is not None:
-            message = f"no {missing} worker can take the request; retry later"
-            return [Refuse(item, RefusalReason.NO_WORKER, message)]
-        late = self._too_late(item, arrival, now_s) if role is self.entry and not again else None
-        if late is not None:
-            return [late]
-        full = self.full_stage(role, now_s, is_new=role is self.entry and not again)
-        if full is not None and not self._keeps_its_share(arrival.tier, full):
-            return [Refuse(item, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())]
+        refused = self._refusal(item, role, arrival, now_s, is_new=role is self.entry and not again)
+        if refused is not None:
+            return [refused]
         queue, busy = self.queues[role], self.busy[role]
         if busy.is_any and queue.policy.assigns is AssignTime.ON_ARRIVAL:
             arrival = self._avoiding(arrival, role)
@@ -153,10 +103,12 @@ class RouterCore(Generic[T]):
         if not queue.submit(item, arrival, now_s, again=again):
             message = f"{len(queue)} requests wait for {role} already; retry later"
             return [Refuse(item, RefusalReason.QUEUE_FULL, message, self._wake_left_s(now_s))]
-        if role is self.entry:
-            self._count_uncomputed(item, arrival.tier)
-            if self.sharing.is_on:
-                self.sharing.queued(queue.worker_of(item), arrival)
+        if self.tiers is not None:
+            self._held[role].enter(item, arrival.tier, arrival.tokens)
+            if role is self.entry:
+                self._uncomputed.enter(item, arrival.tier, queue.uncached_tokens(item) or 0)
+        if role is self.entry and self.sharing.is_on:
+            self.sharing.queued(queue.worker_of(item), arrival)
         self._load_changed(role, now_s, queue.worker_of(item) if queue.moved == moved else None)
         return self._dispatch(role, now_s)
 
@@ -201,7 +153,7 @@ class RouterCore(Generic[T]):
             measured: Whether this is noticed as it happens, and not only at the end of the answer.
         """
         role, queue = assignment.role, self.queues[assignment.role]
-        self._computed_or_gone(assignment.item)
+        self._uncomputed.leave(assignment.item)
         before = queue.prompt_tokens.computed
         queue.prefilled(assignment.item, now_s, cached_tokens=cached_tokens, measured=measured)
         self.busy[role].computed(queue.prompt_tokens.computed - before, now_s)
@@ -213,10 +165,10 @@ class RouterCore(Generic[T]):
         if not assignment.is_open:
             return []
         role = assignment.role
-        self._computed_or_gone(assignment.item)
+        self._left(assignment.item, role)
         assignment.end()
         self.queues[role].release(assignment.item, now_s)
-        self.busy[role].released(assignment.worker, assignment.tokens, now_s)
+        self.busy[role].released(assignment.worker, now_s - assignment.since_s)
         self._load_changed(role, now_s, assignment.worker.name)
         return self._dispatch_waiting(role, now_s)
 
@@ -224,7 +176,7 @@ class RouterCore(Generic[T]):
         """Take out a waiting request whose client has left; does nothing when it does not wait."""
         name = self.queues[role].worker_of(item)
         self.queues[role].withdraw(item)
-        self._computed_or_gone(item)
+        self._left(item, role)
         self._load_changed(role, now_s, name)
 
     # ------------------------------------------------------------------ the workers' load
@@ -330,7 +282,7 @@ class RouterCore(Generic[T]):
             for queued in queue.take_expired(now_s, served_s=self._served_s, hold_s=self.hold_s):
                 if self.tiers is not None and role is self.entry:
                     self.tiers.timed_out(queued.arrival.tier, now_s)
-                self._computed_or_gone(queued.item)
+                self._left(queued.item, role)
                 self._load_changed(role, now_s, queued.worker)
                 waited_s = (now_s - queued.since_s) / self.speed
                 message = f"no worker took the request within {waited_s:.1f} s; retry later"
@@ -360,6 +312,26 @@ class RouterCore(Generic[T]):
         return found
 
     # ------------------------------------------------------------------ within
+
+    def _refusal(
+        self, item: T, role: Role, arrival: Arrival, now_s: float, *, is_new: bool
+    ) -> Refuse[T] | None:
+        """Return why a request may not wait for a worker; None: it may, if the queue has room."""
+        if self.tiers is not None and is_new:
+            shed = self.tiers.arrived(arrival.tier)
+            if shed is not None:
+                return Refuse(item, RefusalReason.SHED, shed, self.tiers.monitor.settings.recover_s)
+        missing = self._hopeless(role, now_s)
+        if missing is not None:
+            message = f"no {missing} worker can take the request; retry later"
+            return Refuse(item, RefusalReason.NO_WORKER, message)
+        late = self._too_late(item, arrival, now_s) if is_new else None
+        if late is not None:
+            return late
+        full = self.full_stage(role, now_s, is_new=is_new)
+        if full is None or self._waits_its_turn(arrival.tier, full, is_new=is_new):
+            return None
+        return Refuse(item, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())
 
     def _needed(self, role: Role) -> Iterable[Role]:
         """Return the roles that must serve for a request to start in a stage: its own and those after it."""
@@ -415,26 +387,24 @@ class RouterCore(Generic[T]):
             self.queues[role].set_workers(workers, now_s, quarantined=quarantined)
             self._loads_changed(role, now_s)
 
-    def _keeps_its_share(self, tier: Tier, full: Role) -> bool:
-        """Return whether a request enters a full first stage, so that its tier gets its share of what others fill.
+    def _waits_its_turn(self, tier: Tier, full: Role, *, is_new: bool) -> bool:
+        """Return whether a request may wait for a stage that takes none now, so that its tier gets its share of it.
 
-        That is while no other of its tier waits here: at most one prompt of each tier waits above the thresholds.
+        That is while others are what fills it, and its own tier has less than its part in the first stage.
         """
-        if self.tiers is None or full is not self.entry or not self.busy[full].have_blocks(self._names[full]):
+        if self.tiers is None or not is_new or tier is Tier.SYSTEM:
+            return self.tiers is not None
+        busy, names = self.busy[full], self._names[full]
+        if not (self._uncomputed if busy.have_blocks(names) else self._held[full]).has_others(tier):
             return False
-        if self.queues[full].room.tiers[tier]:
-            return False
-        return self._uncomputed.total() > self._uncomputed[tier]
+        entry = self.busy[self.entry]
+        limit = entry.thresholds.prefill_limit(entry.batch_tokens) or 0.0
+        line = line_tokens(self.tiers.settings, tier, limit) * len(self._names[self.entry])
+        return self._uncomputed.tokens[tier] < line
 
-    def _count_uncomputed(self, item: T, tier: Tier) -> None:
-        if self.tiers is not None and item not in self._uncomputed_items:
-            self._uncomputed_items[item] = tier
-            self._uncomputed[tier] += 1
-
-    def _computed_or_gone(self, item: T) -> None:
-        tier = self._uncomputed_items.pop(item, None)
-        if tier is not None:
-            self._uncomputed[tier] -= 1
+    def _left(self, item: T, role: Role) -> None:
+        self._uncomputed.leave(item)
+        self._held[role].leave(item)
 
     def _avoiding(self, arrival: Arrival, role: Role) -> Arrival:
         """Return a request that passes over busy workers, unless that leaves only such as have failed it."""
@@ -452,8 +422,10 @@ class RouterCore(Generic[T]):
             return
         worker = self.pool.get(name)
         if worker is not None:
-            tokens, peers = self.active_prefill_tokens(worker), self.queues[role].peer_tokens(name)
-            busy.refresh(worker, prefill_tokens=tokens, peer_tokens=peers, now_s=now_s)
+            queue, tokens = self.queues[role], self.active_prefill_tokens(worker)
+            prompts = queue.prompts_at(name) if tokens and len(worker.kv_ranks) > 1 else ()
+            peers = queue.peer_tokens(name)
+            busy.refresh(worker, prefill_tokens=tokens, peer_tokens=peers, now_s=now_s, prompts=prompts)
 
     def _loads_changed(self, role: Role, now_s: float) -> None:
         names, busy = self._names[role], self.busy[role]
@@ -463,7 +435,10 @@ class RouterCore(Generic[T]):
                 self._load_changed(role, now_s, name)
 
     def _dispatch_waiting(self, role: Role, now_s: float) -> Effects[T]:
-        return self._dispatch(role, now_s) if self.queues[role].waiting else []
+        effects = self._dispatch(role, now_s) if self.queues[role].waiting else []
+        if self.tiers is not None and role is not self.entry and self.entry_queue.waiting:
+            effects += self._dispatch(self.entry, now_s)
+        return effects
 
     def _dispatch(self, role: Role, now_s: float) -> Effects[T]:
         self._follow(role, now_s)
@@ -473,17 +448,20 @@ class RouterCore(Generic[T]):
         for each in self._needed(role):
             if not pool.routable(each, now_s):
                 return []
-
-        closed = self._closed_to_dispatch(role)
+        holds = self.tiers is not None and role is self.entry
+        if holds and not all(self.busy[each].have_blocks(self._names[each]) for each in self._needed(role)):
+            return []
+        busy, closed = self.busy[role], self._closed_to_dispatch(role)
 
         def is_open(name: str) -> bool:
             worker = pool.get(name)
-            if name in closed:
+            if name in closed or (holds and not busy.has_blocks(name)):
                 return False
             return worker is None or worker.breaker.is_closed or worker.breaker.allows(now_s, is_last=True)
 
+        is_any_open = pool.are_closed(role) and not closed and not (holds and busy.thresholds.is_set)
         effects: Effects[T] = []
-        for queued in queue.dispatch(now_s, None if pool.are_closed(role) and not closed else is_open):
+        for queued in queue.dispatch(now_s, None if is_any_open else is_open):
             worker = pool.get(queued.worker)
             assert worker is not None  # noqa: S101 - `_follow` has named the pool's own workers
             if self.tiers is not None and role is self.entry:
@@ -506,7 +484,8 @@ class RouterCore(Generic[T]):
     def _closed_to_dispatch(self, role: Role) -> frozenset[str]:
         """Return the workers that get nothing for now: those at capacity, and busy ones beside others with room.
 
-        What already waits for a busy worker goes there: its own queue is part of what makes it busy.
+        What already waits for a busy worker goes there, as its own queue is part of what makes it busy; with tiers, once
+        it has KV blocks, so that the next of them goes to the tier whose turn it is.
         """
         busy, names = self.busy[role], self._names[role]
         if not busy.is_any:

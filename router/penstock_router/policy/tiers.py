@@ -51,7 +51,7 @@ class TierSettings:
         round_tokens: Tokens that all tiers together get in one round, > 0.
         aging_per_s: Priority that a waiting request gains each second, >= 0.
         max_aging: Most priority that it gains.
-        max_tenant_share: Most of the queue's room that one tenant's requests may take, 0-1.
+        max_tenant_share: Of what a tenant has waiting and what is free for its tier, the most that it may have, 0-1.
         targets: By tier; absent: none.
     """
 

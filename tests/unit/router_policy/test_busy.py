@@ -1,14 +1,13 @@
 """When a worker is busy, how long the wait is, and that no request is rejected while a worker has room."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_api import AdmissionConfig, BreakerConfig, Role, RouterConfig, Tier
 from penstock_router.core.busy_workers import ALL_BUSY
-from penstock_router.core.router import Dispatch, RefusalReason, Refuse
+from penstock_router.core.effects import Dispatch, RefusalReason, Refuse
+from penstock_router.core.queue_settings import QueueSettings
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.make_core import make_core
@@ -19,6 +18,7 @@ from penstock_router.policy.busy import (
     Excess,
     RankLoad,
     busy_thresholds,
+    rank_loads,
     worker_excess,
 )
 from penstock_router.policy.drain_rate import DrainRate
@@ -72,15 +72,37 @@ def test_mode_none_clears_the_thresholds():
     assert busy_thresholds(config) == BusyThresholds(0.85, 100_000)
 
 
-def test_the_drain_rate_is_what_has_left_lately():
-    """100 tokens each second are 100 tokens/s from the first seconds on, and fade when nothing leaves."""
+def test_the_drain_rate_is_that_of_work_whatever_came():
+    """100 tokens each second of work are 100 tokens/s, after a pause too; it fades when work stands still."""
     rate = DrainRate()
     assert rate.tokens_per_s(0.0) is None
     for second in range(60):
-        rate.drained(100, float(second))
-    assert rate.tokens_per_s(60.0) == pytest.approx(100, rel=0.1)
-    assert rate.tokens_per_s(120.0) < 1
-    assert rate.tokens_per_s(1e6) is None
+        rate.at_work(1, 10.0 * second)
+        rate.drained(100, 10.0 * second + 1)
+        rate.at_work(0, 10.0 * second + 1)
+        assert rate.tokens_per_s(10.0 * second + 9) == pytest.approx(100, rel=0.06)
+    rate.at_work(2, 600.0)
+    rate.drained(400, 602.0)
+    assert rate.tokens_per_s(602.0) == pytest.approx(100, rel=0.15)
+    assert rate.tokens_per_s(660.0) < 1
+
+
+def test_prompts_are_balanced_over_ranks_whole():
+    """Of three prompts of 9,000 tokens one rank has one: not all are above 10,000, although the mean is."""
+    thresholds, prompts = BusyThresholds(None, 10_000), (9000, 9000, 9000)
+    ranks = rank_loads((0.5, 0.1), prompts, 0.0)
+    assert ranks == [RankLoad(0.5, 9000), RankLoad(0.1, 18_000)]
+    assert worker_excess(ranks, thresholds, None) is None
+    assert worker_excess(rank_loads((0.5, 0.1), (*prompts, 9000), 0.0), thresholds, None) is not None
+    assert rank_loads((None, None), (), 300.0) == [RankLoad(None, 150.0)] * 2
+
+
+def test_a_worker_of_two_ranks_with_three_prompts_takes_the_next():
+    """One of them waits here, two were given to it; a fourth makes both ranks busy."""
+    stage = Stage("a", policy="prefix-cost", activePrefillTokensThreshold=5000, slot_tokens=9000)
+    stage.read("a", 0.1, total_blocks=10_000, ranks=(0.1, 0.1))
+    assert [stage.ask(4500) for _ in range(4)] == ["a", "a", "waits", "waits"]
+    assert stage.ask(1).reason is RefusalReason.ALL_BUSY
 
 
 class Stage:
@@ -205,25 +227,53 @@ def test_a_request_that_leaves_the_queue_makes_room(leaves):
 
 
 @pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
-def test_each_tier_keeps_its_share_of_what_others_fill(policy):
-    """One prompt of each tier may wait above the threshold; without KV blocks none may."""
-    stage = Stage("a", policy=policy, slot_tokens=300, tiers=True, activePrefillTokensThreshold=500)
-    background, premium = Tier.BACKGROUND, Tier.PREMIUM
-    if policy == "least-loaded":
-        stage.core.entry_queue.settings = replace(stage.core.entry_queue.settings, slot_tokens=300)
-    assert stage.ask(600, tier=background) == "a"
-    assert stage.ask(600, tier=background).reason is RefusalReason.ALL_BUSY
-    assert stage.ask(600) == "waits"
-    assert stage.ask(600).reason is RefusalReason.ALL_BUSY
-    stage.read("a", 0.95)
-    assert stage.ask(600, tier=premium).reason is RefusalReason.ALL_BUSY
-    stage.read("a", 0.1, total_blocks=10_000)
-    assert stage.ask(600, tier=premium) == "waits"
-    first = stage.count
-    assert stage.ask(600, tier=premium).reason is RefusalReason.ALL_BUSY
-    assert stage.ask(600, tier=background) == "waits"
+def test_each_tier_fills_its_part_of_the_threshold_whatever_others_have_there(policy):
+    """Of 100,000 tokens premium has 50,000, standard 35,000 and background 15,000, beside 110,000 of background."""
+    stage = Stage("a", policy=policy, slot_tokens=8000, tiers=True, activePrefillTokensThreshold=100_000)
+    taken = dict.fromkeys(Tier, 0)
+    for tier in (Tier.BACKGROUND, Tier.STANDARD, Tier.PREMIUM):
+        while isinstance(stage.ask(10_000, tier=tier), str):
+            taken[tier] += 1
+    assert taken == {Tier.BACKGROUND: 11, Tier.STANDARD: 4, Tier.PREMIUM: 5, Tier.SYSTEM: 0}
+    assert isinstance(stage.ask(10_000, tier=Tier.SYSTEM), str)
     stage.leave(1)
-    assert list(stage.held) == [first]
+    assert stage.core.entry_queue.room.tiers[Tier.SYSTEM] == 0
+    assert stage.ask(10, tier=Tier.BACKGROUND).reason is RefusalReason.ALL_BUSY
+
+
+@pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
+def test_out_of_kv_blocks_the_next_room_is_premiums(policy):
+    """Background holds the blocks: its next request is rejected, premium's waits, and goes once blocks are free."""
+    stage = Stage("a", policy=policy, tiers=True)
+    stage.read("a", 0.5)
+    assert stage.ask(100, tier=Tier.BACKGROUND) == "a"
+    stage.read("a", 0.95)
+    assert stage.ask(100, tier=Tier.BACKGROUND).reason is RefusalReason.ALL_BUSY
+    assert stage.ask(100, tier=Tier.PREMIUM) == "waits"
+    stage.note(stage.core.tick(0.0))
+    assert list(stage.held) == [1]
+    stage.read("a", 0.5)
+    assert list(stage.held) == [1, 3]
+
+
+def test_a_full_decode_stage_keeps_prompts_in_tiers_at_the_door():
+    """Background's answers hold the blocks: premium waits for them in the first stage, background is rejected."""
+    config = RouterConfig.model_validate(
+        {"admission": {"mode": "token-capacity"}, "tiers": {"enabled": True}}
+    )
+    core = make_core(config, WorkerPool(BreakerConfig()), is_disaggregated=True)
+    roles = {"p": Role.PREFILL, "d": Role.DECODE}
+    core.set_workers([WorkerSpec(name, role, "", supervised=True) for name, role in roles.items()], 0.0)
+    decode = core.pool.get("d")
+    (held,) = core.acquire(1, Role.DECODE, Arrival((), 10, tier=Tier.BACKGROUND), 0.0)
+    decode.kv_usage_fraction, decode.metrics_at_s = 0.95, 0.0
+    core.load_read(decode, 0.0)
+    (refused,) = core.acquire(2, Role.PREFILL, Arrival((), 10, tier=Tier.BACKGROUND), 0.0)
+    assert refused.reason is RefusalReason.ALL_BUSY
+    assert core.acquire(3, Role.PREFILL, Arrival((), 10, tier=Tier.PREMIUM), 0.0) == []
+    decode.kv_usage_fraction = 0.1
+    core.busy[Role.DECODE].keep_only((), 0.0)
+    assert [each.assignment.item for each in core.release(held.assignment, 1.0)] == [3]
 
 
 def test_one_tier_alone_keeps_the_threshold():
@@ -272,24 +322,35 @@ def test_thresholds_hold_from_the_next_request_on():
     assert stage.ask(1).reason is RefusalReason.ALL_BUSY
 
 
-def test_retry_after_follows_the_measured_drain():
-    """600 tokens above the threshold, 100 a second drained: room in 6 s; without a measurement nobody knows."""
+@pytest.mark.parametrize("gap_s", [1.0, 30.0])
+def test_retry_after_is_what_workers_can_not_what_came(gap_s):
+    """A worker that takes a second for 100 tokens is 600 above its threshold: 6 s, however light the traffic before."""
     stage = Stage(
         "a", policy="prefix-cost", activePrefillTokensThreshold=1000, activeDecodeBlocksThreshold=None
     )
-    stage.core.entry_queue.settings = stage.core.entry_queue.settings.__class__(slot_tokens=None)
+    stage.core.entry_queue.settings = QueueSettings(slot_tokens=None)
     for _ in range(12):
-        stage.ask(100)
-    assert stage.core.busy[Role.AGGREGATED].free_in_s() is None
-    items = list(stage.held)
-    for second in range(10):
-        stage.now_s = float(second)
-        stage.note(stage.core.prefilled(stage.held[items[second]], stage.now_s))
-    for _ in range(15):
+        assert stage.ask(100) == "a"
+        stage.now_s += 1.0
+        stage.note(stage.core.prefilled(stage.held[stage.count], stage.now_s))
+        stage.now_s += gap_s - 1.0
+    for _ in range(16):
         stage.ask(100, again=True)
-    stage.now_s = 9.9
-    refused = stage.ask(100)
-    assert refused.retry_after_s == pytest.approx(6, rel=0.25)
+    assert stage.ask(100).retry_after_s == pytest.approx(6, rel=0.06)
+
+
+def test_retry_after_of_kv_blocks_is_how_long_answers_stay():
+    """10,000 tokens in flight whose like have stayed 5 s leave by 2,000 tokens/s; 1,000 above the threshold: 0.5 s."""
+    stage = Stage("a", activePrefillTokensThreshold=None, activeDecodeBlocksThreshold=0.9)
+    stage.read("a", 0.0, total_blocks=625)
+    assert stage.ask(100) == "a"
+    stage.now_s = 5.0
+    stage.leave(1)
+    stage.now_s = 60.0
+    for _ in range(10):
+        stage.ask(1000, again=True)
+    stage.read("a", 1.0, total_blocks=625)
+    assert stage.ask(100).retry_after_s == pytest.approx(0.5)
 
 
 def test_a_full_decode_stage_rejects_at_the_door():

@@ -9,7 +9,7 @@ from penstock_router.policy.dualmap import DualMapSettings
 from penstock_router.policy.keys import prompt_keys
 from penstock_router.policy.load import WorkerLoad
 from penstock_router.policy.registry import POLICIES
-from penstock_router.policy.routing_policy import Arrival
+from penstock_router.policy.routing_policy import Arrival, AssignTime, RoutingDecision
 from penstock_router.policy.sticky import StickySessions
 
 NAMES = ["a", "b", "c"]
@@ -121,3 +121,58 @@ def test_prompts_of_no_and_of_a_million_tokens_are_served(queues):
 
     assert drain(queues, 1.0) == 3
     assert_idle(queues)
+
+
+class Raising:
+    """A policy that raises while it is told to."""
+
+    assigns = AssignTime.ON_ARRIVAL
+
+    def __init__(self):
+        self.is_broken = True
+
+    def worker_joined(self, name):
+        """Ignore it."""
+
+    worker_left = worker_joined
+
+    def route(self, arrival, workers, estimates):
+        """Choose the first worker, or none."""
+        if self.is_broken:
+            raise ZeroDivisionError
+        return RoutingDecision(next(iter(workers)), "first")
+
+
+def counts_of(queues):
+    """Return what an empty queue has zero of."""
+    return queues.waiting, queues.tokens, queues.room.tiers.total(), queues.prompt_tokens.waiting
+
+
+def test_a_request_for_which_the_policy_raises_leaves_nothing_counted():
+    """Neither a place, nor room, nor tokens: a defect in a policy may not fill the queue for good."""
+    policy = Raising()
+    queues = DispatchQueue(policy, QueueSettings(max_requests=1))
+    queues.set_workers([WorkerLoad("a")], 0.0)
+    with pytest.raises(ZeroDivisionError):
+        queues.submit(1, Arrival((), 10), 0.0)
+    assert counts_of(queues) == (0, 0, 0, 0)
+    policy.is_broken = False
+    assert queues.submit(2, Arrival((), 10), 0.0)
+
+
+def test_what_waits_while_the_policy_raises_can_still_leave_and_be_served():
+    """Three wait for a worker that goes; the policy raises over the first; one leaves, the others are served later."""
+    policy = Raising()
+    policy.is_broken = False
+    queues = DispatchQueue(policy, QueueSettings())
+    queues.set_workers([WorkerLoad("a")], 0.0)
+    for item in range(3):
+        queues.submit(item, Arrival((), 10), 0.0)
+    policy.is_broken = True
+    with pytest.raises(ZeroDivisionError):
+        queues.set_workers([WorkerLoad("b")], 1.0)
+    queues.withdraw(1)
+    policy.is_broken = False
+    queues.set_workers([WorkerLoad("b")], 2.0)
+    assert [each.item for each in queues.dispatch(2.0)] == [0, 2]
+    assert counts_of(queues) == (0, 0, 0, 0)

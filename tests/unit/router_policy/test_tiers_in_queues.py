@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from penstock_api import BreakerConfig, QueueOrder, Role, RouterConfig, Tier
 from penstock_router.core.dispatch_queue import DispatchQueue
+from penstock_router.core.effects import Dispatch, RefusalReason
 from penstock_router.core.queue_room import QueueRoom
 from penstock_router.core.queue_settings import QueueSettings
-from penstock_router.core.router import Dispatch, RefusalReason
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.make_core import make_core
@@ -291,6 +291,23 @@ def test_a_named_tenant_takes_its_part_of_the_queue_alone():
     assert room.has_room(nobody, settings)
     room.leave(mine)
     assert room.has_room(mine, settings)
+
+
+@pytest.mark.parametrize("tier", [Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND])
+@pytest.mark.parametrize("flooding", [1, 2, 3])
+def test_tenants_that_flood_leave_room_for_the_next(tier, flooding):
+    """With a part of a half each of N holds 1/(N + 1) of what its tier may fill, while all other tiers are idle."""
+    room, settings = QueueRoom(), QueueSettings(max_requests=120, tiers=TierSettings(max_tenant_share=0.5))
+    held = [0] * flooding
+    for _ in range(120):
+        for number in range(flooding):
+            arrival = Arrival((), 1, tier=tier, tenant=f"flood-{number}")
+            if room.has_room(arrival, settings):
+                room.enter(arrival)
+                held[number] += 1
+    of_tier = {Tier.PREMIUM: 120, Tier.STANDARD: 60, Tier.BACKGROUND: 18}[tier]
+    assert held == pytest.approx([of_tier / (flooding + 1)] * flooding, abs=1)
+    assert room.has_room(Arrival((), 1, tier=tier, tenant="next"), settings)
 
 
 def core_of(**tiers):

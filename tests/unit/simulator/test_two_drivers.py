@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from penstock_api import Role, RouterConfig, RouterPolicy
 from penstock_router.admission import Admission
+from penstock_router.core.effects import Dispatch
 from penstock_router.core.queue_settings import CACHE_BLOCKS
 from penstock_router.core.retries import FailedTry, RequestTries, RetryBudget, RetryRules, RetryScope
-from penstock_router.core.router import Dispatch
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.make_core import make_core

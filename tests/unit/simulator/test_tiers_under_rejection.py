@@ -1,0 +1,86 @@
+"""Rejection keeps tiers: two and three times the load, premium at 40% of the capacity and so inside its half."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from penstock_api import Role, Tier
+from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds
+from penstock_router.policy.slo_monitor import SheddingSettings
+from penstock_router.policy.tiers import SloTarget, TierSettings
+from penstock_simulator.jobs import JobOutcome
+from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers, Scenario
+from penstock_simulator.world import World
+from penstock_workload.traces import TraceRequest
+
+SHARED = (Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND)
+CAPACITY_RPS, SECONDS = 17.0, 40.0
+PREMIUM, STANDARD = 0.4, 0.3
+DEFAULTS = BusyThresholds(0.85, 100_000)
+TARGETS = {tier: SloTarget(e2e_s=60.0) for tier in SHARED}
+
+
+def traffic(factor, *, prompt_tokens=2000, output_tokens=20, rate=CAPACITY_RPS):
+    """Premium and standard inside their shares; all that is beyond is background."""
+    rng = np.random.default_rng(0)
+    times = np.cumsum(rng.exponential(1 / (rate * factor), int(rate * factor * SECONDS * 1.3)))
+    times = times[times < SECONDS]
+    shares = [PREMIUM / factor, STANDARD / factor, 1 - (PREMIUM + STANDARD) / factor]
+    tiers = rng.choice(len(SHARED), times.size, p=shares)
+    return [
+        TraceRequest(float(at_s), prompt_tokens, output_tokens, None, line, tier=SHARED[tier])
+        for line, (at_s, tier) in enumerate(zip(times, tiers, strict=True), 1)
+    ]
+
+
+@cache
+def outcome(policy, thresholds, factor, is_split, *, is_short_of_kv=False, request_limit=None):
+    """Return each tier's share of the prompts served and part of its requests rejected."""
+    model = ProfiledModel("a100-llama-8b-bf16-tp1", request_limit=request_limit)
+    shape = {}
+    if is_short_of_kv:
+        model = replace(model, kv_tokens=16_000)
+        shape = {"prompt_tokens": 500, "output_tokens": 300, "rate": 6.5}
+    if request_limit is not None:
+        shape = {"rate": 11.0}
+    tiers = RouterTiers(TierSettings(targets=TARGETS), SheddingSettings(is_enabled=False), Tier.STANDARD)
+    router = RouterSpec(policy, thresholds=thresholds, tiers=tiers, max_wait_s=60.0, max_waiting=1024)
+    roles = (Role.PREFILL, Role.DECODE) if is_split else (Role.AGGREGATED,)
+    world = World(Scenario([PoolSpec(role, 2, model) for role in roles], router), traffic(factor, **shape))
+    world.run()
+    arrived = Counter(job.tier for job in world.jobs)
+    rejected = Counter(job.tier for job in world.jobs if job.outcome is JobOutcome.REJECTED)
+    served = arrived - rejected
+    return {tier: (served[tier] / served.total(), rejected[tier] / arrived[tier]) for tier in SHARED}
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+@pytest.mark.parametrize("thresholds", [DEFAULTS, BusyThresholds(0.9, 8000), BusyThresholds(0.9, 1000)])
+@pytest.mark.parametrize(
+    ("policy", "is_split"), [("prefix-cost", False), ("least-loaded", False), ("prefix-cost", True)]
+)
+def test_tiers_inside_their_shares_are_not_rejected(policy, is_split, thresholds, factor):
+    """Background alone is, however low the threshold, and gets the 30% that is left, and what waits at the end."""
+    found = outcome(policy, thresholds, factor, is_split)
+    assert [found[tier][1] for tier in (Tier.PREMIUM, Tier.STANDARD)] == [0.0, 0.0]
+    assert 0.1 < found[Tier.BACKGROUND][0] < 0.45
+    assert found[Tier.BACKGROUND][1] > 0.5
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_kv_blocks_are_shared_by_tiers_too(is_split):
+    """Where answers fill the KV cache and prompts hardly count, background alone is rejected."""
+    found = outcome("prefix-cost", DEFAULTS, 3, is_split, is_short_of_kv=True)
+    assert [found[tier][1] for tier in (Tier.PREMIUM, Tier.STANDARD)] == [0.0, 0.0]
+    assert found[Tier.BACKGROUND][1] > 0.2
+
+
+@pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
+def test_the_slots_of_workers_with_a_request_limit_go_by_tier(policy):
+    """Four requests a worker: what is beyond waits by tier in the router, and premium gets no 503 behind background."""
+    found = outcome(policy, NO_THRESHOLDS, 2, False, request_limit=4)
+    assert found[Tier.PREMIUM][1] == 0.0
+    assert found[Tier.BACKGROUND][1] > 0.2
