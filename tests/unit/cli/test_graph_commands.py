@@ -61,11 +61,9 @@ def test_keys_of_another_mode_are_reported(run, tmp_path):
     file.write_text(yaml.safe_dump(graph))
     status, out, err = run("validate", file)
     assert (status, out) == (0, f"{file}: valid (GraphDeployment llama)\n")
-    assert err.splitlines() == [
-        f"warning: {file}: spec.planner.adjustmentIntervalSeconds: mode adaptive decides every 2 s all the same; remove it, "
-        "or choose mode load",
-        f"warning: {file}: spec.planner.decodeKvScaleUpThreshold: mode adaptive does not read it; remove it, or choose mode "
-        "load",
+    assert [line.removeprefix(f"warning: {file}: spec.planner.") for line in err.splitlines()] == [
+        "adjustmentIntervalSeconds: mode adaptive decides every 2 s all the same; remove it, or choose mode load",
+        "decodeKvScaleUpThreshold: mode adaptive does not read it; remove it, or choose mode load",
     ]
     graph["spec"]["planner"] |= {"mode": "load", "sla": {"ttftSeconds": 1}}
     file.write_text(yaml.safe_dump(graph))
