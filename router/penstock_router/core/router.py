@@ -19,6 +19,7 @@ from penstock_router.core.busy_workers import ALL_BUSY, BusyWorkers
 from penstock_router.core.dispatch_queue import DispatchQueue
 from penstock_router.core.queue_sharing import QueuedPrompt, QueueSharing
 from penstock_router.core.tier_control import TierControl
+from penstock_router.core.turned_away import TurnedAway
 from penstock_router.core.wake import WakeTimes
 from penstock_router.core.worker import Worker
 from penstock_router.core.worker_pool import WorkerPool
@@ -83,6 +84,7 @@ class RouterCore(Generic[T]):
         sharing: What other routers are told of the first stage's queues.
         tiers: Sheds and counts by tier; None: requests have no tiers.
         wake: How long workers take that are started for a request; None: requests wait for none.
+        turned_away: By role, the requests that it had no worker for.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class RouterCore(Generic[T]):
         self.queues = dict(queues)
         self.busy = dict(busy or {role: BusyWorkers() for role in self.queues})
         self.entry = next(iter(self.queues))
+        self.turned_away = {role: TurnedAway() for role in self.queues}
         self.paused: Collection[Role] = ()
         self.sharing = QueueSharing()
         self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in self.queues}
@@ -133,24 +136,26 @@ class RouterCore(Generic[T]):
             shed = self.tiers.arrived(arrival.tier)
             if shed is not None:
                 wait_s = self.tiers.monitor.settings.recover_s
-                return [Refuse(item, RefusalReason.SHED, shed, wait_s)]
+                return [self._refuse(role, now_s, item, RefusalReason.SHED, shed, wait_s)]
         missing = self._hopeless(role, now_s)
         if missing is not None:
             message = f"no {missing} worker can take the request; retry later"
-            return [Refuse(item, RefusalReason.NO_WORKER, message)]
+            return [self._refuse(missing, now_s, item, RefusalReason.NO_WORKER, message)]
         late = self._too_late(item, arrival, now_s) if role is self.entry and not again else None
         if late is not None:
             return [late]
         full = self.full_stage(role, now_s, is_new=role is self.entry and not again)
         if full is not None and not self._keeps_its_share(arrival.tier, full):
-            return [Refuse(item, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())]
+            wait_s = self.busy[full].free_in_s()
+            return [self._refuse(full, now_s, item, RefusalReason.ALL_BUSY, ALL_BUSY, wait_s)]
         queue, busy = self.queues[role], self.busy[role]
         if busy.is_any and queue.policy.assigns is AssignTime.ON_ARRIVAL:
             arrival = self._avoiding(arrival, role)
         moved = queue.moved
         if not queue.submit(item, arrival, now_s, again=again):
             message = f"{len(queue)} requests wait for {role} already; retry later"
-            return [Refuse(item, RefusalReason.QUEUE_FULL, message, self._wake_left_s(now_s))]
+            wait_s = self._wake_left_s(now_s)
+            return [self._refuse(role, now_s, item, RefusalReason.QUEUE_FULL, message, wait_s)]
         if role is self.entry:
             self._count_uncomputed(item, arrival.tier)
             if self.sharing.is_on:
@@ -331,7 +336,8 @@ class RouterCore(Generic[T]):
                 self._computed_or_gone(queued.item)
                 self._load_changed(role, now_s, queued.worker)
                 message = f"no worker took the request within {now_s - queued.since_s:.1f} s; retry later"
-                effects.append(Refuse(queued.item, RefusalReason.QUEUE_TIMEOUT, message, left_s))
+                reason = RefusalReason.QUEUE_TIMEOUT
+                effects.append(self._refuse(role, now_s, queued.item, reason, message, left_s))
         return effects
 
     def tick(self, now_s: float) -> Effects[T]:
@@ -388,7 +394,20 @@ class RouterCore(Generic[T]):
         if now_s + least_s <= self.entry_queue.settings.deadline_s(arrival.tier, now_s, served_s=inf):
             return None
         message = f"workers are being started, which takes {least_s:.0f} s at least; retry later"
-        return Refuse(item, RefusalReason.NO_WORKER, message, self.wake.left_s(now_s))
+        wait_s = self.wake.left_s(now_s)
+        return self._refuse(self.entry, now_s, item, RefusalReason.NO_WORKER, message, wait_s)
+
+    def _refuse(  # noqa: PLR0917 - the fields of Refuse
+        self,
+        role: Role,
+        now_s: float,
+        item: T,
+        reason: RefusalReason,
+        message: str,
+        wait_s: float | None = None,
+    ) -> Refuse[T]:
+        self.turned_away[role].add(now_s)
+        return Refuse(item, reason, message, wait_s)
 
     def _wake_left_s(self, now_s: float) -> float | None:
         return None if self.wake is None else self.wake.left_s(now_s)
