@@ -10,6 +10,7 @@ from penstock_router.core.router import RefusalReason
 from penstock_simulator.gaps import GapHistogram
 from penstock_simulator.jobs import Job
 
+NOT_TOLD_APART: Mapping[Role, float] = {}
 _AT_THE_DOOR = frozenset(RefusalReason) - {RefusalReason.QUEUE_TIMEOUT}
 
 
@@ -128,7 +129,7 @@ class DoorCounters:
         return True
 
     def take(
-        self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float]
+        self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float] = NOT_TOLD_APART
     ) -> Demand | None:
         """Return the counts since the last call and the gauges now; None when no time has passed.
 

@@ -135,8 +135,8 @@ class RouterCore(Generic[T]):
         if self.tiers is not None and role is self.entry and not again:
             shed = self.tiers.arrived(arrival.tier)
             if shed is not None:
-                wait_s = self.tiers.monitor.settings.recover_s
-                return [self._refuse(role, now_s, item, RefusalReason.SHED, shed, wait_s)]
+                recover_s = self.tiers.monitor.settings.recover_s
+                return [self._refuse(role, now_s, item, RefusalReason.SHED, shed, recover_s)]
         missing = self._hopeless(role, now_s)
         if missing is not None:
             message = f"no {missing} worker can take the request; retry later"
