@@ -7,6 +7,7 @@ takes them from the graph or from where the planner runs. All durations are simu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -92,7 +93,9 @@ class PlannerConfig(SpecModel):
         default=None, description="Folder for dashboard, ledger and state; null: the backend's default."
     )
     adjustment_interval_seconds: Seconds = Field(
-        default=30, description="Time between two scaling decisions; seconds."
+        default=30,
+        description="Time between two scaling decisions, mode load; adaptive and sla decide every 2 s, or as often as this where "
+        "it is less, and take from it only the pause after a replica that never became ready. Seconds.",
     )
     metric_pulling_interval_seconds: Seconds = Field(
         default=1, description="Time between two metric pulls; seconds."
@@ -109,7 +112,8 @@ class PlannerConfig(SpecModel):
     )
     max_step: Annotated[Integer, Field(ge=1, le=1000)] = Field(
         default=1,
-        description="Most replicas by which one decision changes a role; more than 1 counts in mode adaptive, when it grows.",
+        description="Most replicas by which one decision changes a role; more than 1 counts in modes adaptive and sla, when they "
+        "grow.",
     )
     scale_to_zero_after_seconds: Seconds | None = Field(
         default=None,
@@ -117,20 +121,22 @@ class PlannerConfig(SpecModel):
         "the next request brings one of each back. Seconds; null: never.",
     )
     decode_kv_scale_up_threshold: KvThreshold = Field(
-        default=0.9, description="Mean KV usage above which decode grows; a fraction, above 0 to 1."
+        default=0.9,
+        description="Mean KV usage above which decode grows, mode load; a fraction, above 0 to 1.",
     )
     decode_kv_scale_down_threshold: KvThreshold = Field(
-        default=0.5, description="Mean KV usage below which decode shrinks; a fraction, above 0 to 1."
+        default=0.5,
+        description="Mean KV usage below which decode shrinks, mode load; a fraction, above 0 to 1.",
     )
     prefill_queue_per_worker: Flag = Field(
         default=False,
         description="Divide the prefill queue by the ready prefill workers before it is compared, mode load.",
     )
     prefill_queue_scale_up_threshold: QueueThreshold = Field(
-        default=0.5, description="Queued requests above which prefill grows; may exceed 1."
+        default=0.5, description="Queued requests above which prefill grows, mode load; may exceed 1."
     )
     prefill_queue_scale_down_threshold: QueueThreshold = Field(
-        default=0.2, description="Queued requests below which prefill shrinks."
+        default=0.2, description="Queued requests below which prefill shrinks, mode load."
     )
     decode_engine_num_gpu: EngineGpus | None = Field(
         default=None, description="GPUs of one decode engine; null: the service's gpusPerReplica."
@@ -139,13 +145,37 @@ class PlannerConfig(SpecModel):
         default=None, description="GPUs of one prefill engine; null: the service's gpusPerReplica."
     )
     new_decode_worker_grace_intervals: Annotated[Integer, Field(ge=0, le=1000)] = Field(
-        default=3, description="Adjustment intervals after a new decode worker without a decode scale-down."
+        default=3,
+        description="Adjustment intervals after a new decode worker without a decode scale-down, mode load.",
     )
     new_prefill_worker_queue_buffer_intervals: Annotated[Integer, Field(ge=0, le=1000)] = Field(
         default=3,
-        description="Intervals ahead in which a queue falling below its threshold needs no new prefill worker.",
+        description="Intervals ahead in which a queue falling below its threshold needs no new prefill worker, mode load.",
     )
-    sla: SlaConfig = Field(default=SlaConfig(), description="Targets of mode sla.")
+    sla: SlaConfig = Field(default=SlaConfig(), description="Targets, mode sla.")
     metrics: PlannerMetricsConfig = Field(
         default=PlannerMetricsConfig(), description="Where metrics come from."
     )
+
+
+_LOAD = (PlannerMode.LOAD,)
+READ_IN_MODES: Mapping[str, tuple[PlannerMode, ...]] = {
+    "adjustment_interval_seconds": _LOAD,
+    "max_step": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
+    "decode_kv_scale_up_threshold": _LOAD,
+    "decode_kv_scale_down_threshold": _LOAD,
+    "prefill_queue_per_worker": _LOAD,
+    "prefill_queue_scale_up_threshold": _LOAD,
+    "prefill_queue_scale_down_threshold": _LOAD,
+    "new_decode_worker_grace_intervals": _LOAD,
+    "new_prefill_worker_queue_buffer_intervals": _LOAD,
+    "sla": (PlannerMode.SLA,),
+}
+"""Keys by which only some modes decide. A key of another mode is reported, not refused: an API server fills defaults in, so
+that it cannot be told from one that was given, and a flag may choose another mode for the same file."""
+
+
+def unread_keys(planner: PlannerConfig, mode: str) -> tuple[str, ...]:
+    """Return the keys that are given and that a mode does not decide by, in the model's order."""
+    given = planner.model_fields_set
+    return tuple(key for key, modes in READ_IN_MODES.items() if key in given and mode not in modes)

@@ -45,7 +45,8 @@ Broken rules are reported all at once, each with file, line, key, bound and reme
 Immutable keys are compared with what the cluster holds, so an API server alone refuses their change. A graph's name
 is immutable too: another name is another graph.
 
-`penstock validate` also prints warnings: settings that are valid, but that need a package which is not installed here.
+`penstock validate` also prints warnings: settings that are valid, but that need a package which is not installed here, or
+that the planner's mode does not decide by.
 """
 
 _RUNTIMES = """\

@@ -107,7 +107,7 @@ def up(file: Path, foreground: bool, as_json: bool, no_planner: bool, **options:
         if value is not None
     }
     graph = load_graph(file)
-    print_warnings(warnings_of([graph], file))
+    print_warnings(warnings_of([graph], file, mode=overrides.get("mode")))
     print_warnings(model_warnings(graph.spec))
     console = Console(stderr=True)
     with console.status("starting") as spinner:

@@ -184,7 +184,8 @@ def _demand(data: Mapping[str, Any]) -> Demand:
     """
     demand = demand_from(data)
     numbers = dataclasses.asdict(demand)
-    numbers |= {f"in_flight.{role.value}": count for role, count in numbers.pop("in_flight").items()}
+    for key in ("in_flight", "turned_away"):
+        numbers |= {f"{key}.{role.value}": count for role, count in numbers.pop(key).items()}
     for key, value in numbers.items():
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise ValueError(f"demand.{key} {value!r} must be a number, 0 or more")

@@ -217,10 +217,12 @@ class Admission:
         tiers = self.core.tiers
         shed = None if tiers is None else tiers.arrived(tier)
         if shed is not None and tiers is not None:
+            self.core.turned_away[self.core.entry].add(self._now_s())
             raise Shed(shed, tiers.monitor.settings.recover_s)
 
     def all_busy(self, role: Role) -> AllBusy:
         """Return the refusal of a request that no worker of a role has room for."""
+        self.core.turned_away[role].add(self._now_s())
         return AllBusy(ALL_BUSY, self.core.busy[role].free_in_s())
 
     def problems(self) -> list[str]:

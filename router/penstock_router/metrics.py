@@ -24,6 +24,7 @@ from penstock_core.histogram import (
     BucketCounts,
 )
 from penstock_core.lag import LagTracker
+from penstock_router.core.turned_away import LATELY_S, TurnedAway
 from penstock_router.core.wake import WakeTimes
 from penstock_router.core.worker import Worker, WorkerState
 from penstock_router.core.worker_pool import WorkerPool
@@ -127,6 +128,7 @@ class RouterCollector:
         kv_events: KvEventCounts | None = None,
         tiers: Callable[[], Iterator[Metric]] | None = None,
         wake: WakeTimes | None = None,
+        turned_away: Mapping[Role, TurnedAway] | None = None,
     ) -> None:
         self._metrics = metrics
         self._pool = pool
@@ -140,6 +142,7 @@ class RouterCollector:
         self._kv_events = kv_events
         self._tiers = tiers
         self._wake = wake
+        self._turned_away = turned_away or {}
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
@@ -229,6 +232,26 @@ class RouterCollector:
             )
             family.add_metric(model, decode_waiting)
             yield family
+        yield from self._unserved_families(queue.requests, decode_waiting or 0)
+
+    def _unserved_families(self, entry_waiting: int, decode_waiting: int) -> Iterator[Metric]:
+        now_s, labels = self._now_s(), ["model_name", "role"]
+        turned_away = CounterMetricFamily(
+            names.ROUTER_TURNED_AWAY,
+            "Requests rejected, shed, refused by a full queue or timed out for want of workers of the role.",
+            labels=labels,
+        )
+        unserved = GaugeMetricFamily(
+            names.ROUTER_UNSERVED,
+            f"Requests that wait for a worker of the role, and those turned away in the last {LATELY_S:g} s.",
+            labels=labels,
+        )
+        for role, counts in self._turned_away.items():
+            waiting = decode_waiting if role is Role.DECODE else entry_waiting
+            turned_away.add_metric([self._model, role.value], counts.total)
+            unserved.add_metric([self._model, role.value], waiting + counts.lately(now_s))
+        yield turned_away
+        yield unserved
 
     def _worker_families(self, pending_tokens: Mapping[str, int]) -> Iterator[Metric]:
         now_s, labels = self._now_s(), ["worker", "role"]

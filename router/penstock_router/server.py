@@ -344,6 +344,7 @@ class RouterServer:
             kv_events=self._kv_events,
             tiers=None if self.tiers is None else self.tiers.families,
             wake=self.core.wake,
+            turned_away=self.core.turned_away,
         )
         return RouterApp(
             model=settings.model,

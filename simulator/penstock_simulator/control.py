@@ -95,7 +95,7 @@ class Control:
             kv={each.name: each.server.kv_usage_fraction(now_s) for each in holders},
             waiting=float(world.waiting) if scenario.is_disaggregated else None,
             age_s=scenario.router.propagation_delay_s,
-            demand=world.door.take(now_s, in_flight),
+            demand=world.door.take(now_s, in_flight, world.turned_away()),
             worker_waiting={each.name: float(each.server.waiting) for each in holders},
             never_ready=self._never_ready(roles, now_s),
         )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from penstock_api import Role
 from penstock_planner.decide.observation import Demand
 from penstock_router.core.effects import RefusalReason
 from penstock_simulator.gaps import GapHistogram
 from penstock_simulator.jobs import Job
 
+NOT_TOLD_APART: Mapping[Role, float] = {}
 _AT_THE_DOOR = frozenset(RefusalReason) - {RefusalReason.QUEUE_TIMEOUT}
 
 
@@ -33,6 +36,7 @@ class DoorCounters:
         "_timed_out",
         "_ttft_count",
         "_ttft_sum_s",
+        "_turned_away",
         "_uncached_tokens",
         "_waiting",
         "_weights",
@@ -48,6 +52,7 @@ class DoorCounters:
         self._given: dict[int, str] = {}
         self._prefilling: dict[str, int] = {}
         self._gap_count, self._gap_sum_s = 0, 0.0
+        self._turned_away: Mapping[Role, float] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -123,12 +128,15 @@ class DoorCounters:
             del self._prefilling[worker]
         return True
 
-    def take(self, now_s: float, in_flight: dict[Role, float]) -> Demand | None:
+    def take(
+        self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float] = NOT_TOLD_APART
+    ) -> Demand | None:
         """Return the counts since the last call and the gauges now; None when no time has passed.
 
         Args:
             now_s: Virtual seconds.
             in_flight: Requests assigned to workers now, by role.
+            turned_away: Requests that a role had no worker for, since the world's start.
         """
         period_s = now_s - self._at_s
         if period_s <= 0:
@@ -141,6 +149,7 @@ class DoorCounters:
             uncached_tokens=self._uncached_tokens,
             refused=self._refused,
             timed_out=self._timed_out,
+            turned_away={role: n - self._turned_away.get(role, 0) for role, n in turned_away.items()},
             completed=self._completed,
             output_tokens=self._output_tokens,
             prefilled_tokens=self._prefilled_tokens,
@@ -155,7 +164,7 @@ class DoorCounters:
             in_flight_tokens=sum(weights[index] for index in self._given),
             prefilling_workers=len(self._prefilling),
         )
-        self._at_s = now_s
+        self._at_s, self._turned_away = now_s, turned_away
         self._gap_count, self._gap_sum_s = gaps.total, gaps.sum_s
         self._reset()
         return demand

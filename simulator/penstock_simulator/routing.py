@@ -224,6 +224,8 @@ class VirtualRouter:
         self.core.refused_at_capacity(worker, now_s)
         is_first = worker.name not in job.tries.avoid
         job.tries.avoid |= {worker.name}
+        if not is_first:
+            self.core.turned_away[assignment.role].add(now_s)
         return is_first
 
     def lost(self, assignment: Assignment[Job], now_s: float) -> None:

@@ -479,3 +479,8 @@ class World:
     def waiting(self) -> int:
         """Jobs that wait in routers."""
         return sum(router.waiting for router in self._routers)
+
+    def turned_away(self) -> dict[Role, float]:
+        """Return the jobs that each role had no worker for so far."""
+        counts = [router.core.turned_away for router in self._routers]
+        return {role: float(sum(each[role].total for each in counts)) for role in counts[0]}

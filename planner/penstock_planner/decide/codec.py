@@ -116,8 +116,9 @@ def demand_from(plain: Mapping[str, Any]) -> Demand:
     Raises:
         KeyError, TypeError, ValueError: the data is not a demand.
     """
+    turned_away = {Role(role): count for role, count in plain.get("turned_away", {}).items()}
     in_flight = {Role(role): count for role, count in plain.get("in_flight", {}).items()}
-    return Demand(**{**plain, "in_flight": in_flight})
+    return Demand(**{**plain, "in_flight": in_flight, "turned_away": turned_away})
 
 
 def window_from(plain: Mapping[str, Any]) -> Window:

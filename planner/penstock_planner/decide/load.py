@@ -17,12 +17,12 @@ def load(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     pools = window.pulls[-1].pools
     seen = {role: remember(role, pool, state.of(role), config) for role, pool in pools.items()}
     proposals = []
-    for role, pool in pools.items():
+    for role in pools:
         is_prefill = role is Role.PREFILL
         signal = (
             queue_signal(window.pulls, per_worker=config.queue_per_worker)
             if is_prefill
             else kv_signal(window.pulls)
         )
-        proposals.append(stabilise(propose(role, pool, signal, config), seen[role], window, config))
+        proposals.append(stabilise(propose(role, window.pulls, signal, config), seen[role], window, config))
     return Proposal(proposals, seen)

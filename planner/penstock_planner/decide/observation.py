@@ -5,7 +5,7 @@ A pull is summarised once when it arrives, so that deciding costs the same for o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock_api import Role
@@ -58,6 +58,7 @@ class Demand:
             no cache.
         refused: Rejected at the door (429 or 503: queue full, workers busy).
         timed_out: Left the queue at its time limit.
+        turned_away: Of both, by the role that had no worker for them; empty where that is not told apart.
         completed: Answered in full.
         output_tokens: Of the completed.
         prefilled_tokens: Of the requests whose prefill ended, each counted as it was in ``uncached_tokens``, so
@@ -81,6 +82,7 @@ class Demand:
     uncached_tokens: float = 0.0
     refused: float = 0.0
     timed_out: float = 0.0
+    turned_away: Mapping[Role, float] = field(default_factory=dict)
     completed: float = 0.0
     output_tokens: float = 0.0
     prefilled_tokens: float = 0.0
@@ -203,6 +205,18 @@ def kv_role(pools: Mapping[Role, PoolCounts]) -> Role:
 def entry_role(pools: Mapping[Role, PoolCounts]) -> Role:
     """Return the role that requests reach first: aggregated where there is such a pool, prefill otherwise."""
     return Role.AGGREGATED if Role.AGGREGATED in pools else Role.PREFILL
+
+
+def turned_away(pulls: Sequence[Pull], role: Role) -> float:
+    """Return the requests that were refused or timed out for want of a role's workers; of the first role, if not told apart."""
+    total = 0.0
+    for pull in pulls:
+        demand = pull.demand
+        if demand is not None and demand.turned_away:
+            total += demand.turned_away.get(role, 0.0)
+        elif demand is not None and role is entry_role(pull.pools):
+            total += demand.refused + demand.timed_out
+    return total
 
 
 def summarise(observation: Observation) -> Pull:

@@ -1,23 +1,30 @@
-"""Threshold rules: what one role's signal alone asks for."""
+"""Threshold rules: what one role's signal asks for, and requests that were turned away before they could show in it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock_api import Role
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, Step
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.observation import Pull, turned_away
 from penstock_planner.decide.proposal import RoleProposal
 from penstock_planner.decide.window import Signal
 
+REJECTED_MOST = 0.01
+"""Share of arrivals that may be turned away before a role grows: the goal is 99% in time, and a request without an answer is
+in no time."""
 
-def propose(role: Role, pool: PoolCounts, signal: Signal, config: DecideConfig) -> RoleProposal:
-    """Return what floor and thresholds ask for, before stabilisation and budget.
+
+def propose(role: Role, pulls: Sequence[Pull], signal: Signal, config: DecideConfig) -> RoleProposal:
+    """Return what floor, rejections and thresholds ask for, before stabilisation and budget.
 
     Up needs the lower bound (unknown counted as 0) above the up-threshold; down needs a complete interval
-    with its mean below the down-threshold. Both comparisons are strict.
+    with its mean below the down-threshold. Both comparisons are strict. Requests that were turned away would have waited:
+    more than `REJECTED_MOST` of the arrivals grow the role, any keep it from shrinking.
     """
+    pool = pulls[-1].pools[role]
     down, up = config.thresholds(role)
     gpus = config.engine_gpus(role, pool.gpus)
     floor = config.floor(role, gpus)
@@ -40,7 +47,25 @@ def propose(role: Role, pool: PoolCounts, signal: Signal, config: DecideConfig) 
     action, reason, detail = _compare(name, signal, down, up)
     threshold = {Action.UP: up, Action.DOWN: down, Action.HOLD: None}[action]
     compared = Step("thresholds", {"mean": signal.mean, "down": down, "up": up}, threshold, reason.value)
-    return replace(blank, action=action, reason=reason, detail=detail, steps=(step, compared))
+    proposal = replace(blank, action=action, reason=reason, detail=detail, steps=(step, compared))
+    return _with_rejected(proposal, turned_away(pulls, role), pulls)
+
+
+def _with_rejected(proposal: RoleProposal, requests: float, pulls: Sequence[Pull]) -> RoleProposal:
+    """Return the proposal with what was turned away counted as demand."""
+    pool = proposal.pool
+    if not requests or proposal.action is Action.UP or pool.starting or not pool.ready:
+        return proposal
+    arrivals = sum(pull.demand.arrivals for pull in pulls if pull.demand is not None)
+    most = REJECTED_MOST * arrivals
+    detail = f"{requests:.0f} of {arrivals:.0f} requests rejected or timed out"
+    inputs = {"requests": requests, "arrivals": arrivals}
+    if requests <= most:
+        step = Step("rejected", inputs, most, "hold")
+        is_down = proposal.action is Action.DOWN
+        return proposal.held(Reason.REQUESTS_REJECTED, detail, step) if is_down else proposal.passed(step)
+    proposal = proposal.passed(Step("rejected", inputs, most, Reason.REQUESTS_REJECTED.value))
+    return replace(proposal, action=Action.UP, reason=Reason.REQUESTS_REJECTED, detail=detail)
 
 
 def _below_floor(blank: RoleProposal, floor: int) -> RoleProposal:

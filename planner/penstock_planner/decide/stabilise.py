@@ -7,7 +7,7 @@ from dataclasses import replace
 from penstock_api import Role
 from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock_planner.decide.decision import Action, Reason, Step
-from penstock_planner.decide.observation import PoolCounts, Window
+from penstock_planner.decide.observation import PoolCounts, Window, turned_away
 from penstock_planner.decide.proposal import RoleProposal
 from penstock_planner.decide.propose import against
 from penstock_planner.decide.state import RoleState
@@ -135,7 +135,7 @@ def _follow_trend(proposal: RoleProposal, window: Window, config: DecideConfig) 
             Step("queue_trend", inputs, config.queue_up, "pass: too few pulls for a trend")
         )
     slope, predicted = trend
-    rejected = sum(p.demand.refused + p.demand.timed_out for p in window.pulls if p.demand is not None)
+    rejected = turned_away(window.pulls, Role.PREFILL)
     inputs |= {"slope_per_s": slope, "predicted": predicted, "rejected": rejected}
     if rejected:
         return proposal.passed(Step("queue_trend", inputs, config.queue_up, "pass: it falls by refusals"))

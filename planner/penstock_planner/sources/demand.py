@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from penstock_api import Role
@@ -33,11 +33,13 @@ _GAUGES: Final = {
     "oldest_wait_s": names.ROUTER_QUEUE_OLDEST,
 }
 _ROLES: Final = frozenset(Role)
+_TURNED_AWAY: Final = names.ROUTER_TURNED_AWAY + names.COUNTER_SUFFIX
+_BY_ROLE: Final = (names.ROUTER_WORKER_INFLIGHT_REQUESTS, _TURNED_AWAY)
 DOOR_NAMES: Final = frozenset(
     {
         *_COUNTERS.values(),
         *_GAUGES.values(),
-        names.ROUTER_WORKER_INFLIGHT_REQUESTS,
+        *_BY_ROLE,
         names.ROUTER_WORKER_PENDING_TOKENS,
         names.PROCESS_START,
     }
@@ -53,6 +55,7 @@ class Door:
         counters: Since its start, by field.
         gauges: Now, by field.
         in_flight: Requests assigned to workers now, by role.
+        turned_away: Requests that a role had no worker for, since its start.
         pending: Prompt tokens given to each first-stage worker and not computed yet, by worker.
         started_s: When the process started, Unix time; None if its page does not say.
     """
@@ -62,6 +65,7 @@ class Door:
     in_flight: Mapping[Role, float]
     pending: Mapping[str, float]
     started_s: float | None
+    turned_away: Mapping[Role, float] = field(default_factory=dict)
 
     def follows(self, before: Door) -> bool:
         """Return whether the same process counted on."""
@@ -73,13 +77,13 @@ class Door:
 def read_door(samples: Sequence[Sample]) -> Door | None:
     """Return a router's counts; None if its page lacks one (an older router) or one is no number."""
     totals: dict[str, float] = {}
-    in_flight: dict[Role, float] = {}
+    by_role: dict[str, dict[Role, float]] = {name: {} for name in _BY_ROLE}
     pending: dict[str, float] = {}
     for sample in samples:
-        if sample.name == names.ROUTER_WORKER_INFLIGHT_REQUESTS:
-            role = sample.labels.get("role", "")
+        if sample.name in by_role:
+            role, counts = sample.labels.get("role", ""), by_role[sample.name]
             if role in _ROLES:
-                in_flight[Role(role)] = in_flight.get(Role(role), 0.0) + sample.value
+                counts[Role(role)] = counts.get(Role(role), 0.0) + sample.value
         elif sample.name == names.ROUTER_WORKER_PENDING_TOKENS:
             pending[sample.labels.get("worker", "")] = sample.value
         elif sample.name in DOOR_NAMES:
@@ -90,9 +94,10 @@ def read_door(samples: Sequence[Sample]) -> Door | None:
     return Door(
         {field: totals[name] for field, name in _COUNTERS.items()},
         {field: totals[name] for field, name in _GAUGES.items()},
-        in_flight,
+        by_role[names.ROUTER_WORKER_INFLIGHT_REQUESTS],
         pending,
         totals.get(names.PROCESS_START),
+        by_role[_TURNED_AWAY],
     )
 
 
@@ -129,10 +134,17 @@ class DemandMeter:
             field: sum(door.counters[field] - before[url].counters[field] for url, door in doors.items())
             for field in _COUNTERS
         }
-        return _demand(gained, list(doors.values()), now_s - before_s)
+        turned_away: dict[Role, float] = {}
+        for url, door in doors.items():
+            for role, count in door.turned_away.items():
+                gain = count - before[url].turned_away.get(role, 0.0)
+                turned_away[role] = turned_away.get(role, 0.0) + gain
+        return _demand(gained, list(doors.values()), turned_away, now_s - before_s)
 
 
-def _demand(gained: dict[str, float], doors: Sequence[Door], period_s: float) -> Demand:
+def _demand(
+    gained: dict[str, float], doors: Sequence[Door], turned_away: Mapping[Role, float], period_s: float
+) -> Demand:
     """Return the demand of a period; requests that were never routed are as uncached as the routed ones."""
     routed, uncached = gained.pop("routed_tokens"), gained.pop("routed_uncached")
     unrouted = max(0.0, gained["prompt_tokens"] - routed)
@@ -144,6 +156,7 @@ def _demand(gained: dict[str, float], doors: Sequence[Door], period_s: float) ->
     oldest_s = max(door.gauges["oldest_wait_s"] for door in doors)
     return Demand(
         period_s=period_s,
+        turned_away=turned_away,
         uncached_tokens=uncached + unrouted * (uncached / routed if routed else 1.0),
         waiting=now["waiting"],
         waiting_tokens=now["waiting_tokens"],

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
+from penstock_api import Role
 from penstock_router.core.assignment import Assignment
 
 T = TypeVar("T")
@@ -34,12 +35,14 @@ class Refuse(Generic[T]):
 
     Attributes:
         item: The request.
+        role: Of the stage that has no worker for it.
         reason: Why.
         message: For the client: what was exceeded or is missing, and the remedy.
         retry_after_s: When there is expected to be room, simulated seconds from now; None: unknown.
     """
 
     item: T
+    role: Role
     reason: RefusalReason
     message: str
     retry_after_s: float | None = None

@@ -18,6 +18,7 @@ from penstock_router.core.effects import Dispatch, Effects, RefusalReason, Refus
 from penstock_router.core.queue_sharing import QueuedPrompt, QueueSharing
 from penstock_router.core.tier_backlog import TierBacklog, line_tokens
 from penstock_router.core.tier_control import TierControl
+from penstock_router.core.turned_away import TurnedAway
 from penstock_router.core.wake import WakeTimes
 from penstock_router.core.worker import Worker
 from penstock_router.core.worker_pool import WorkerPool
@@ -46,6 +47,7 @@ class RouterCore(Generic[T]):
         tiers: Sheds and counts by tier; None: requests have no tiers.
         wake: How long workers take that are started for a request; None: requests wait for none.
         speed: Simulated seconds per second of a client, who is told how long he waited.
+        turned_away: By role, the requests that it had no worker for.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class RouterCore(Generic[T]):
         self.queues = dict(queues)
         self.busy = dict(busy or {role: BusyWorkers() for role in self.queues})
         self.entry = next(iter(self.queues))
+        self.turned_away = {role: TurnedAway() for role in self.queues}
         self.paused: Collection[Role] = ()
         self.sharing = QueueSharing()
         self.speed = 1.0
@@ -95,14 +98,15 @@ class RouterCore(Generic[T]):
         """
         refused = self._refusal(item, role, arrival, now_s, is_new=role is self.entry and not again)
         if refused is not None:
-            return [refused]
+            return [self._refuse(refused, now_s)]
         queue, busy = self.queues[role], self.busy[role]
         if busy.is_any and queue.policy.assigns is AssignTime.ON_ARRIVAL:
             arrival = self._avoiding(arrival, role)
         moved = queue.moved
         if not queue.submit(item, arrival, now_s, again=again):
             message = f"{len(queue)} requests wait for {role} already; retry later"
-            return [Refuse(item, RefusalReason.QUEUE_FULL, message, self._wake_left_s(now_s))]
+            full = Refuse(item, role, RefusalReason.QUEUE_FULL, message, self._wake_left_s(now_s))
+            return [self._refuse(full, now_s)]
         if self.tiers is not None:
             self._held[role].enter(item, arrival.tier, arrival.tokens)
             if role is self.entry:
@@ -286,7 +290,8 @@ class RouterCore(Generic[T]):
                 self._load_changed(role, now_s, queued.worker)
                 waited_s = (now_s - queued.since_s) / self.speed
                 message = f"no worker took the request within {waited_s:.1f} s; retry later"
-                effects.append(Refuse(queued.item, RefusalReason.QUEUE_TIMEOUT, message, left_s))
+                late = Refuse(queued.item, role, RefusalReason.QUEUE_TIMEOUT, message, left_s)
+                effects.append(self._refuse(late, now_s))
         return effects
 
     def tick(self, now_s: float) -> Effects[T]:
@@ -320,18 +325,19 @@ class RouterCore(Generic[T]):
         if self.tiers is not None and is_new:
             shed = self.tiers.arrived(arrival.tier)
             if shed is not None:
-                return Refuse(item, RefusalReason.SHED, shed, self.tiers.monitor.settings.recover_s)
+                recover_s = self.tiers.monitor.settings.recover_s
+                return Refuse(item, role, RefusalReason.SHED, shed, recover_s)
         missing = self._hopeless(role, now_s)
         if missing is not None:
             message = f"no {missing} worker can take the request; retry later"
-            return Refuse(item, RefusalReason.NO_WORKER, message)
+            return Refuse(item, missing, RefusalReason.NO_WORKER, message)
         late = self._too_late(item, arrival, now_s) if is_new else None
         if late is not None:
             return late
         full = self.full_stage(role, now_s, is_new=is_new)
         if full is None or self._waits_its_turn(arrival.tier, full, is_new=is_new):
             return None
-        return Refuse(item, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())
+        return Refuse(item, full, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())
 
     def _needed(self, role: Role) -> Iterable[Role]:
         """Return the roles that must serve for a request to start in a stage: its own and those after it."""
@@ -363,7 +369,11 @@ class RouterCore(Generic[T]):
         if now_s + least_s <= self.entry_queue.settings.deadline_s(arrival.tier, now_s, served_s=inf):
             return None
         message = f"workers are being started, which takes {least_s / self.speed:.0f} s at least; retry later"
-        return Refuse(item, RefusalReason.NO_WORKER, message, self.wake.left_s(now_s))
+        return Refuse(item, self.entry, RefusalReason.NO_WORKER, message, self.wake.left_s(now_s))
+
+    def _refuse(self, refuse: Refuse[T], now_s: float) -> Refuse[T]:
+        self.turned_away[refuse.role].add(now_s)
+        return refuse
 
     def _wake_left_s(self, now_s: float) -> float | None:
         return None if self.wake is None else self.wake.left_s(now_s)

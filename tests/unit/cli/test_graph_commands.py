@@ -49,6 +49,36 @@ def test_valid_files_are_named(run):
     ]
 
 
+def test_keys_of_another_mode_are_reported(run, tmp_path):
+    """A key that the chosen mode does not decide by is named with the modes that do; the file stays valid."""
+    file = tmp_path / "graph.yaml"
+    graph = yaml.safe_load((SAMPLES / "disaggregated.yaml").read_text())
+    graph["spec"]["planner"] = {
+        "adjustmentIntervalSeconds": 30,
+        "decodeKvScaleUpThreshold": 0.8,
+        "maxStep": 2,
+    }
+    file.write_text(yaml.safe_dump(graph))
+    status, out, err = run("validate", file)
+    assert (status, out) == (0, f"{file}: valid (GraphDeployment llama)\n")
+    assert [line.removeprefix(f"warning: {file}: spec.planner.") for line in err.splitlines()] == [
+        "adjustmentIntervalSeconds: mode adaptive decides every 2 s all the same; remove it, or choose mode load",
+        "decodeKvScaleUpThreshold: mode adaptive does not read it; remove it, or choose mode load",
+    ]
+    graph["spec"]["planner"] |= {"mode": "load", "sla": {"ttftSeconds": 1}}
+    file.write_text(yaml.safe_dump(graph))
+    assert [line.split(": ")[2:4] for line in run("validate", file)[2].splitlines()] == [
+        ["spec.planner.maxStep", "mode load does not read it; remove it, or choose mode adaptive or sla"],
+        ["spec.planner.sla", "mode load does not read it; remove it, or choose mode sla"],
+    ]
+
+
+def test_no_sample_holds_a_key_that_does_nothing(run):
+    """Every manifest that ships validates without a warning."""
+    status, _, err = run("validate", *sorted(SAMPLES.glob("*.yaml")))
+    assert (status, err) == (0, "")
+
+
 def test_all_problems_of_all_files_are_printed(run, tmp_path):
     """A bad file hides neither its own further problems nor those of others; the status is 2."""
     bad = tmp_path / "bad.yaml"

@@ -81,6 +81,41 @@ def test_a_jump_of_arrivals_is_known_within_ten_seconds():
     )
 
 
+def test_what_was_served_late_grows_nothing_once_nothing_comes():
+    """Half of a minute's requests were late, and a fourth worker would have saved them: 20 s after the last it serves nobody."""
+    _, state = _after(120, prefill=3, rate=4_000.0)
+    for start in range(120, 180, 5):
+        waiting = 5.0 * (start - 115)
+        load = {"waiting": waiting, "waiting_tokens": 1_000 * waiting, "oldest_wait_s": waiting / 30}
+        found, state = _after(5, state, start_s=start, prefill=3, rate=35_000.0, **load)
+    assert found[Role.PREFILL].action is Action.UP
+    _, state = _after(15, state, start_s=180, prefill=3, rate=0.0)
+    for start in range(195, 330, 5):
+        found, state = _after(5, state, start_s=start, prefill=3, rate=0.0)
+        assert found[Role.PREFILL].action is not Action.UP, start
+        late = next(step for step in found[Role.PREFILL].steps if step.name == "late")
+        assert late.outcome == "pass"
+        assert late.inputs["busy_ahead"] < 0.5
+
+
+def _slow_to_start(**roles):
+    """Return the state of a planner that has learnt starts of 380 s, and has seen nothing arrive for ten minutes."""
+    _, state = _after(600, rate=0.0, **roles)
+    memory = read(state.memory)
+    learnt = {role: replace(each, startup_s=380.0) for role, each in memory.roles.items()}
+    return replace(state, memory=write(replace(memory, roles=learnt)))
+
+
+def test_a_clients_first_minutes_are_no_slope_for_a_slow_start():
+    """A third of a worker's throughput from the first second on, replicas that take 380 s: one worker stays enough."""
+    state = _slow_to_start()
+    for start in range(600, 900, 5):
+        found, state = _after(5, state, start_s=start, rate=3_000.0)
+        demand = next(step for step in found[Role.PREFILL].steps if step.name == "demand")
+        assert found[Role.PREFILL].action is Action.HOLD, start
+        assert demand.inputs["tokens_per_s_ahead"] <= 2.01 * 3_000
+
+
 def test_a_pool_that_was_needed_a_minute_ago_is_kept():
     """19,500 tokens/s for minutes, then 2,000: what two would just have carried holds the third, and nothing else."""
     _, peak = _after(120, rate=19_500.0, prefill=3)
@@ -350,6 +385,16 @@ def test_a_steady_slope_is_followed_without_lag():
         seen = trend.followed(seen, float(second), 1.0, 60.0)
     found = trend.forecast(seen, 30.0, 60.0)
     assert (found.now, found.ahead) == (pytest.approx(599, abs=1.5), pytest.approx(629, abs=2))
+
+
+def test_a_forecast_of_nothing_has_the_error_of_the_present():
+    """Ten minutes after a client has left, a start of 755 s makes its past noise no larger than it is: that held a replica."""
+    seen = Trend()
+    for second in range(700):
+        seen = trend.followed(seen, 0.5 if second < 100 else 0.0, 1.0, 40.0)
+    found = trend.forecast(seen, 755.0, 40.0)
+    assert (found.ahead, found.error) == (0.0, trend.forecast(seen, 0.0, 40.0).error)
+    assert found.error < 0.01
 
 
 # ---------------------------------------------------------------- properties

@@ -232,6 +232,39 @@ def test_a_queue_that_falls_because_requests_are_refused_is_not_draining(make):
     assert _outcome(decision, Role.PREFILL) == (Action.UP, Reason.ABOVE_THRESHOLD, 1)
 
 
+@pytest.mark.parametrize(
+    ("by_role", "changes"),
+    [((), (1, 0)), ((Role.PREFILL,), (1, 0)), ((Role.DECODE,), (-1, 1))],
+    ids=["not told apart", "prefill", "decode"],
+)
+def test_what_is_rejected_is_demand_for_the_role_that_had_no_room(make, by_role, changes):
+    """26 of 80 requests a second rejected, nothing waits, KV within its thresholds: grow, where queue and KV ask for less."""
+    turned_away = dict.fromkeys(by_role, 26.0)
+    demand = Demand(1.0, arrivals=80.0, refused=26.0, turned_away=turned_away)
+    pulls = [
+        replace(make.pull(float(at), queue=0.0, kv=[0.7], prefill=PoolCounts(2, gpus=1)), demand=demand)
+        for at in range(1, 31)
+    ]
+    decision, _ = _run(make.window(*pulls))
+    assert tuple(_outcome(decision, role)[2] for role in (Role.PREFILL, Role.DECODE)) == changes
+    grown = next(role for role in decision.roles if role.action is Action.UP)
+    assert grown.reason is Reason.REQUESTS_REJECTED
+    assert grown.sentence.endswith("780 of 2400 requests rejected or timed out")
+
+
+def test_a_single_rejection_neither_grows_nor_shrinks(make):
+    """One of 2,400 is within 1%, but no sign of an idle pool either."""
+    pulls = [
+        replace(
+            make.pull(float(at), queue=0.0, prefill=PoolCounts(2, gpus=1)),
+            demand=Demand(1.0, arrivals=80.0, refused=float(at == 5)),
+        )
+        for at in range(1, 31)
+    ]
+    decision, _ = _run(make.window(*pulls))
+    assert _outcome(decision, Role.PREFILL) == (Action.HOLD, Reason.REQUESTS_REJECTED, 0)
+
+
 def test_a_burst_that_is_over_does_not_grow_prefill(make):
     """Its mean is above the threshold, its queue has been empty for the last ten seconds."""
     pulls = [make.pull(float(t), queue=30.0 if 10 < t <= 20 else 0.0) for t in range(1, 31)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from penstock_core.exposition import parse_samples
 from penstock_planner.decide.observation import Demand
 from penstock_planner.sources.demand import DOOR_NAMES, DemandMeter, Door, read_door
 from penstock_router.core.assignment import Assignment
+from penstock_router.core.turned_away import TurnedAway
 from penstock_router.core.worker_pool import WorkerPool
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.metrics import MetricsPage, QueueGauges, RouterCollector, RouterMetrics
@@ -187,6 +189,9 @@ def _page(**tokens):
     metrics.arrivals, metrics.completed = 3, 2
     metrics.ttft.observe(0.5, 4)
     queue = QueueGauges(5, 50, 2.5, PromptTokenCounts(**tokens))
+    turned_away = {Role.PREFILL: TurnedAway(), Role.DECODE: TurnedAway()}
+    for at_s in (4.0, 6.0, 7.0):
+        turned_away[Role.PREFILL].add(at_s)
     collector = RouterCollector(
         metrics,
         fleet,
@@ -196,7 +201,8 @@ def _page(**tokens):
         discovery_problem=lambda: None,
         model="llama",
         roles=(Role.PREFILL, Role.DECODE),
-        now_s=lambda: 0.0,
+        now_s=lambda: 20.0,
+        turned_away=turned_away,
     )
     return MetricsPage(collector).render().decode()
 
@@ -216,9 +222,28 @@ def test_the_routers_own_page_holds_every_count():
         "ttft_count": 4,
     }
     assert door.gauges == {"waiting": 5, "waiting_tokens": 40, "oldest_wait_s": 2.5}
+    assert door.turned_away == {Role.PREFILL: 3.0, Role.DECODE: 0.0}
     assert door.pending == {"p": 30.0, "d": 0.0}
     assert door.in_flight == {Role.PREFILL: 1.0, Role.DECODE: 0.0}
     assert door.started_s > 1e9
+
+
+def test_the_gauge_for_an_autoscaler_counts_what_was_turned_away_lately_as_waiting():
+    """Five wait; of three that were rejected 16, 14 and 13 s ago, two within the last 15 s: 7."""
+    lines = [line for line in _page().splitlines() if line.startswith("penstock_router_unserved_requests{")]
+    assert sorted(lines) == [
+        'penstock_router_unserved_requests{model_name="llama",role="decode"} 0.0',
+        'penstock_router_unserved_requests{model_name="llama",role="prefill"} 7.0',
+    ]
+
+
+def test_what_was_turned_away_is_told_by_role():
+    """Differences of the counters, summed over routers."""
+    one, two = {Role.PREFILL: 5.0, Role.DECODE: 1.0}, {Role.PREFILL: 9.0, Role.DECODE: 1.0}
+    before = {name: replace(_door(), turned_away=one) for name in "ab"}
+    after = {"a": replace(_door(), turned_away=two), "b": before["b"]}
+    demand = _metered((1.0, before), (2.0, after), routers=("a", "b"))[1]
+    assert demand.turned_away == {Role.PREFILL: 4.0, Role.DECODE: 0.0}
 
 
 @pytest.mark.parametrize("count", ["", "NaN", "+Inf"], ids=["missing", "NaN", "infinite"])

@@ -192,7 +192,7 @@ async def test_explain_tells_demand_and_supply(world):
     await world.run_until(30)
     text = _invoke("explain", "--log-dir", world.folder, "--all").stdout
     assert "demand 2 requests/s, 1,500 uncached tokens/s; 15 rejected; 3 wait, the oldest for 30.0 s" in text
-    assert "supply prefill 1 ready; decode 1 ready, 1 starting for 15 s" in text
+    assert "supply prefill 1 ready, 1 starting for 15 s; decode 1 ready, 1 starting for 15 s" in text
 
 
 async def test_explain_tells_the_forecast_and_what_workers_can_compute(world):

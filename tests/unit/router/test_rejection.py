@@ -46,6 +46,9 @@ async def test_a_client_is_told_what_the_document_says(harness):
     labels = {"endpoint": "chat_completions", "model": "llama", "reason": "all_workers_busy"}
     assert await router.metric("penstock_router_model_rejection_total", **labels) == 1
     assert await router.metric("penstock_router_refused_requests_total", model_name="llama") == 1
+    role = {"model_name": "llama", "role": "aggregated"}
+    assert await router.metric("penstock_router_turned_away_requests_total", **role) == 1
+    assert await router.metric("penstock_router_unserved_requests", **role) == 1
     worker.kv_usage = "0.2"
     await router.until(lambda: not router.server.core.busy[router.server.core.entry].is_any)
     assert (await router.post(max_tokens=1)).status == 200
@@ -171,6 +174,8 @@ async def test_all_workers_at_capacity_reject(harness):
     assert answer.headers[b"retry-after"] == b"1"
     assert [len(worker.seen) for worker in workers] == [1, 1, 1]
     assert await router.metric("penstock_router_refused_requests_total", model_name="llama") == 1
+    role = {"model_name": "llama", "role": "aggregated"}
+    assert await router.metric("penstock_router_turned_away_requests_total", **role) == 1
     assert (await router.post(max_tokens=1)).status == 503
     assert [len(worker.seen) for worker in workers] == [1, 1, 1]
     for worker in workers:

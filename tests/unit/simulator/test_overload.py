@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from penstock_api import Role
+from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock_simulator.jobs import JobOutcome
 from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
@@ -28,12 +29,13 @@ def world_of(
     delay_s=0.0,
     workers=2,
     limit=None,
+    **more,
 ):
     """Make a world to which a request comes each ``gap_s``."""
     roles = (Role.PREFILL, Role.DECODE) if split else (Role.AGGREGATED,)
     router = RouterSpec(policy, thresholds=thresholds, routers=routers, propagation_delay_s=delay_s)
     model = replace(PROFILE, request_limit=limit, request_queue=2)
-    scenario = Scenario(pools=[PoolSpec(role, workers, model) for role in roles], router=router)
+    scenario = Scenario(pools=[PoolSpec(role, workers, model) for role in roles], router=router, **more)
     count = int(last_s / gap_s)
     requests = [
         request_at(index * gap_s, PROMPT_TOKENS, OUTPUT_TOKENS, line=index + 1) for index in range(count)
@@ -70,6 +72,22 @@ def test_accepted_requests_keep_their_ttft_under_twice_the_load(policy, split, r
     served = sum(job.outcome is JobOutcome.OK for job in with_it.jobs)
     assert rejected + served == len(with_it.jobs)
     assert 0.3 < rejected / len(with_it.jobs) < 0.7
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_rejection_does_not_hide_demand_from_thresholds(split, request_at):
+    """Mode load: one worker of each role at one and a half times its load grows, though nothing ever waits.
+
+    Without it a third of all requests is rejected to the end.
+    """
+    world = world_of(
+        "least-loaded", BusyThresholds(0.9, 4000), request_at, gap_s=0.09, last_s=120.0, split=split, workers=1,
+        planner=DecideConfig(mode=Mode.LOAD), max_gpus=8, cold_start_s=5.0,
+    )  # fmt: skip
+    world.run()
+    rejected = [job.request.arrival_s for job in world.jobs if job.outcome is JobOutcome.REJECTED]
+    at_first, later = (sum(low <= at_s < low + 30 for at_s in rejected) for low in (0, 40))
+    assert later < at_first / 4
 
 
 @pytest.mark.parametrize("gap_s", [0.033, 0.0132])

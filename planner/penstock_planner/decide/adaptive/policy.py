@@ -12,7 +12,15 @@ from penstock_planner.decide.adaptive.workers import ObservedWorkers, Workers
 from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, Step
-from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, entry_role, kv_role
+from penstock_planner.decide.observation import (
+    Demand,
+    PoolCounts,
+    Pull,
+    Window,
+    entry_role,
+    kv_role,
+    turned_away,
+)
 from penstock_planner.decide.proposal import Proposal, RoleProposal
 from penstock_planner.decide.stabilise import back_off, remember
 from penstock_planner.decide.state import PlannerState
@@ -185,7 +193,7 @@ def case_of(
         else kv.view(memory.kv, workers.decoding(memory.kv, prefilled_per_s), horizon_s),
         gaps=None if role is Role.PREFILL else workers.gaps(prefilled_per_s),
         oldest_wait_s=_served_wait_s(demand, memory, at_s),
-        rejected=sum(p.demand.refused + p.demand.timed_out for p in window.pulls if p.demand is not None),
+        rejected=turned_away(window.pulls, role),
         workers=workers,
     )
 

@@ -14,7 +14,7 @@ from penstock_api import Role
 from penstock_planner.decide.baselines.drafting import drafted, numbers, of_role, proposed, waiting_requests
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Step
-from penstock_planner.decide.observation import Pull, Window
+from penstock_planner.decide.observation import Pull, Window, turned_away
 from penstock_planner.decide.proposal import Proposal
 from penstock_planner.decide.state import Plain, PlannerState
 
@@ -131,7 +131,7 @@ def hpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     pull = window.pulls[-1]
     proposals, memory = [], {}
     for role, pool in pull.pools.items():
-        metrics = _metrics(pull, role, config)
+        metrics = _metrics(window.pulls, role, config)
         desired = combined([number for _, number in metrics], pool.replicas)
         before = numbers(of_role(state.memory, role).get("recommended"))
         kept: Plain = tuple(before)
@@ -145,7 +145,8 @@ def hpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     return proposed(proposals, state, memory)
 
 
-def _metrics(pull: Pull, role: Role, config: DecideConfig) -> list[tuple[str, int | None]]:
+def _metrics(pulls: Sequence[Pull], role: Role, config: DecideConfig) -> list[tuple[str, int | None]]:
+    pull = pulls[-1]
     pool, settings = pull.pools[role], config.baseline
     metrics: list[tuple[str, int | None]] = []
     if role is not Role.PREFILL:
@@ -153,6 +154,9 @@ def _metrics(pull: Pull, role: Role, config: DecideConfig) -> list[tuple[str, in
         metrics.append(("kv", pods_desired(kv, pool.replicas)))
     if role is not Role.DECODE:
         waiting = waiting_requests(pull, role)
+        if waiting is not None:
+            # As the routers' penstock_router_unserved_requests has it; a synchronisation sees what was since the last.
+            waiting += turned_away(pulls, role)
         queue = None if waiting is None else external_desired(waiting, settings.hpa_queue, pool.replicas)
         metrics.append(("queue", queue))
     return metrics
