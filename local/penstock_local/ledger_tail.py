@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from penstock_core.printable import printable
 from penstock_local.line_follower import LineFollower
 from penstock_planner.ledger import FILE_NAME
 
@@ -59,7 +60,7 @@ class LedgerTail:
         """Return the newest decisions, oldest first; none while there is no ledger."""
         for line in () if self._lines is None else self._lines.new_lines():
             try:
-                record = json.loads(line)
+                record = printable(json.loads(line))
             except ValueError:
                 continue
             if isinstance(record, dict):

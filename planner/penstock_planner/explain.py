@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock_core.errors import ConfigError
+from penstock_core.printable import printable
 from penstock_planner.core.records import Record
 from penstock_planner.forecast import forecast_of
 from penstock_planner.ledger import LedgerFile
@@ -57,6 +58,7 @@ def select(ledger: LedgerFile, *, last: int, decision_id: str | None) -> list[Re
 
 def in_words(record: Record) -> str:
     """Return one decision record as text."""
+    record = printable(record)
     decision = record["decision"]
     budget = "no ceiling" if decision["max_gpu_budget"] is None else f"budget {decision['max_gpu_budget']}"
     elapsed_s = record["at_s"] - record["origin_s"]

@@ -119,15 +119,11 @@ def _counts(report: RunReport) -> str:
 
 
 def _latencies(latency: Mapping[str, Any]) -> str:
-    head = "".join(f'<th class="n">{rank}</th>' for rank in (*RANKS, "samples"))
-    rows = []
-    for key, name in LATENCIES:
-        cells = "".join(f'<td class="n">{seconds(latency[key][rank])}</td>' for rank in RANKS)
-        rows.append(f'<tr><th>{name}</th>{cells}<td class="n">{latency[key]["count"]}</td></tr>')
-    return (
-        f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
-        f"<p>Simulated time; percentiles by {text(latency['percentile_method'])}.</p>"
-    )
+    rows = [
+        (name, *(seconds(latency[key][rank]) for rank in RANKS), latency[key]["count"])
+        for key, name in LATENCIES
+    ]
+    return f"{table(('', *RANKS, 'samples'), rows)}<p>Simulated time; percentiles by {text(latency['percentile_method'])}.</p>"
 
 
 def _counterfactual(found: Counterfactual | None) -> list[str]:

@@ -91,7 +91,7 @@ def test_requests_that_cannot_be_served_are_refused(body, content_type, status, 
 @pytest.mark.parametrize("value", [{"remote_host": "evil"}, "x", None])
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_a_client_sets_no_transfer(path, key, value, is_nested):
-    """vLLM takes both keys beside the prompt and, of any type, within vllm_xargs, on all three endpoints."""
+    """VLLM takes both keys beside the prompt and, of any type, within vllm_xargs, on all three endpoints."""
     given = {"vllm_xargs": {"top": 1, key: value}} if is_nested else {key: value}
     place = f"vllm_xargs.{key}" if is_nested else key
     texts = {"prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]}
