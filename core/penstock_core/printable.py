@@ -12,7 +12,7 @@ _HIDDEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(value: _Plain) -> _Plain:
-    """Return plain data whose strings, keys included, show control characters by their escapes, such as ``\\x1b``."""
+    r"""Return plain data whose strings, keys included, show control characters by their escapes, such as ``\x1b``."""
     found: object = value
     if isinstance(value, str):
         found = _HIDDEN.sub(lambda each: each[0].encode("unicode_escape").decode(), value)
