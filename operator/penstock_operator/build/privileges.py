@@ -120,20 +120,11 @@ def _of_pod(own: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[_Found]
     for key in _HOST:
         if spec.get(key):
             yield _Found(f"spec.{key}", "true")
-    account = own["serviceAccountName"]
-    for key in ("serviceAccountName", "serviceAccount"):
-        given = spec.get(key)
-        if given != account and (given or key == "serviceAccountName"):
-            yield _Found(f"spec.{key}", str(given or "none"), f"leave it at {account}")
-    if spec.get("automountServiceAccountToken") is not False and not own["automountServiceAccountToken"]:
-        yield _Found("spec.automountServiceAccountToken", "a token of the API", "leave it at false")
+    yield from _of_account(own, spec)
     if spec.get("nodeName"):
         yield _Found("spec.nodeName", str(spec["nodeName"]), "use nodeSelector or affinity")
     if str(spec.get("priorityClassName", "")).startswith(_SYSTEM):
         yield _Found("spec.priorityClassName", str(spec["priorityClassName"]), "use a class of your own")
-    for sysctl in _maps(_map(spec.get("securityContext")).get("sysctls")):
-        if sysctl.get("name") not in _SYSCTLS:
-            yield _Found("spec.securityContext.sysctls", str(sysctl.get("name")))
     for volume in _maps(spec.get("volumes")):
         if volume not in own.get("volumes", ()):
             yield from _of_volume(volume, f"spec.volumes[{volume.get('name')}]")
@@ -142,6 +133,16 @@ def _of_pod(own: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[_Found]
     for kind in _CONTAINERS:
         for container in _maps(spec.get(kind)):
             yield from _of_container(container, pod, f"spec.{kind}[{container.get('name')}]")
+
+
+def _of_account(own: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[_Found]:
+    account = own["serviceAccountName"]
+    for key in ("serviceAccountName", "serviceAccount"):
+        given = spec.get(key)
+        if given != account and (given or key == "serviceAccountName"):
+            yield _Found(f"spec.{key}", str(given or "none"), f"leave it at {account}")
+    if spec.get("automountServiceAccountToken") is not False and not own["automountServiceAccountToken"]:
+        yield _Found("spec.automountServiceAccountToken", "a token of the API", "leave it at false")
 
 
 def _of_volume(volume: Mapping[str, Any], place: str) -> Iterator[_Found]:
@@ -158,6 +159,9 @@ def _of_volume(volume: Mapping[str, Any], place: str) -> Iterator[_Found]:
 
 def _of_context(context: Mapping[str, Any], place: str) -> Iterator[_Found]:
     """Yield what neither a pod's nor a container's security context may say."""
+    for sysctl in _maps(context.get("sysctls")):
+        if sysctl.get("name") not in _SYSCTLS:
+            yield _Found(f"{place}.sysctls", str(sysctl.get("name")))
     if context.get("runAsUser") == 0:
         yield _Found(f"{place}.runAsUser", "0, which is root,", "name another user")
     labels = _map(context.get("seLinuxOptions"))
@@ -186,13 +190,20 @@ def _of_container(container: Mapping[str, Any], pod: Mapping[str, Any], where: s
     if security.get("allowPrivilegeEscalation") is not False:
         escalates = _shown(security.get("allowPrivilegeEscalation"))
         yield _Found(f"{place}.allowPrivilegeEscalation", escalates, "leave it at false")
-    capabilities = _map(security.get("capabilities"))
-    if capabilities.get("add"):
-        yield _Found(f"{place}.capabilities.add", ", ".join(map(str, capabilities["add"])))
-    if "ALL" not in (dropped := capabilities.get("drop") or ()):
-        yield _Found(f"{place}.capabilities.drop", ", ".join(map(str, dropped)) or "none", "leave it at ALL")
+    yield from _of_capabilities(_map(security.get("capabilities")), f"{place}.capabilities")
     if security.get("procMount") not in {None, "Default"}:
         yield _Found(f"{place}.procMount", str(security["procMount"]))
+    yield from _of_node_network(container, where)
+
+
+def _of_capabilities(capabilities: Mapping[str, Any], place: str) -> Iterator[_Found]:
+    if capabilities.get("add"):
+        yield _Found(f"{place}.add", ", ".join(map(str, capabilities["add"])))
+    if "ALL" not in (dropped := capabilities.get("drop") or ()):
+        yield _Found(f"{place}.drop", ", ".join(map(str, dropped)) or "none", "leave it at ALL")
+
+
+def _of_node_network(container: Mapping[str, Any], where: str) -> Iterator[_Found]:
     for port in _maps(container.get("ports")):
         if port.get("hostPort"):
             yield _Found(f"{where}.ports.hostPort", str(port["hostPort"]))

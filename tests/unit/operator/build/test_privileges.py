@@ -39,7 +39,7 @@ OTHERS_PROFILE = {"type": "Unconfined"}
 
 
 @pytest.mark.parametrize(
-    ("spec", "path", "value", "remedy"),
+    "hostile",
     [
         ({"hostNetwork": True}, "spec.hostNetwork", "true", "remove it"),
         ({"hostPID": True}, "spec.hostPID", "true", "remove it"),
@@ -191,8 +191,9 @@ OTHERS_PROFILE = {"type": "Unconfined"}
         ),
     ],
 )
-def test_a_privilege_is_refused_by_name(objects, context, spec, path, value, remedy):
+def test_a_privilege_is_refused_by_name(objects, context, hostile):
     """Added or left when something was removed. The message says which chart value allows it; with that it is built."""
+    spec, path, value, remedy = hostile
     with pytest.raises(InvalidSpecError) as refused:
         objects(services=changed(**spec))
     (problem,) = refused.value.problems
