@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,7 @@ def run(
         graph_file=graph_file,
         performance=performance,
     )
+    os.umask(0o077)  # ledger, state and event files are one user's, as all that `penstock up` leaves
     loop.run(_on_backend(service))
 
 

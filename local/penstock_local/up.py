@@ -238,7 +238,8 @@ def _spawn_arbiter(store: StateStore, state: StateFile) -> subprocess.Popen[byte
     log_dir = Path(state.arbiter.log_dir)
     try:
         private.make_folder(log_dir)
-        log = process_log.log_path(state.arbiter.log_dir, process_log.ARBITER).open("ab")
+        path = process_log.log_path(state.arbiter.log_dir, process_log.ARBITER)
+        log = open(path, "ab", opener=private.opener)  # noqa: PTH123 - Path.open takes no opener
     except OSError as exc:
         raise ConfigError(
             f"--log-dir: {log_dir} cannot be written: {exc.strerror}; choose another folder"
