@@ -19,7 +19,8 @@ SOCKET_PATH_BYTES: Final = 107
 """Longest path of a Unix socket on Linux: ``sun_path`` less its end (unix(7))."""
 
 _OWNER_ONLY: Final = 0o700
-_FILE_MODE: Final = 0o600
+FILE_MODE: Final = 0o600
+"""Of files that belong to this user alone."""
 _WRITE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 _CONTROL, _EVENTS = "control", "events"
 _SCHEME: Final = "ipc://"
@@ -40,11 +41,6 @@ def make_folder(path: Path) -> None:
         raise ConfigError(
             f"{path}: cannot be made: {exc.strerror}; set {STATE_DIR_VARIABLE} or --log-dir to a writable folder"
         ) from exc
-
-
-def opener(path: str, flags: int) -> int:
-    """Open a file that, if it is made, is this user's alone; for ``open``."""
-    return os.open(path, flags, _FILE_MODE)
 
 
 def check(path: Path, status: os.stat_result) -> None:

@@ -239,7 +239,8 @@ def _spawn_arbiter(store: StateStore, state: StateFile) -> subprocess.Popen[byte
     try:
         private.make_folder(log_dir)
         path = process_log.log_path(state.arbiter.log_dir, process_log.ARBITER)
-        log = open(path, "ab", opener=private.opener)  # noqa: PTH123 - Path.open takes no opener
+        path.touch(mode=private.FILE_MODE)
+        log = path.open("ab")
     except OSError as exc:
         raise ConfigError(
             f"--log-dir: {log_dir} cannot be written: {exc.strerror}; choose another folder"
