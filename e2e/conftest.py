@@ -35,6 +35,7 @@ LIMIT_S = 900
 RELEASE: dict[str, Any] = {
     "clusterWide": True,
     "createNamespace": False,
+    "rbac": {"dynamo": True},  # the kind's definition comes with its test, after the chart
     "image": {"repository": IMAGE.rsplit(":", 1)[0], "tag": IMAGE.rsplit(":", 1)[1], "pullPolicy": "Never"},
     "operator": {"resources": {"requests": {"cpu": "10m", "memory": "64Mi"}}},
     "planner": {"resources": {"requests": {"cpu": "10m", "memory": "64Mi"}}},

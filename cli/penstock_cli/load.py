@@ -114,16 +114,13 @@ from penstock_workload.traces import OnBadRow
 @click.option(
     "--timeout-s", type=float, default=600.0, show_default=True, help="Longest request, simulated seconds."
 )
-@click.option(
-    "--api-key",
-    envvar="PENSTOCK_API_KEY",
-    help="Bearer token; never written to a file.  [env: PENSTOCK_API_KEY]",
+@option.secret(
+    "api-key", "PENSTOCK_API_KEY", "File with the bearer token, which is never written to another."
 )
-@click.option(
-    "--admin-key",
-    envvar="PENSTOCK_ADMIN_KEY",
-    help="The router's admin key, where it has one: with it the workers' own lag is measured too.  "
-    "[env: PENSTOCK_ADMIN_KEY]",
+@option.secret(
+    "admin-key",
+    "PENSTOCK_ADMIN_KEY",
+    "File with the router's admin key, where it has one: with it the workers' own lag is measured too.",
 )
 @click.option(
     "--no-itl",

@@ -10,6 +10,7 @@ import click
 
 from penstock_core import logs
 from penstock_core.errors import ConfigError, PenstockError
+from penstock_core.printable import printable
 
 _SUBCOMMANDS = {
     "up": ("penstock_cli.local:up", "Start a graph's processes on this machine."),
@@ -77,16 +78,22 @@ def cli(log_level: str, log_json: bool) -> None:
     logs.configure(log_level, as_json=log_json)
 
 
+def _complain(error: PenstockError) -> None:
+    """Print an error; it may quote files and peers."""
+    lines = f"penstock: {error}".split("\n")
+    click.echo("\n".join(map(printable, lines)), err=True)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; exit 0 done, 1 failure, 2 usage or configuration."""
     arguments: Any = argv
     try:
         cli.main(args=arguments, prog_name="penstock", standalone_mode=True)
     except ConfigError as exc:
-        click.echo(f"penstock: {exc}", err=True)
+        _complain(exc)
         sys.exit(2)
     except PenstockError as exc:
-        click.echo(f"penstock: {exc}", err=True)
+        _complain(exc)
         sys.exit(1)
     except importlib.import_module(
         "asyncio"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic.fields import FieldInfo
 from penstock_api import AdmissionConfig, AdmissionMode, RouterPolicy
 from penstock_api.base import bounds
 from penstock_core.clock import SimulatedClock
+from penstock_core.errors import ConfigError
 from penstock_workload.arrivals import Spread
 from penstock_workload.selection import OnLong
 
@@ -56,6 +58,32 @@ def speed(default: float = 1.0, *, more: str = "") -> Option:
         default=default,
         show_default=True,
         help=f"Time scale: simulated seconds per real second{more}.",
+    )
+
+
+def secret(name: str, variable: str, what: str) -> Option:
+    """Return ``--NAME-file``, which fills ``name`` with a file's only line or the variable; arguments show in ``ps``."""
+    flag = f"--{name}-file"
+
+    def read(_context: click.Context, _parameter: click.Parameter, file: Path | None) -> str | None:
+        if file is None:
+            return os.environ.get(variable) or None
+        try:
+            lines = file.read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(
+                f"{flag} {file}: cannot be read: {exc}; name a text file that holds the key"
+            ) from exc
+        if len(lines) != 1:
+            raise ConfigError(f"{flag} {file}: {len(lines)} words; write one key, which has no spaces")
+        return lines[0]
+
+    return click.option(
+        flag,
+        name.replace("-", "_"),
+        type=click.Path(path_type=Path),
+        callback=read,
+        help=f"{what}  [default: the variable {variable}]",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,7 @@ def run(
         graph_file=graph_file,
         performance=performance,
     )
+    os.umask(0o077)  # ledger, state and event files are one user's, as all that `penstock up` leaves
     loop.run(_on_backend(service))
 
 
@@ -196,7 +198,9 @@ def explain(
 ) -> None:
     """Say why the last changes were made, rule by rule with its numbers, and why nothing has changed since."""
     folder = log_dir if log_dir is not None else _log_dir_of(namespace)
-    newest = None if decision_id is not None else last if with_unchanged else 1  # changes are never only counted
+    newest = (
+        None if decision_id is not None else last if with_unchanged else 1
+    )  # changes are never only counted
     ledger = read_ledger(folder, newest=newest)
     _notes(ledger.notes)
     records = explaining.select(ledger, last=last, decision_id=decision_id, with_unchanged=with_unchanged)

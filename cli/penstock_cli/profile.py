@@ -124,10 +124,8 @@ def _sizes(_context: click.Context, _parameter: click.Parameter, value: str | No
     "[default: 4; 1 with --endpoint]",
 )
 @click.option("--model", help="Model to ask --endpoint for.  [default: the first that it lists]")
-@click.option(
-    "--api-key",
-    envvar="PENSTOCK_API_KEY",
-    help="Bearer token of --endpoint; never written to a file.  [env: PENSTOCK_API_KEY]",
+@option.secret(
+    "api-key", "PENSTOCK_API_KEY", "File with --endpoint's bearer token, which is never written to another."
 )
 @click.option(
     "--timeout-s",
@@ -187,10 +185,11 @@ def _on_cluster(
     if graph is None or source is not None:
         raise ConfigError("--kubernetes: give the graph to measure with --config, without --from")
     context = click.get_current_context()
-    for name in HERE_ALONE:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+    for each in context.command.params:
+        name = each.name or ""
+        if name in HERE_ALONE and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise ConfigError(
-                f"{option.flag_of(name)}: decides how this machine measures; leave it out with --kubernetes"
+                f"{each.opts[0]}: decides how this machine measures; leave it out with --kubernetes"
             )
     request = request_of(graph, targets, flags, sizes=options["sizes"] or (), max_gpus=options["max_gpus"])
     if is_dry:

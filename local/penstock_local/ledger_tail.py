@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import orjson
 
+from penstock_core.printable import printable
 from penstock_local.line_follower import LineFollower
 from penstock_planner.ledger import FILE_NAME
 
@@ -98,7 +99,7 @@ class LedgerTail:
             if line.startswith(_PULL):
                 continue
             try:
-                record = orjson.loads(line)
+                record = printable(orjson.loads(line))
             except ValueError:
                 continue
             if isinstance(record, dict):

@@ -19,6 +19,8 @@ SOCKET_PATH_BYTES: Final = 107
 """Longest path of a Unix socket on Linux: ``sun_path`` less its end (unix(7))."""
 
 _OWNER_ONLY: Final = 0o700
+FILE_MODE: Final = 0o600
+"""Of files that belong to this user alone."""
 _WRITE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 _CONTROL, _EVENTS = "control", "events"
 _SCHEME: Final = "ipc://"

@@ -238,7 +238,9 @@ def _spawn_arbiter(store: StateStore, state: StateFile) -> subprocess.Popen[byte
     log_dir = Path(state.arbiter.log_dir)
     try:
         private.make_folder(log_dir)
-        log = process_log.log_path(state.arbiter.log_dir, process_log.ARBITER).open("ab")
+        path = process_log.log_path(state.arbiter.log_dir, process_log.ARBITER)
+        path.touch(mode=private.FILE_MODE)
+        log = path.open("ab")
     except OSError as exc:
         raise ConfigError(unwritable(f"--log-dir {log_dir}", exc)) from exc
     with log:

@@ -45,7 +45,7 @@ class OperatorSettings(BaseModel):
     )
     allow_privileged_pod_templates: bool = Field(
         False,
-        description="Let a podTemplate add privilege, host namespaces, hostPath volumes or another account.",
+        description="Let a podTemplate leave the restricted standard, mount Secrets, or name another account or a node.",
     )
     workers: Annotated[int, Field(ge=1, le=64)] = Field(
         8,

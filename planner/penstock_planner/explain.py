@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock_core.errors import ConfigError
+from penstock_core.printable import printable
 from penstock_planner.core.records import Record
 from penstock_planner.forecast import forecast_of
 from penstock_planner.ledger import LedgerFile
@@ -89,6 +90,7 @@ def held_in_words(ledger: LedgerFile) -> str:
 
 def in_words(record: Record) -> str:
     """Return one decision record as text."""
+    record = printable(record)
     decision = record["decision"]
     budget = "no ceiling" if decision["max_gpu_budget"] is None else f"budget {decision['max_gpu_budget']}"
     elapsed_s = record["at_s"] - record["origin_s"]

@@ -141,7 +141,7 @@ def plan_profile(config: ProfileConfig, *, detect: Callable[[], int | None]) -> 
         return _endpoint_plan(config, config.endpoint)
     assert config.graph is not None  # noqa: S101 - checked above
     graph = config.graph
-    for flag, value in (("--model", config.model), ("--api-key", config.api_key)):
+    for flag, value in (("--model", config.model), ("--api-key-file, PENSTOCK_API_KEY", config.api_key)):
         if value is not None:
             raise ConfigError(f"{flag}: belongs to --endpoint; leave it out with --config")
     gpus, note = _gpus(config, graph, detect)

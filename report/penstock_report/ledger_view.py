@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock_api import Role
 from penstock_core.errors import LedgerError
+from penstock_core.printable import printable
 from penstock_planner.core.records import Record
 from penstock_planner.decide.budget import existing_gpus
 from penstock_planner.decide.codec import config_from, pull_from
@@ -230,7 +231,7 @@ def _sample(pull: Pull, zero_s: float, config: DecideConfig) -> LedgerSample:
 
 
 def _decision(record: Record, zero_s: float, outcomes: Mapping[tuple[str, str], str]) -> DecisionMark:
-    plain = record["decision"]
+    plain = printable(record["decision"])
     steps = {
         role["role"]: [(step["name"], step["inputs"]) for step in role["steps"]] for role in plain["roles"]
     }
@@ -264,7 +265,7 @@ def _outcome(
 ) -> str:
     if decision["no_operation"] or role["action"] == "hold":
         return "not asked"
-    return outcomes.get((decision["id"], role["role"]), "unknown")
+    return printable(outcomes.get((decision["id"], role["role"]), "unknown"))
 
 
 def _adjusting(records: Sequence[Record], zero_s: float) -> tuple[tuple[float, float], ...]:

@@ -133,15 +133,8 @@ def _counts(report: RunReport) -> str:
 
 def _latencies(summary: Mapping[str, Any]) -> str:
     latency = summary["latency"]
-    head = "".join(f'<th class="n">{rank}</th>' for rank in (*RANKS, "samples"))
-    rows = []
-    for key, name in LATENCIES:
-        cells = "".join(f'<td class="n">{text(cell)}</td>' for cell in latency_cells(summary, key))
-        rows.append(f'<tr><th>{name}</th>{cells}<td class="n">{latency[key]["count"]}</td></tr>')
-    return (
-        f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
-        f"<p>Simulated time; percentiles by {text(latency['percentile_method'])}.</p>"
-    )
+    rows = [(name, *latency_cells(summary, key), latency[key]["count"]) for key, name in LATENCIES]
+    return f"{table(('', *RANKS, 'samples'), rows)}<p>Simulated time; percentiles by {text(latency['percentile_method'])}.</p>"
 
 
 def _counterfactual(found: Counterfactual | None) -> list[str]:

@@ -73,7 +73,7 @@ def lag_warnings(lag: dict[str, Any]) -> list[str]:
     lags = process_lags(lag)
 
     def listed(names: list[str]) -> str:
-        return ", ".join(f"{name} {seconds(lags[name])}" for name in names)
+        return ", ".join(f"{name} {seconds(lags.get(name))}" for name in names)
 
     found = []
     if lag["is_distorted"]:
@@ -230,7 +230,7 @@ def planner_summary(run: PlannerRun, use: GpuUse | None) -> RenderableType:
         for mark in changes:
             for role in mark.roles:
                 if role.action != "hold":
-                    table.add_row(f"{mark.at_s:.0f} s", Text(role.sentence), role.outcome)
+                    table.add_row(f"{mark.at_s:.0f} s", Text(role.sentence), Text(role.outcome))
         parts.append(table)
     return Group(*parts)
 

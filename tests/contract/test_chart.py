@@ -53,6 +53,15 @@ SETTINGS = {
         "planner": {"enabled": False},
         "operator": {"serviceAccount": {"create": False, "name": "mine"}},
     },
+    "all kinds": {"rbac": {"leaderWorkerSets": True, "dynamo": True}},
+    "fewest rights": {
+        "rbac": {
+            "leaderWorkerSets": False,
+            "dynamo": False,
+            "profileRequests": False,
+            "profiles": ["llama-profile"],
+        }
+    },
     "an own claim": {"planner": {"logs": {"existingClaim": "logs"}}, "tensorboard": {"enabled": True}},
 }
 
@@ -227,12 +236,46 @@ def test_the_operator_holds_what_it_grants_to_routers_and_profile_jobs():
 def test_the_operator_gets_exactly_what_it_calls():
     """The chart's rules are the operator's own table, and writing its own Lease."""
     granted = {}
-    for group, resource, verb in rules_of(rendered("default"))["operator"]:
+    for group, resource, verb in rules_of(rendered("all kinds"))["operator"]:
         granted.setdefault((group, resource), set()).add(verb)
 
     leases = granted.pop(("coordination.k8s.io", "leases"))
     assert leases == {"create", "get", "patch", "update"} | RULES["coordination.k8s.io", "leases"]
     assert granted == {key: verbs for key, verbs in RULES.items() if key[1] != "leases"}
+
+
+OPTIONAL = {
+    "LeaderWorkerSet": ("leaderworkerset.x-k8s.io/v1", "leaderworkerset.x-k8s.io"),
+    "DynamoWorkerMetadata": ("nvidia.com/v1alpha1", "nvidia.com"),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIONAL)
+def test_kinds_of_others_are_granted_where_the_cluster_has_them(kind):
+    """By default; a cluster without them gives the operator no right that it cannot use."""
+    version, group = OPTIONAL[kind]
+    known = run_helm(
+        "template", "penstock", str(CHART), "--kube-version", KUBE_VERSION, "--api-versions", f"{version}/{kind}"
+    )  # fmt: skip
+    objects = [each for each in yaml.safe_load_all(known.stdout) if each]
+
+    def groups(found):
+        return {each for each, _, _ in rules_of(found)["operator"]} & {each for _, each in OPTIONAL.values()}
+
+    assert groups(objects) == {group}
+    assert groups(rendered("default")) == set()
+
+
+def test_the_fewest_rights_name_what_they_can():
+    """No Jobs, no kinds of others, and of the ConfigMaps only the named profiles are the planner's to read."""
+    objects = rendered("fewest rights")
+    groups = {group for group, _, _ in rules_of(objects)["operator"]}
+    planner = of_kind(objects, "Role")["penstock-planner"]["rules"]
+
+    assert groups.isdisjoint({"batch", "leaderworkerset.x-k8s.io", "nvidia.com"})
+    assert [each for each in planner if each["resources"] == ["configmaps"]] == [
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["llama-profile"], "verbs": ["get"]}
+    ]
 
 
 def test_disruption_budgets_come_with_a_second_replica():
@@ -364,6 +407,7 @@ def test_the_plain_manifests_are_the_charts():
     result = run_helm(
         "template", "penstock", str(CHART), "--namespace", "penstock-system", "--kube-version", KUBE_VERSION,
         "--set", "clusterWide=true", "--set", "createNamespace=true",
+        "--set", "rbac.leaderWorkerSets=true", "--set", "rbac.dynamo=true",
     )  # fmt: skip
 
     assert result.stdout == (ROOT / "manifests" / "install.yaml").read_text()

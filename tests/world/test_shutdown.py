@@ -97,6 +97,20 @@ def test_sigterm_ends_router_and_worker_while_clients_misbehave(world, eventuall
     world.down()
 
 
+def test_what_a_graph_writes_is_its_users_alone(world, eventually):
+    """Logs, ledger, state and event files have mode 0600 whatever the umask; the statefile may hold secrets."""
+    world.up(world.manifest(), speed=SPEED)
+
+    def written():
+        return [path for folder in (world.log_dir, world.statefile.parent) for path in folder.rglob("*")]
+
+    names = {"arbiter.log", "ledger.jsonl", "state.json", "world.json"}
+    assert eventually(lambda: names <= {path.name for path in written()})
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in written() if path.is_file()}
+    assert set(modes.values()) == {"0o600"}, modes
+    assert world.run("down").returncode == 0
+
+
 def test_sigterm_ends_planner_and_load_while_the_router_hangs(world, eventually):
     """A planner and a replay that get no answers end all the same."""
     world.up(world.manifest(), speed=SPEED)

@@ -92,7 +92,9 @@ async def find_model(
 
 def _names(url: str, listed: Response) -> list[str]:
     if listed.status in {401, 403}:
-        raise ConfigError(f"--api-key: {url} refuses it (status {listed.status}); give the right one")
+        raise ConfigError(
+            f"--api-key-file, PENSTOCK_API_KEY: {url} refuses the key (status {listed.status}); give the right one"
+        )
     try:
         names = [str(model["id"]) for model in orjson.loads(listed.body)["data"]]
     except (orjson.JSONDecodeError, KeyError, TypeError) as exc:

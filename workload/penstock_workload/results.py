@@ -15,25 +15,23 @@ import orjson
 
 from penstock_api import Tier
 from penstock_core.errors import FULL, ConfigError, PenstockError, unwritable
+from penstock_core.printable import printable
 from penstock_workload.record import RequestResult, RequestStatus
+from penstock_workload.summary import check_summary
 
 RESULTS_FILE: Final = "results.jsonl"
 SUMMARY_FILE: Final = "summary.json"
 SCHEMA: Final = "penstock-load/1"
 
-_SUMMARY_KEYS: Final = (
-    "is_partial",
-    "started",
-    "requests",
-    "errors",
-    "latency",
-    "tokens",
-    "throughput",
-    "usage_mismatches",
-    "lag",
-    "settings",
-    "trace",
-)
+_NUMBERS: Final = {
+    **dict.fromkeys(
+        ("line", "arrival_s", "sent_s", "ended_s", "trace_input_tokens", "trace_output_tokens"), int | float
+    ),
+    **dict.fromkeys(
+        ("prompt_tokens", "output_tokens", "cached_tokens", "ttft_s", "e2e_s", "tpot_s"), int | float | None
+    ),
+}
+"""Numbers of a line, and whether they may be unknown."""
 
 _DECIMALS = 6
 """Microseconds: finer than any clock here is read."""
@@ -44,7 +42,7 @@ class LoadRun:
     """A run read back.
 
     Attributes:
-        summary: As in summary.json.
+        summary: As in summary.json, its strings fit for a terminal.
         results: In order of arrival.
     """
 
@@ -154,6 +152,9 @@ def from_line(line: dict[str, Any]) -> RequestResult:
     Raises:
         KeyError, ValueError, TypeError: not such a line.
     """
+    for key, kinds in _NUMBERS.items():
+        if not isinstance(line.get(key, 0), kinds):
+            raise TypeError(f"{key}: {line[key]!r} is no number")
     fields = dict(line)
     tier, ids = fields.pop("tier", None), fields.pop("block_ids", None)
     return RequestResult(
@@ -179,11 +180,7 @@ def read_run(directory: Path) -> LoadRun:
     schema = summary.get("schema") if isinstance(summary, dict) else None
     if schema != SCHEMA:
         raise ConfigError(f"{directory / SUMMARY_FILE}: schema {schema!r} is not {SCHEMA!r}")
-    missing = [key for key in _SUMMARY_KEYS if key not in summary]
-    if missing:
-        raise ConfigError(
-            f"{directory / SUMMARY_FILE}: lacks {', '.join(missing)}; it was not written by `penstock load`"
-        )
+    check_summary(summary, str(directory / SUMMARY_FILE))
     path = directory / RESULTS_FILE
     results = []
     for number, text in enumerate(_read(path).splitlines(), start=1):
@@ -192,7 +189,7 @@ def read_run(directory: Path) -> LoadRun:
         except (KeyError, ValueError, TypeError, AttributeError) as exc:
             raise ConfigError(f"{path}:{number}: not a result of `penstock load`: {exc}") from exc
     results.sort(key=lambda result: (result.arrival_s, result.line))
-    return LoadRun(summary, tuple(results))
+    return LoadRun(printable(summary), tuple(results))
 
 
 def _read(path: Path) -> bytes:

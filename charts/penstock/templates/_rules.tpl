@@ -1,8 +1,14 @@
 {{/*
 What operator and planner may do. The operator holds whatever it grants to routers (EndpointSlices, and Dynamo's register of workers),
 because Kubernetes lets nobody grant more than they hold. Both look at the Leases of other installations. Lists are
-alphabetical; tests compare them with what the code says it calls.
+alphabetical; tests compare them with what the code says it calls. Kinds of others are granted where the cluster has them.
 */}}
+{{- define "penstock.grants" -}}
+{{- if eq (toString .value) "auto" -}}
+{{- if .root.Capabilities.APIVersions.Has .kind }}true{{ end -}}
+{{- else if .value }}true{{ end -}}
+{{- end -}}
+
 {{- define "penstock.operatorRules" -}}
 - apiGroups: [""]
   resources: [configmaps, serviceaccounts, services]
@@ -16,9 +22,11 @@ alphabetical; tests compare them with what the code says it calls.
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [create, delete, get, list, patch, watch]
+{{- if .Values.rbac.profileRequests }}
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [create, get, list, patch, watch]
+{{- end }}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [list, watch]
@@ -28,15 +36,19 @@ alphabetical; tests compare them with what the code says it calls.
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]
+{{- if include "penstock.grants" (dict "root" . "value" .Values.rbac.leaderWorkerSets "kind" "leaderworkerset.x-k8s.io/v1/LeaderWorkerSet") }}
 - apiGroups: [leaderworkerset.x-k8s.io]
   resources: [leaderworkersets]
   verbs: [create, delete, get, list, patch, watch]
+{{- end }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [create, delete, get, list, patch, watch]
+{{- if include "penstock.grants" (dict "root" . "value" .Values.rbac.dynamo "kind" "nvidia.com/v1alpha1/DynamoWorkerMetadata") }}
 - apiGroups: [nvidia.com]
   resources: [dynamoworkermetadatas]
   verbs: [create, get, list, patch, watch]
+{{- end }}
 - apiGroups: [penstock.dev]
   resources: [graphdeployments]
   verbs: [list, patch, watch]
@@ -63,6 +75,9 @@ alphabetical; tests compare them with what the code says it calls.
 {{- define "penstock.plannerRules" -}}
 - apiGroups: [""]
   resources: [configmaps]
+  {{- with .Values.rbac.profiles }}
+  resourceNames: {{ toJson . }}
+  {{- end }}
   verbs: [get]
 - apiGroups: [""]
   resources: [pods]

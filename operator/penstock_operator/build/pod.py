@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from penstock_api import Environment, GraphDeployment, Role, Runtime
-from penstock_core.errors import InvalidSpecError
 from penstock_objects.names import (
     API_KEYS_FOLDER,
     BUDGET_GATE,
@@ -27,7 +26,7 @@ from penstock_operator.build.metadata import ROUTER_SUFFIX, WORKER_SUFFIX
 from penstock_operator.build.overlay import overlay
 from penstock_operator.build.overlay_checks import MAIN, refuse_broken
 from penstock_operator.build.placement import gpu_request, gpus_per_pod, placement
-from penstock_operator.build.privileges import added_privileges
+from penstock_operator.build.privileges import confined
 from penstock_operator.build.probes import probes
 from penstock_operator.build.security import container_security, pod_security
 from penstock_operator.build.volumes import is_penstock_image, volumes
@@ -86,8 +85,8 @@ def pod_template(
         more_args: Arguments before the user's own.
 
     Raises:
-        InvalidSpecError: the service's podTemplate cannot be laid over the template, or adds a privilege that the
-            operator does not allow.
+        InvalidSpecError: the service's podTemplate cannot be laid over the template, or makes privileges of it that
+            the operator does not allow.
     """
     service = graph.spec.services[spec.service]
     path = f"spec.services.{spec.service}.podTemplate"
@@ -109,14 +108,14 @@ def pod_template(
         },
     }
     template = overlay(built, service.pod_template, path)
-    if not context.allows_privileges and (added := added_privileges(built, template, path)):
-        raise InvalidSpecError(added)
     refuse_broken(
         template,
         path,
         gpus=gpus_per_pod(graph, spec.service),
         resource=(gpu_request(graph, spec.service) or ("", 0))[0],
     )
+    if not context.allows_privileges:
+        template = confined(built, template, path)
     return _with_own_marks(graph, spec.service, template, built["metadata"]["labels"])
 
 

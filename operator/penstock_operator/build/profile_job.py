@@ -17,7 +17,7 @@ from penstock_objects.names import GPUS_ANNOTATION, PROFILE_GRAPH_FILE, profile_
 from penstock_operator.build.context import BuildContext
 from penstock_operator.build.overlay import overlay
 from penstock_operator.build.overlay_checks import MAIN, refuse_broken
-from penstock_operator.build.privileges import added_privileges
+from penstock_operator.build.privileges import confined
 from penstock_operator.build.security import container_security, pod_security
 from penstock_operator.build.volumes import (
     HOME,
@@ -153,10 +153,9 @@ def _pod_template(work: ProfileWork) -> dict[str, Any]:
         "spec": {key: value for key, value in spec.items() if value or value is False},
     }
     template = overlay(built, work.request.spec.pod_template, _TEMPLATE)
-    added = added_privileges(built, template, _TEMPLATE)
-    if added and not work.context.allows_privileges:
-        raise InvalidSpecError(added)
     refuse_broken(template, _TEMPLATE, gpus=work.gpus, resource=work.gpu_resource, key="spec.maxGpus")
+    if not work.context.allows_privileges:
+        template = confined(built, template, _TEMPLATE)
     return _with_own_marks(template, built)
 
 

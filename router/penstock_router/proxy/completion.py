@@ -33,6 +33,8 @@ PATHS = {
     "/v1/responses": ApiEndpoint.RESPONSES,
 }
 
+_TRANSFERS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
+"""What vLLM 0.32 takes of another worker's blocks, as keys of the request and of its ``vllm_xargs``."""
 
 _SHOWN_CHARACTERS: Final = 256
 """Of a client's value in a message; a longer one would come back whole."""
@@ -89,11 +91,7 @@ def parse_completion(
     if stream is not None and not isinstance(stream, bool):
         shown = str(stream)[:_SHOWN_CHARACTERS]
         raise RequestRefused(400, f"stream: {shown!r} must be true or false", code="invalid_request")
-    if "kv_transfer_params" in body:
-        # A client that could set them would choose which hosts a worker connects to.
-        raise RequestRefused(
-            400, "kv_transfer_params: set by the router alone; leave it out", code="invalid_request"
-        )
+    _check_transfer(body)
     endpoint = PATHS[path]
     prompts, text_bytes, ids = _TEXTS[endpoint](body)
     several = _is_several(body.get("n")) or _is_several(body.get("best_of"))
@@ -126,6 +124,16 @@ def _check_model(body: dict[str, Any], model: str, aliases: Collection[str]) -> 
         raise RequestRefused(
             404, f"model: {shown!r} does not exist; this router serves {model!r}", code="model_not_found"
         )
+
+
+def _check_transfer(body: dict[str, Any]) -> None:
+    """Refuse transfers of a client's own: it would choose which hosts a worker connects to, or stop its engine."""
+    extra = body.get("vllm_xargs")
+    for place, given in (("", body), ("vllm_xargs.", extra if isinstance(extra, dict) else {})):
+        for key in _TRANSFERS & given.keys():
+            raise RequestRefused(
+                400, f"{place}{key}: set by the router alone; leave it out", code="invalid_request"
+            )
 
 
 def _size(text: str) -> int:

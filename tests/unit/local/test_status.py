@@ -148,6 +148,12 @@ def test_changes_are_shown_and_what_holds_since_is_one_line(tmp_path):
     assert everything.held is None
 
 
+def test_no_control_character_of_a_ledger_is_shown(tmp_path):
+    """The live table and `status` write sentences as they are."""
+    (tmp_path / "ledger.jsonl").write_text(record(1).replace("d000001", r"d1\u001b[2J"))
+    assert [decision.id for decision in LedgerTail(str(tmp_path)).newest()] == [r"d1\x1b[2J"]
+
+
 def test_a_new_ledger_is_read_from_its_begin(tmp_path):
     """A file that became shorter is another file."""
     path = tmp_path / "ledger.jsonl"

@@ -219,6 +219,19 @@ def test_explain_as_json_gives_the_records(folder):
     assert [a["outcome"] for a in record["actuations"]] == ["applied"]
 
 
+def test_explain_sends_a_terminal_no_sequence_of_the_ledgers(folder):
+    """A foreign ledger's control characters are shown as escapes, and a line break makes no line of its own."""
+
+    def forge(record):
+        if record["type"] == "decision":
+            record["decision"]["roles"][0]["sentence"] = "kept\x1b[2J\nd000099  all is well"
+
+    _rewrite(folder, forge)
+    printed = _invoke("explain", "--log-dir", str(folder)).output
+    assert "\x1b" not in printed
+    assert r"kept\x1b[2J\nd000099  all is well" in printed
+
+
 def test_explain_knows_what_ids_there_are(folder):
     """An unknown id is answered with the known range."""
     with pytest.raises(ConfigError, match="no decision 'd9' in the ledger; there is d000001 to d000006"):

@@ -70,7 +70,11 @@ def test_a_worker_is_measured_alone(build, tmp_path):
         ({"runtime": "vllm"}, {"found": 2, "sizes": (4,)}, "--tp: 4 exceeds the 2 GPUs"),
         ({}, {"sizes": (2,)}, "--tp: 2: no latency profile"),
         ({"engine": {"profile": "h100-llama-3.3-70b-tp8"}}, {"max_gpus": 1}, "no engine fits 1 GPUs"),
-        ({"planner": {"enabled": False}}, {"api_key": "k"}, "--api-key: belongs to --endpoint"),
+        (
+            {"planner": {"enabled": False}},
+            {"api_key": "k"},
+            "--api-key-file, PENSTOCK_API_KEY: belongs to --endpoint",
+        ),
     ],
 )
 def test_what_cannot_be_measured_here_is_refused(build, tmp_path, changes, options, said):

@@ -11,6 +11,8 @@ from pathlib import Path
 import orjson
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from penstock_cli.report import report as report_command
@@ -59,6 +61,67 @@ def test_every_file_is_written_and_the_page_stands_alone(written):
     assert page.count("data:image/png;base64,") == 6
     assert re.findall(r"https?://|<script|<link|url\(|@import", page) == []
     assert all(source.startswith("data:") for source in re.findall(r'(?:src|href)="([^"]*)"', page))
+
+
+def test_text_of_a_foreign_run_stays_text(make_run):
+    """Markup and terminal sequences are shown as they are written, wherever the summary has text or a key."""
+    sent = "<script>\x1b]0;title\x07\x9b2J\u202e"
+    folder = make_run()
+    summary = orjson.loads((folder / "summary.json").read_bytes())
+    foreign = _with_texts(summary, sent) | {"errors": {sent: 1}, "schema": summary["schema"]}
+    (folder / "summary.json").write_bytes(orjson.dumps(foreign))
+
+    report = analyse(folder)
+
+    assert "<script" not in render_page(report, [])
+    assert [each for each in "\x1b\x07\x9b\u202e" if each in _printed(report)] == []
+    assert r"\x1b]0;title\x07\x9b2J\u202e" in _printed(report)
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_a_summary_of_other_types_is_refused_by_key(data, foreign_run):
+    """Whatever stands where `penstock load` writes something else: a page and a text, or a refusal, no traceback."""
+    summary = orjson.loads(foreign_run[1])
+    place = data.draw(st.sampled_from(sorted(_places(summary), key=str)))
+    holder = summary
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = data.draw(
+        st.sampled_from([None, [], {}, True, "x", -1, 1e308, [None], {"count": "<b>"}])
+    )
+    (foreign_run[0] / "summary.json").write_bytes(orjson.dumps(summary))
+    try:
+        report = analyse(foreign_run[0])
+    except ConfigError as exc:
+        assert "summary.json: " in str(exc)  # noqa: PT017 - a refusal is one of two right answers
+    else:
+        assert "<b>" not in render_page(report, [])
+        assert _printed(report)
+
+
+@pytest.fixture(scope="module")
+def foreign_run(write_run, tmp_path_factory):
+    """A run's folder, and its summary as written."""
+    folder = write_run(tmp_path_factory.mktemp("foreign"))
+    return folder, (folder / "summary.json").read_bytes()
+
+
+def _with_texts(value, sent):
+    """Return plain data with every string replaced, and one more key in each mapping that has some."""
+    if value and isinstance(value, dict):
+        return {key: _with_texts(each, sent) for key, each in value.items()} | {sent: sent}
+    if isinstance(value, list):
+        return [_with_texts(each, sent) for each in value]
+    return sent if isinstance(value, str) else value
+
+
+def _places(value, path=()):
+    """Yield the path of every value below."""
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (*path, key)
+        if isinstance(each, dict | list):
+            yield from _places(each, (*path, key))
 
 
 def test_the_page_shows_decisions_marks_and_settings(written):

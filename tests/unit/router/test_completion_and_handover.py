@@ -15,7 +15,7 @@ from penstock_router.proxy.kv_transfer import (
 )
 from penstock_router.proxy.refusal import RequestRefused
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 
 
 def _parse(body, path=COMPLETIONS, content_type=b"application/json"):
@@ -76,12 +76,6 @@ def test_several_answers_are_not_handed_over(key):
         ({"model": "llama", "prompt": []}, b"application/json", 400, "prompt: must be"),
         ({"model": "llama", "prompt": [1, "x"]}, b"application/json", 400, "prompt: must be"),
         ({"model": "llama", "prompt": "x", "stream": "yes"}, b"application/json", 400, "stream: 'yes'"),
-        (
-            {"model": "llama", "prompt": "x", "kv_transfer_params": {"remote_host": "evil"}},
-            b"application/json",
-            400,
-            "kv_transfer_params",
-        ),
     ],
 )
 def test_requests_that_cannot_be_served_are_refused(body, content_type, status, words):
@@ -90,6 +84,27 @@ def test_requests_that_cannot_be_served_are_refused(body, content_type, status, 
         _parse(body, content_type=content_type)
 
     assert caught.value.status == status
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES])
+@pytest.mark.parametrize("key", ["kv_transfer_params", "ec_transfer_params"])
+@pytest.mark.parametrize("value", [{"remote_host": "evil"}, "x", None])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_client_sets_no_transfer(path, key, value, is_nested):
+    """VLLM takes both keys beside the prompt and, of any type, within vllm_xargs, on all three endpoints."""
+    given = {"vllm_xargs": {"top": 1, key: value}} if is_nested else {key: value}
+    place = f"vllm_xargs.{key}" if is_nested else key
+    texts = {"prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]}
+    with pytest.raises(RequestRefused, match=f"^{place}: set by the router alone; leave it out$") as caught:
+        _parse({"model": "llama", **texts, **given}, path)
+
+    assert caught.value.status == 400
+
+
+def test_other_extra_arguments_pass():
+    """They are the engine's extensions', and the worker judges them."""
+    assert _parse({"model": "llama", "prompt": "x", "vllm_xargs": {"top": 1}}).raw
+    assert _parse({"model": "llama", "prompt": "x", "vllm_xargs": "kv_transfer_params"}).raw
 
 
 @pytest.mark.parametrize("key", ["model", "stream"])

@@ -14,24 +14,6 @@ from penstock_workload.results import from_line, read_run, to_line
 from penstock_workload.server_lag import ServerLag
 from penstock_workload.statistics import Punctuality, describe, judge_lag, summarise
 
-WHOLE = json.dumps(
-    {"schema": "penstock-load/1"}
-    | dict.fromkeys(
-        [
-            "is_partial",
-            "started",
-            "requests",
-            "errors",
-            "latency",
-            "tokens",
-            "throughput",
-            "usage_mismatches",
-            "lag",
-            "settings",
-            "trace",
-        ]
-    )
-)
 WELL = Punctuality(0.001, 0.001, 0.1)
 
 
@@ -179,6 +161,17 @@ def test_a_result_survives_its_line():
     assert from_line(to_line(result, with_gaps=True)) == result
 
 
+def _whole():
+    """Return a summary as `penstock load` writes it."""
+    measured = summarise([_result()], duration_s=1.0, speed=1.0, punctuality=WELL)
+    measured["requests"] |= {"planned": 1, "unfinished": 0, "not_sent": 0}
+    settings = {"model": "m", "speed": 1.0, "concurrency": None, "max_input_tokens": None}
+    trace = {"name": "t", "skipped_rows": [], "truncated_prompts": 0, "dropped_prompts": 0}
+    started = {"unix_s": 1.0, "model_s": 1.0}
+    own = {"schema": "penstock-load/1", "is_partial": False, "started": started}
+    return json.dumps({**own, **measured, "settings": settings, "trace": trace})
+
+
 @pytest.mark.parametrize(
     ("summary", "lines", "message"),
     [
@@ -186,10 +179,15 @@ def test_a_result_survives_its_line():
         ("{", "", r"summary\.json: not JSON"),
         ('{"schema":"other"}', "", "schema 'other' is not 'penstock-load/1'"),
         ("[]", "", "schema None"),
-        ('{"schema":"penstock-load/1"}', "", "lacks is_partial, started"),
-        (WHOLE, None, r"results\.jsonl: cannot be read"),
-        (WHOLE, '{"id":1}\n', r"results\.jsonl:1: not a result"),
-        (WHOLE, "nonsense\n", r"results\.jsonl:1: not a result"),
+        ('{"schema":"penstock-load/1"}', "", r"summary\.json: is_partial: Field required"),
+        (_whole(), None, r"results\.jsonl: cannot be read"),
+        (_whole(), '{"id":1}\n', r"results\.jsonl:1: not a result"),
+        (
+            _whole(),
+            json.dumps(to_line(_result(), with_gaps=True) | {"ttft_s": "x"}),
+            r"results\.jsonl:1: .*ttft_s",
+        ),
+        (_whole(), "nonsense\n", r"results\.jsonl:1: not a result"),
     ],
 )
 def test_files_that_are_no_run_are_refused(tmp_path, summary, lines, message):
