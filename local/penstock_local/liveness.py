@@ -31,6 +31,7 @@ _AFTER_COMMAND = 2
 """Fields of ``/proc/PID/stat`` before the state: pid and command; the start is field 22 (proc_pid_stat(5))."""
 _START_FIELD = 22
 _DEAD_STATES = frozenset({"Z", "X"})
+_STOPPED_STATES = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
 _INIT = 1
 _POLL_S = 0.02
 _KILL_S = 5.0
@@ -90,6 +91,28 @@ def group_of(leader: ProcessId) -> list[ProcessId]:
         pass
     members = (identify(pid) for pid in psutil.pids() if _group_id(pid) == leader.pid)
     return [member for member in members if member is not None]
+
+
+def stopped_in_group(leader: ProcessId) -> ProcessId | None:
+    """Return a process of a group that a signal or a debugger has stopped, or None.
+
+    A child may be stopped while its leader answers for it: vLLM's engine core and its API server are two processes.
+    """
+    for member in group_of(leader):
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(member.pid).status() in _STOPPED_STATES:
+                return member
+    return None
+
+
+def stopped_words(leader: ProcessId, stopped: ProcessId) -> str:
+    """Return that a process of a group is stopped, for people."""
+    if stopped.pid == leader.pid:
+        return "it is stopped by a signal or a debugger"
+    name = "of its group"
+    with contextlib.suppress(psutil.Error):
+        name = psutil.Process(stopped.pid).name()
+    return f"its process {stopped.pid} ({name}) is stopped by a signal or a debugger"
 
 
 def recorded(state: StateFile | None) -> list[ProcessId]:

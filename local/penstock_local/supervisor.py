@@ -24,6 +24,7 @@ from penstock_local.actions import (
     Forget,
     Kill,
     MarkReady,
+    MarkUnready,
     RestartLater,
     Retire,
     Start,
@@ -181,9 +182,8 @@ class Supervisor:
         match action:
             case Start():
                 await self._start(name, now_s)
-            case MarkReady():
-                self._record.ready(name)
-                _log.info("ready", name=name)
+            case MarkReady() | MarkUnready():
+                self._mark(action)
             case RestartLater():
                 self._record.restarting(name, action.reason)
                 self._observed[name] = ObservedProcess(failures=action.failures, restart_at_s=action.at_s)
@@ -209,6 +209,14 @@ class Supervisor:
                 _log.info("replica removed", name=name)
             case Forget():
                 self._drop(name)
+
+    def _mark(self, action: MarkReady | MarkUnready) -> None:
+        if isinstance(action, MarkReady):
+            self._record.ready(action.name)
+            _log.info("ready", name=action.name)
+        else:
+            self._record.unready(action.name, action.reason)
+            _log.warning("not ready any more", name=action.name, reason=action.reason)
 
     async def _start(self, name: str, now_s: float) -> None:
         entry = self._record.claim_start(name)
