@@ -12,7 +12,7 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,11 @@ _DEAD_STATES = frozenset({"Z", "X"})
 _STOPPED_STATES = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
 _INIT = 1
 _POLL_S = 0.02
+_TRACKER = "multiprocessing.resource_tracker"
+"""In the command of the process that each Python program with shared memory or semaphores starts."""
+CLEANING_S = 5.0
+"""Real seconds after the last SIGKILL that resource trackers get. Chosen: theirs is a few calls of the kernel, and a
+busy machine takes seconds to come to them."""
 _KILL_S = 5.0
 """Real seconds that SIGKILL may take. Chosen: a process that frees much memory needs a moment."""
 
@@ -168,9 +173,14 @@ def end(processes: Iterable[ProcessId], *, grace_s: float) -> list[ProcessId]:
         grace_s: How long SIGTERM may take, real seconds.
     """
     remaining = [process for process in processes if group_of(process)]
-    for sent, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_S)):
+    steps: tuple[tuple[Callable[[ProcessId], None], float], ...] = (
+        (lambda process: send(process, signal.SIGTERM), grace_s),
+        (lambda process: send(process, signal.SIGKILL), CLEANING_S),
+        (kill_group, _KILL_S),
+    )
+    for signal_to, patience_s in steps:
         for process in remaining:
-            send(process, sent)
+            signal_to(process)
         deadline = time.monotonic() + patience_s
         while remaining and time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -179,11 +189,31 @@ def end(processes: Iterable[ProcessId], *, grace_s: float) -> list[ProcessId]:
 
 
 def send(process: ProcessId, sent: signal.Signals) -> None:
-    """Signal a process; SIGKILL, and any signal once the leader is gone, reaches each member of its group."""
+    """Signal a process; SIGKILL, and any signal once the leader is gone, reaches each member of its group.
+
+    Python's resource trackers are spared: they remove the shared memory and the semaphores that the others leave, and
+    end once the last of those is gone.
+    """
     alone = sent is not signal.SIGKILL and is_alive(process)
-    for member in [process] if alone else group_of(process):
+    _signal((process,) if alone else (each for each in group_of(process) if not _is_tracker(each)), sent)
+
+
+def kill_group(process: ProcessId) -> None:
+    """Send SIGKILL to every member of a group, those included that had `CLEANING_S` to clear up."""
+    _signal(group_of(process), signal.SIGKILL)
+
+
+def _signal(members: Iterable[ProcessId], sent: signal.Signals) -> None:
+    for member in members:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(member.pid, sent)
+
+
+def _is_tracker(process: ProcessId) -> bool:
+    try:
+        return any(_TRACKER in word for word in psutil.Process(process.pid).cmdline())
+    except psutil.Error:
+        return False
 
 
 def _start_of(pid: int) -> str | None:
