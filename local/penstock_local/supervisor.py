@@ -43,8 +43,8 @@ _log = logs.get_logger(__name__)
 
 TICK_S = 0.1
 """Real seconds between two ticks. Chosen: small against a planner's interval at speed 20 (1.5 s)."""
-_WORDLESS = frozenset({0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT})
-"""Ends that the process did not cause, or that were orderly: its last log lines explain nothing."""
+_WORDLESS = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT})
+"""Ends that the process did not cause: its last log lines explain nothing."""
 UNKILLABLE_S = 10.0
 """Real seconds after SIGKILL to the last process from which a stop no longer waits. Chosen: only a process that the
 kernel holds, in a driver for example, takes longer."""
