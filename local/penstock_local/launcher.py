@@ -70,7 +70,7 @@ class Launcher:
         self._processes: dict[str, ProcessId] = {}
         self._adopted: dict[str, ProcessId] = {}
         self._orphaned: dict[str, float] = {}
-        """Since when the leader of a group with members is known to be gone, real monotonic seconds, by name."""
+        """When more than resource trackers was last left of a group whose leader is gone, real monotonic seconds."""
         kept = {number: signal.getsignal(number) for number in _CIRCUS_SIGNALS}
         self._context = zmq.Context()
         self._arbiter = _Arbiter(
@@ -167,14 +167,15 @@ class Launcher:
         orphans = liveness.group_of(process)
         if not orphans:
             return False
-        now_s = time.monotonic()
-        if ended.name not in self._orphaned:
+        now_s, is_first = time.monotonic(), ended.name not in self._orphaned
+        if is_first:
             pids = [each.pid for each in orphans]
             _log.warning("killing the children of a process that is gone", name=ended.name, pids=pids)
-        if now_s - self._orphaned.setdefault(ended.name, now_s) < liveness.CLEANING_S:
-            liveness.send(process, signal.SIGKILL)
-        else:
-            liveness.kill_group(process)
+        if is_first or not all(map(liveness.is_tracker, orphans)):
+            self._orphaned[ended.name] = now_s
+        liveness.send(process, signal.SIGKILL)
+        if now_s - self._orphaned[ended.name] > liveness.CLEANING_S:
+            liveness.kill_trackers(process)
         return True
 
     async def forget(self, name: str) -> None:

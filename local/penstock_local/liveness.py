@@ -37,7 +37,7 @@ _POLL_S = 0.02
 _TRACKER = "multiprocessing.resource_tracker"
 """In the command of the process that each Python program with shared memory or semaphores starts."""
 CLEANING_S = 5.0
-"""Real seconds after the last SIGKILL that resource trackers get. Chosen: theirs is a few calls of the kernel, and a
+"""Real seconds that resource trackers get once they are alone. Chosen: theirs is a few calls of the kernel, and a
 busy machine takes seconds to come to them."""
 _KILL_S = 5.0
 """Real seconds that SIGKILL may take. Chosen: a process that frees much memory needs a moment."""
@@ -176,7 +176,7 @@ def end(processes: Iterable[ProcessId], *, grace_s: float) -> list[ProcessId]:
     steps: tuple[tuple[Callable[[ProcessId], None], float], ...] = (
         (lambda process: send(process, signal.SIGTERM), grace_s),
         (lambda process: send(process, signal.SIGKILL), CLEANING_S),
-        (kill_group, _KILL_S),
+        (kill_trackers, _KILL_S),
     )
     for signal_to, patience_s in steps:
         for process in remaining:
@@ -195,12 +195,14 @@ def send(process: ProcessId, sent: signal.Signals) -> None:
     end once the last of those is gone.
     """
     alone = sent is not signal.SIGKILL and is_alive(process)
-    _signal((process,) if alone else (each for each in group_of(process) if not _is_tracker(each)), sent)
+    _signal([process] if alone else [each for each in group_of(process) if not is_tracker(each)], sent)
 
 
-def kill_group(process: ProcessId) -> None:
-    """Send SIGKILL to every member of a group, those included that had `CLEANING_S` to clear up."""
-    _signal(group_of(process), signal.SIGKILL)
+def kill_trackers(process: ProcessId) -> None:
+    """Send SIGKILL to a group of which resource trackers alone are left, which had `CLEANING_S` to end."""
+    members = group_of(process)
+    if all(map(is_tracker, members)):
+        _signal(members, signal.SIGKILL)
 
 
 def _signal(members: Iterable[ProcessId], sent: signal.Signals) -> None:
@@ -209,7 +211,8 @@ def _signal(members: Iterable[ProcessId], sent: signal.Signals) -> None:
             os.kill(member.pid, sent)
 
 
-def _is_tracker(process: ProcessId) -> bool:
+def is_tracker(process: ProcessId) -> bool:
+    """Return whether a process is a resource tracker of Python's multiprocessing."""
     try:
         return any(_TRACKER in word for word in psutil.Process(process.pid).cmdline())
     except psutil.Error:

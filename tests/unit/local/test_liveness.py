@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from penstock_local import liveness
+from penstock_local.launcher import Launcher
 from penstock_local.liveness import MARK_VARIABLE, ProcessId, end, group_of, identify, is_alive, leftovers
 
 
@@ -131,6 +132,18 @@ def test_shared_memory_of_a_killed_group_is_removed(sharing, leader_is_gone):
         process.wait()
     assert end([leader], grace_s=0.0) == []
     assert not segment.exists()
+
+
+async def test_the_supervisor_leaves_no_shared_memory_of_a_worker_that_died(sharing, tmp_path, eventually):
+    """The children that a dead leader left are killed, its tracker clears up, and only then it counts as ended."""
+    process, segment, _ = sharing()
+    launcher = Launcher(endpoint=f"ipc://{tmp_path}/a", pubsub_endpoint=f"ipc://{tmp_path}/b")
+    launcher.adopt("n_decode", identify(process.pid))
+    process.kill()
+    process.wait()
+    (ended,) = eventually(launcher.reap)
+    assert (ended.name, segment.exists()) == ("n_decode", False)
+    await launcher.close()
 
 
 def test_a_resource_tracker_that_does_not_end_is_killed(sharing, monkeypatch):
