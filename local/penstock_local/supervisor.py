@@ -171,7 +171,8 @@ class Supervisor:
             how = f"killed by {signal.Signals(-ended.code).name}"
         else:
             how = f"exit code {ended.code}"
-        if ended.code in _WORDLESS:
+        is_orderly = ended.code == 0 and known.terminated_s is not None
+        if is_orderly or ended.code in _WORDLESS:
             return how
         path = process_log.log_path(self._record.state.arbiter.log_dir, ended.name)
         words = process_log.last_lines(path, self._log_starts.get(ended.name, 0))
