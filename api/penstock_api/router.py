@@ -14,6 +14,7 @@ from penstock_api.base import Flag, Fraction, Integer, Number, SpecModel, Text
 from penstock_api.enums import AdmissionMode, QueueOrder, RouterPolicy
 from penstock_api.rules import ROUTER_RULES
 from penstock_api.tiers import TiersConfig
+from penstock_core.engine_progress import STALL_REAL_S
 
 Seconds = Annotated[Number, Field(gt=0, le=86400)]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]+)$", max_length=253)]
@@ -175,6 +176,12 @@ class HealthConfig(SpecModel):
     timeout_real_seconds: Seconds = Field(default=2, description="Time for one check; real seconds.")
     unhealthy_after: Annotated[Integer, Field(ge=1, le=100)] = Field(
         default=3, description="Failed checks in a row that make a worker unhealthy."
+    )
+    stall_real_seconds: Annotated[Number, Field(gt=0, le=86400)] = Field(
+        default=STALL_REAL_S,
+        description="Time in which a worker with requests reports no token, after which it is unhealthy though its health "
+        "check succeeds: its requests are tried elsewhere or end with an error, and the local backend starts it again; "
+        "real seconds.",
     )
 
 

@@ -67,6 +67,10 @@ class Command:
         return values
 
 
+SCRIPT_AT = 2
+"""Index of the script in ``sh -c SCRIPT [NAME ARGUMENT …]``."""
+
+
 def parse_command(words: list[str], variables: Mapping[str, str] | None = None) -> Command | None:
     """Return the module and flags of a container, or None if it runs something else.
 
@@ -90,6 +94,6 @@ def parse_command(words: list[str], variables: Mapping[str, str] | None = None) 
 
 def _from_shell(words: list[str], variables: Mapping[str, str]) -> ShellCommand | None:
     """Read ``sh -c SCRIPT [NAME ARGUMENT …]``."""
-    if len(words) < 3 or not _TAKES_SCRIPT.fullmatch(words[1]):
+    if len(words) <= SCRIPT_AT or not _TAKES_SCRIPT.fullmatch(words[1]):
         return None
-    return read_script(words[2], words[4:], variables)
+    return read_script(words[SCRIPT_AT], words[SCRIPT_AT + 2 :], variables)

@@ -12,9 +12,9 @@ from typing import Any
 from penstock_api.base import KeyPath
 from penstock_api.enums import KvBufferDevice
 from penstock_importer.command import Command
+from penstock_importer.shell import CONNECTOR_FLAG
 from penstock_importer.source import ManifestSource
 
-_FLAG = "--kv-transfer-config"
 _NIXL = "NixlConnector"
 _ROLES = frozenset({"kv_both", "kv_producer", "kv_consumer"})
 _DYNAMO_MODULE = "kvbm.vllm_integration.connector"
@@ -51,7 +51,7 @@ def read_connector(
     Returns:
         Where the plain connector keeps its buffer, which a graph states for all workers; None: it does not say.
     """
-    text = command.pop_value(_FLAG)
+    text = command.pop_value(CONNECTOR_FLAG)
     names = [each.lower() for each in command.pop_values("--connector")]
     if text is None and names and not set(names) <= _NONE:
         text = _from_names(source, args_path, names)
@@ -60,7 +60,7 @@ def read_connector(
     device = _own_device(text)
     if device is not None:
         return KvBufferDevice(device) if device else None
-    command.words += [_FLAG, text]
+    command.words += [CONNECTOR_FLAG, text]
     if has_own:
         source.note(args_path, _OVERRIDES, text)
     return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock_api.base import KeyPath
 from penstock_api.enums import Role
-from penstock_importer.command import Command, parse_command
+from penstock_importer.command import SCRIPT_AT, Command, parse_command
 from penstock_importer.source import ManifestSource
 
 MOCKER_MODULE = "dynamo.mocker"
@@ -110,7 +110,8 @@ def read_component(source: ManifestSource, path: KeyPath) -> Component:
             (*container, "command"), "runs something else than a Dynamo module; the runtime's own is used"
         )
     else:
-        script = "args" if source.peek((*container, "args")) else "command"
+        head = source.peek((*container, "command"))
+        script = "command" if isinstance(head, list) and len(head) > SCRIPT_AT else "args"
         for text, why in command.left_out:
             source.note((*container, script), why, text)
     component = Component(path, service_name(str(path[-1])), None, command)

@@ -35,12 +35,17 @@ _COMPUTED = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 """A quoted part, in which nothing is filled in, or a value that the shell computes, with a variable's name as group."""
+CONNECTOR_FLAG = "--kv-transfer-config"
 _MARK = "\ue000"
 """Encloses a place's number in a word while the words are split; a character of no script, for private use."""
 _PLACE = re.compile(f"{_MARK}(\\d+){_MARK}")
 
 NOT_RUN = "stands beside the command in its script, and is not run; put it into the image"
 NOT_COMPUTED = "is computed by the container's shell; write its value"
+NO_CONNECTOR = (
+    "is computed by the container's shell, so the worker starts without this KV connector, and what it adds, such as"
+    " LMCache, is off; write the JSON itself after the flag, into the worker's args"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,7 @@ def _without_computed(command: ShellCommand) -> ShellCommand:
         shown = word.replace(_MARK, "")
         if not word.startswith("-") and kept and kept[-1].startswith("--"):
             shown = f"{kept.pop()} {shown}"
-        left_out.append((shown, NOT_COMPUTED))
+        left_out.append((shown, NO_CONNECTOR if shown.startswith(CONNECTOR_FLAG) else NOT_COMPUTED))
     env = {key: value for key, value in command.env.items() if _MARK not in value}
     left_out += [
         (f"{key}={value}".replace(_MARK, ""), NOT_COMPUTED)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from penstock_api.enums import Environment
 from penstock_api.service import EnvFrom, EnvVar
+from penstock_core.engine_progress import STALL_REAL_S
 
 PORT = "port"
 SIDE_CHANNEL_PORT = "side_channel_port"
@@ -89,6 +90,7 @@ class ProcessSpec:
         startup_s: Longest time to the first healthy answer, seconds (simulated).
         grace_s: Longest time to finish requests on the way out, seconds (simulated).
         liveness_s: A process that served and gives no healthy answer for this long, real seconds, hangs.
+        stall_s: A worker that has requests and makes no token for this long, real seconds, hangs.
     """
 
     name: str
@@ -108,6 +110,7 @@ class ProcessSpec:
     startup_s: float = 600.0
     grace_s: float = 900.0
     liveness_s: float = LIVENESS_S
+    stall_s: float = STALL_REAL_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,9 +86,8 @@ _PLANNER_OVERRIDES: option.Option = option.group(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(min=0, min_open=True),
-    default=300.0,
-    show_default=True,
-    help="How long the graph may take until it serves, real seconds.",
+    help="How long the graph may take until it serves, real seconds.  [default: the longest startupTimeoutSeconds, at "
+    "least 300]",
 )
 @click.option("--no-planner", is_flag=True, help="Do not start the graph's planner.")
 @click.option("--foreground", is_flag=True, help="Stay until the graph ends; Ctrl-C drains and stops it.")

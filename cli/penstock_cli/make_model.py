@@ -42,21 +42,13 @@ from penstock_local.random_model import MIN_VOCABULARY, RandomModel, write_model
     show_default=True,
     help="How many tokens the tokenizer knows; Dynamo's mocker answers with ids up to 2000.",
 )
-def make_model(
-    folder: Path, *, layers: int, hidden_size: int, context_tokens: int, seed: int, vocabulary: int
-) -> None:
+@click.option("--replace", is_flag=True, help="Replace another model in FOLDER.")
+def make_model(folder: Path, *, replace: bool, **sizes: int) -> None:
     """Write a small Llama with random weights, tokenizer and chat template to FOLDER; nothing is downloaded.
 
-    Equal options give equal files. Its answers make no sense, but depend on every token of the prompt.
+    Equal options give equal files; another model in FOLDER is refused. Its answers make no sense, but depend on every token of the prompt.
 
     Example: penstock make-model tiny-model && penstock up manifests/samples/vllm-cpu.yaml
     """
-    model = RandomModel(
-        layers=layers,
-        hidden_size=hidden_size,
-        context_tokens=context_tokens,
-        seed=seed,
-        vocabulary=vocabulary,
-    )
-    for path in write_model(folder, model):
+    for path in write_model(folder, RandomModel(**sizes), replace=replace):
         click.echo(f"{path}  {path.stat().st_size:,} bytes")

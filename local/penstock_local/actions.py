@@ -20,6 +20,14 @@ class MarkReady:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkUnready:
+    """The process runs and cannot serve: write ``starting`` with the reason, so that the router sends nothing there."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RestartLater:
     """Write the reason and start again at ``at_s``."""
 
@@ -73,4 +81,6 @@ class Forget:
     name: str
 
 
-Action = Start | MarkReady | RestartLater | Abandon | BeginDrain | Terminate | Kill | Retire | Forget
+Action = (
+    Start | MarkReady | MarkUnready | RestartLater | Abandon | BeginDrain | Terminate | Kill | Retire | Forget
+)

@@ -143,6 +143,7 @@ def _entry(spec: ProcessSpec, options: LocalOptions) -> ProcessEntry:
         grace_s=spec.grace_s,
         startup_s=spec.startup_s,
         liveness_s=spec.liveness_s,
+        stall_s=spec.stall_s,
     )
 
 

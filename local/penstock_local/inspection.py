@@ -19,7 +19,6 @@ from penstock_local.statefile import StateFile
 from penstock_local.store import StateStore
 
 _COMMAND_CHARACTERS: Final = 120
-_STOPPED: Final = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +89,14 @@ def _descendants(arbiter: int) -> set[int]:
 
 
 async def hung(state: StateFile) -> tuple[Hung, ...]:
-    """Return the processes of a running graph that are stopped or do not answer their health check."""
-    arbiter = ProcessId(state.arbiter.pid, state.arbiter.started)
-    found = [Hung("arbiter", arbiter.pid, _STOPPED_WORDS)] if _is_stopped(arbiter) else []
+    """Return the processes of a running graph that are stopped, as a whole or in part, or do not answer."""
+    found = _stopped("arbiter", ProcessId(state.arbiter.pid, state.arbiter.started))
     probed: list[tuple[str, int, str]] = []
     for name, entry in state.entries.items():
         if entry.pid is None or entry.started is None:
             continue
-        if _is_stopped(ProcessId(entry.pid, entry.started)):
-            found.append(Hung(name, entry.pid, _STOPPED_WORDS))
+        if stopped := _stopped(name, ProcessId(entry.pid, entry.started)):
+            found += stopped
         elif entry.state is EntryState.READY and entry.url is not None and entry.health_path is not None:
             probed.append((name, entry.pid, entry.url + entry.health_path))
     probes = Probes()
@@ -112,11 +110,6 @@ async def hung(state: StateFile) -> tuple[Hung, ...]:
     return tuple(found)
 
 
-_STOPPED_WORDS: Final = "it is stopped by a signal or a debugger"
-
-
-def _is_stopped(process: ProcessId) -> bool:
-    try:
-        return liveness.is_alive(process) and psutil.Process(process.pid).status() in _STOPPED
-    except psutil.Error:
-        return False
+def _stopped(name: str, leader: ProcessId) -> list[Hung]:
+    member = liveness.stopped_in_group(leader)
+    return [] if member is None else [Hung(name, leader.pid, liveness.stopped_words(leader, member))]

@@ -12,6 +12,7 @@ import contextlib
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,8 @@ class Launcher:
         self._ended: list[Ended] = []
         self._processes: dict[str, ProcessId] = {}
         self._adopted: dict[str, ProcessId] = {}
-        self._orphaned: frozenset[str] = frozenset()
+        self._orphaned: dict[str, float] = {}
+        """When more than resource trackers was last left of a group whose leader is gone, real monotonic seconds."""
         kept = {number: signal.getsignal(number) for number in _CIRCUS_SIGNALS}
         self._context = zmq.Context()
         self._arbiter = _Arbiter(
@@ -141,15 +143,16 @@ class Launcher:
     def reap(self) -> list[Ended]:
         """Return the processes that have gone since the last call, each with its whole group.
 
-        Children that a leader leaves serve nothing and may hold GPU memory, so they are killed; the leader is
-        returned once the last of them is gone.
+        Children that a leader leaves serve nothing and may hold GPU memory, so they are killed, resource trackers
+        once they had time to clear up; the leader is returned once the last of them is gone.
         """
         self._arbiter.reap_processes()
         for name, process in list(self._adopted.items()):
             if not liveness.is_alive(process):
                 del self._adopted[name]
                 self._ended.append(Ended(name, process.pid, None))
-        self._orphaned = frozenset(ended.name for ended in self._ended if self._kill_orphans(ended))
+        orphaned = {ended.name for ended in self._ended if self._kill_orphans(ended)}
+        self._orphaned = {name: since_s for name, since_s in self._orphaned.items() if name in orphaned}
         gone = [ended for ended in self._ended if ended.name not in self._orphaned]
         self._ended = [ended for ended in self._ended if ended.name in self._orphaned]
         for ended in gone:
@@ -162,12 +165,18 @@ class Launcher:
         if process is None or process.pid != ended.pid:
             return False
         orphans = liveness.group_of(process)
-        if orphans:
-            if ended.name not in self._orphaned:
-                pids = [each.pid for each in orphans]
-                _log.warning("killing the children of a process that is gone", name=ended.name, pids=pids)
-            liveness.send(process, signal.SIGKILL)
-        return bool(orphans)
+        if not orphans:
+            return False
+        now_s, is_first = time.monotonic(), ended.name not in self._orphaned
+        if is_first:
+            pids = [each.pid for each in orphans]
+            _log.warning("killing the children of a process that is gone", name=ended.name, pids=pids)
+        if is_first or not all(map(liveness.is_tracker, orphans)):
+            self._orphaned[ended.name] = now_s
+        liveness.send(process, signal.SIGKILL)
+        if now_s - self._orphaned[ended.name] > liveness.CLEANING_S:
+            liveness.kill_trackers(process)
+        return True
 
     async def forget(self, name: str) -> None:
         """Remove the watcher of a process that has ended.

@@ -12,7 +12,7 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +31,14 @@ _AFTER_COMMAND = 2
 """Fields of ``/proc/PID/stat`` before the state: pid and command; the start is field 22 (proc_pid_stat(5))."""
 _START_FIELD = 22
 _DEAD_STATES = frozenset({"Z", "X"})
+_STOPPED_STATES = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
 _INIT = 1
 _POLL_S = 0.02
+_TRACKER = "multiprocessing.resource_tracker"
+"""In the command of the process that each Python program with shared memory or semaphores starts."""
+CLEANING_S = 5.0
+"""Real seconds that resource trackers get once they are alone. Chosen: theirs is a few calls of the kernel, and a
+busy machine takes seconds to come to them."""
 _KILL_S = 5.0
 """Real seconds that SIGKILL may take. Chosen: a process that frees much memory needs a moment."""
 
@@ -92,6 +98,28 @@ def group_of(leader: ProcessId) -> list[ProcessId]:
     return [member for member in members if member is not None]
 
 
+def stopped_in_group(leader: ProcessId) -> ProcessId | None:
+    """Return a process of a group that a signal or a debugger has stopped, or None.
+
+    A child may be stopped while its leader answers for it: vLLM's engine core and its API server are two processes.
+    """
+    for member in group_of(leader):
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(member.pid).status() in _STOPPED_STATES:
+                return member
+    return None
+
+
+def stopped_words(leader: ProcessId, stopped: ProcessId) -> str:
+    """Return that a process of a group is stopped, for people."""
+    if stopped.pid == leader.pid:
+        return "it is stopped by a signal or a debugger"
+    name = "of its group"
+    with contextlib.suppress(psutil.Error):
+        name = psutil.Process(stopped.pid).name()
+    return f"its process {stopped.pid} ({name}) is stopped by a signal or a debugger"
+
+
 def recorded(state: StateFile | None) -> list[ProcessId]:
     """Return the processes that a statefile records, running or not; none for a file that is gone."""
     return [
@@ -145,9 +173,14 @@ def end(processes: Iterable[ProcessId], *, grace_s: float) -> list[ProcessId]:
         grace_s: How long SIGTERM may take, real seconds.
     """
     remaining = [process for process in processes if group_of(process)]
-    for sent, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_S)):
+    steps: tuple[tuple[Callable[[ProcessId], None], float], ...] = (
+        (lambda process: send(process, signal.SIGTERM), grace_s),
+        (lambda process: send(process, signal.SIGKILL), CLEANING_S),
+        (kill_trackers, _KILL_S),
+    )
+    for signal_to, patience_s in steps:
         for process in remaining:
-            send(process, sent)
+            signal_to(process)
         deadline = time.monotonic() + patience_s
         while remaining and time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -156,11 +189,34 @@ def end(processes: Iterable[ProcessId], *, grace_s: float) -> list[ProcessId]:
 
 
 def send(process: ProcessId, sent: signal.Signals) -> None:
-    """Signal a process; SIGKILL, and any signal once the leader is gone, reaches each member of its group."""
+    """Signal a process; SIGKILL, and any signal once the leader is gone, reaches each member of its group.
+
+    Python's resource trackers are spared: they remove the shared memory and the semaphores that the others leave, and
+    end once the last of those is gone.
+    """
     alone = sent is not signal.SIGKILL and is_alive(process)
-    for member in [process] if alone else group_of(process):
+    _signal([process] if alone else [each for each in group_of(process) if not is_tracker(each)], sent)
+
+
+def kill_trackers(process: ProcessId) -> None:
+    """Send SIGKILL to a group of which resource trackers alone are left, which had `CLEANING_S` to end."""
+    members = group_of(process)
+    if all(map(is_tracker, members)):
+        _signal(members, signal.SIGKILL)
+
+
+def _signal(members: Iterable[ProcessId], sent: signal.Signals) -> None:
+    for member in members:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(member.pid, sent)
+
+
+def is_tracker(process: ProcessId) -> bool:
+    """Return whether a process is a resource tracker of Python's multiprocessing."""
+    try:
+        return any(_TRACKER in word for word in psutil.Process(process.pid).cmdline())
+    except psutil.Error:
+        return False
 
 
 def _start_of(pid: int) -> str | None:

@@ -9,15 +9,16 @@ from types import TracebackType
 from typing import Self
 
 from penstock_api import Role
+from penstock_core.engine_progress import NO_PROGRESS_KNOWN, EngineProgress, stall_problem
 from penstock_core.local_state import EntryState
 from penstock_local.door import Door, door_of
 from penstock_local.listeners import holds_port
-from penstock_local.liveness import identify
-from penstock_local.plan import Limits, ObservedProcess
+from penstock_local.liveness import identify, stopped_in_group, stopped_words
+from penstock_local.plan import Fault, Limits, ObservedProcess
 from penstock_local.probes import Health, NoAnswer, Probes, RouterView
 from penstock_local.statefile import ProcessEntry, StateFile
 from penstock_local.status import read_planner
-from penstock_runtimes import PLANNER_ROLE
+from penstock_runtimes import LIVENESS_S, PLANNER_ROLE
 
 FIRST_PROBE_S = 0.1
 """Real seconds between health checks of a process that starts. Chosen."""
@@ -33,13 +34,14 @@ class ProcessObserver:
     that leaves the memory while its answer is on the way is left out.
     """
 
-    __slots__ = ("_due_s", "_group", "_limits", "_observed", "_probes", "_probing")
+    __slots__ = ("_due_s", "_group", "_limits", "_observed", "_probes", "_probing", "_progress")
 
     def __init__(self, observed: dict[str, ObservedProcess], limits: Limits) -> None:
         self._observed = observed
         self._limits = limits
         self._probes = Probes()
         self._due_s: dict[str, float] = {}
+        self._progress: dict[str, EngineProgress] = {}
         self._probing: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
 
@@ -58,6 +60,7 @@ class ProcessObserver:
     def forget(self, name: str) -> None:
         """Probe ``name`` at the next call of `probe`, as if for the first time."""
         self._due_s.pop(name, None)
+        self._progress.pop(name, None)
         pending = self._probing.pop(name, None)
         if pending is not None:
             pending.cancel()
@@ -72,25 +75,30 @@ class ProcessObserver:
                 continue
             if entry.state in {EntryState.STARTING, EntryState.READY}:
                 if self._due_s.get(name, 0.0) <= now_s:
-                    folder = state.arbiter.planner_log_dir
-                    self._probing[name] = self._group.create_task(self._health(name, entry, folder))
+                    self._probing[name] = self._group.create_task(self._health(name, entry, state))
             elif known.drain is not None and known.terminated_s is None:
                 door = door_of(state, self._probes)
                 self._probing[name] = self._group.create_task(self._drain(door, name, entry))
 
-    async def _health(self, name: str, entry: ProcessEntry, planner_dir: str | None) -> None:
-        known = self._observed[name]
-        if entry.url is not None and entry.health_path is not None:
+    async def _health(self, name: str, entry: ProcessEntry, state: StateFile) -> None:
+        known, planner_dir = self._observed[name], state.arbiter.planner_log_dir
+        fault = _stopped(known, entry)
+        if fault is not None:  # what is stopped in part may answer all the same
+            healthy = False
+        elif entry.url is not None and entry.health_path is not None:
             healthy = await self._answers(name, known, entry, entry.url + entry.health_path)
         elif entry.role == PLANNER_ROLE and planner_dir is not None:
             healthy = read_planner(planner_dir, known.pid) is not None
         else:
             ran_s = 0.0 if known.started_s is None else time.monotonic() - known.started_s
             healthy = ran_s >= self._limits.quiet_start_s
+        if healthy and entry.is_worker and entry.url is not None:
+            fault = await self._stall(name, entry, entry.url, door_of(state, self._probes))
         now_s = time.monotonic()
-        if healthy:
+        self._note(name, fault=fault)
+        if healthy and fault is None:
             self._note(name, healthy_s=now_s)
-        self._due_s[name] = now_s + (READY_PROBE_S if healthy else FIRST_PROBE_S)
+        self._due_s[name] = now_s + (READY_PROBE_S if healthy or fault is not None else FIRST_PROBE_S)
 
     async def _answers(self, name: str, known: ObservedProcess, entry: ProcessEntry, url: str) -> bool:
         """Return whether the process itself answers its health check; note another one that does."""
@@ -99,6 +107,27 @@ class ProcessObserver:
             self._note(name, port_taken=True)
             return False
         return is_healthy
+
+    async def _stall(self, name: str, entry: ProcessEntry, url: str, door: Door) -> Fault | None:
+        """Return the fault of a worker whose engine makes no token of the requests that it has.
+
+        What the door has sent there counts, too: a core that hung before it saw a request reports none. So does its
+        finding that the engine hangs, because it has taken the requests away then.
+        """
+        reading = await self._probes.engine(url)
+        if reading is None:
+            return None
+        problem = stall_problem(entry.stall_s)
+        sent = 0
+        if not reading.running:
+            view = await door.view({name: entry})
+            seen = view.workers.get(name) if isinstance(view, RouterView) else None
+            sent = 0 if seen is None else seen.inflight_requests + (seen.reason == problem)
+        progress = self._progress.get(name, NO_PROGRESS_KNOWN)
+        progress = self._progress[name] = progress.after(
+            reading, time.monotonic(), inflight_requests=sent, limit_s=entry.stall_s
+        )
+        return Fault(problem, 0.0) if progress.is_stalled else None
 
     async def _drain(self, door: Door, name: str, entry: ProcessEntry) -> None:
         """Make sure that the door sends nothing new, then see what is still in flight."""
@@ -142,6 +171,18 @@ class ProcessObserver:
         known = self._observed.get(name)
         if known is not None:
             self._observed[name] = replace(known, **fields)  # type: ignore[arg-type]  # names are ObservedProcess's own
+
+
+def _stopped(known: ObservedProcess, entry: ProcessEntry) -> Fault | None:
+    """Return the fault of a process that has served and is stopped, itself or one of its group.
+
+    It does not go on by itself, so it gets no longer than Penstock's own processes, however patient an engine's limit.
+    """
+    leader = None if known.pid is None or known.healthy_s is None else identify(known.pid)
+    member = None if leader is None else stopped_in_group(leader)
+    if leader is None or member is None:
+        return None
+    return Fault(stopped_words(leader, member), min(entry.liveness_s, LIVENESS_S))
 
 
 def _is_own(known: ObservedProcess, entry: ProcessEntry) -> bool:

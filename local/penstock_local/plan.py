@@ -19,6 +19,7 @@ from penstock_local.actions import (
     Forget,
     Kill,
     MarkReady,
+    MarkUnready,
     RestartLater,
     Retire,
     Start,
@@ -88,6 +89,19 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a process that may well answer its health check does not serve.
+
+    Attributes:
+        reason: For people.
+        allowed_s: How long after it last served it may have the fault before it is killed.
+    """
+
+    reason: str
+    allowed_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedProcess:
     """What the supervisor remembers about one name.
 
@@ -97,7 +111,8 @@ class ObservedProcess:
         exited: How that process ended, not dealt with yet.
         failures: Unwanted exits in a row.
         restart_at_s: When the next start is due, or None.
-        healthy_s: When its newest process last answered its health check, or None.
+        healthy_s: When its newest process last answered its health check and had no fault, or None.
+        fault: What the newest look found besides the health check, or None.
         port_taken: Another process answered on the port of its newest process, which does not listen there.
         drain: Progress of its drain, or None.
         terminated_s: When SIGTERM was sent to its newest process, or None.
@@ -110,6 +125,7 @@ class ObservedProcess:
     failures: int = 0
     restart_at_s: float | None = None
     healthy_s: float | None = None
+    fault: Fault | None = None
     port_taken: bool = False
     drain: Drain | None = None
     terminated_s: float | None = None
@@ -192,9 +208,7 @@ def _watch(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) 
         return None
     limits = view.figures.limits
     if known.healthy_s is not None:
-        if view.now_s - known.healthy_s > entry.liveness_s:
-            return Kill(name, f"answered no health check for {entry.liveness_s:g} s (real)")
-        return MarkReady(name) if entry.state is EntryState.STARTING else None
+        return _watch_served(name, entry, known, view.now_s - known.healthy_s)
     if known.port_taken:
         return Kill(name, f"its port {entry.port} is in use: another process answers there; stop that one")
     started_s = view.now_s if known.started_s is None else known.started_s
@@ -202,6 +216,20 @@ def _watch(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) 
     if view.now_s - started_s > allowed_s:
         return Kill(name, f"did not answer its health check within {allowed_s:g} s (real) of its start")
     return None
+
+
+def _watch_served(
+    name: str, entry: ProcessEntry, known: ObservedProcess, unhealthy_s: float
+) -> Action | None:
+    """Return what follows for a process that has served, by how long ago that was."""
+    fault = known.fault
+    if fault is not None and unhealthy_s > fault.allowed_s:
+        return Kill(name, fault.reason)
+    if unhealthy_s > entry.liveness_s:
+        return Kill(name, f"answered no health check for {entry.liveness_s:g} s (real)")
+    if fault is not None:
+        return MarkUnready(name, fault.reason) if entry.state is EntryState.READY else None
+    return MarkReady(name) if entry.state is EntryState.STARTING else None
 
 
 def _after_exit(name: str, known: ObservedProcess, exited: ProcessExit, policy: RestartPolicy) -> Action:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from penstock_core.engine_progress import PROGRESS_NAMES, EngineReading, read_engine
 from penstock_core.errors import (
     ConfigError,
     ObservationError,
@@ -21,7 +22,7 @@ from penstock_core.errors import (
     UpstreamConnectError,
     UpstreamError,
 )
-from penstock_core.exposition import parse_samples
+from penstock_core.exposition import Sample, parse_samples
 from penstock_core.metric_names import DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 from penstock_wire.client import ConnectionPool, Response, Timeouts
 
@@ -167,6 +168,11 @@ class Probes:
         except (ValueError, RecursionError):
             return NoAnswer.SILENT
 
+    async def engine(self, worker_url: str) -> EngineReading | None:
+        """Return what a worker's page says of its engine, or None when there is no such page."""
+        samples = await self._samples(worker_url, PROGRESS_NAMES)
+        return None if samples is None else read_engine(samples)
+
     async def is_busy(self, worker_url: str, *, keeps_leases: bool) -> bool | None:
         """Return whether a worker runs or waits for requests, by its own page, or None when that does not say.
 
@@ -174,18 +180,24 @@ class Probes:
             worker_url: Its base URL.
             keeps_leases: KV in use counts too: without requests it is another worker's to read.
         """
-        page = await self.get_text(f"{worker_url}/metrics")
-        if isinstance(page, NoAnswer):
-            return None
-        try:
-            samples = parse_samples(page, (VLLM_RUNNING, VLLM_WAITING, DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE))
-        except ObservationError:
+        names = (VLLM_RUNNING, VLLM_WAITING, DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE)
+        samples = await self._samples(worker_url, names)
+        if samples is None:
             return None
         requests = [sample.value for sample in samples if sample.name != VLLM_KV_USAGE]
         kept = [sample.value for sample in samples if keeps_leases and sample.name == VLLM_KV_USAGE]
         if not requests or not all(map(math.isfinite, (*requests, *kept))):
             return None
         return any(value > 0 for value in (*requests, *kept))
+
+    async def _samples(self, worker_url: str, names: tuple[str, ...]) -> list[Sample] | None:
+        page = await self.get_text(f"{worker_url}/metrics")
+        if isinstance(page, NoAnswer):
+            return None
+        try:
+            return parse_samples(page, names)
+        except ObservationError:
+            return None
 
     async def drain(self, router_url: str, name: str) -> bool | NoAnswer:
         """Ask the router to send nothing new to a worker; True when that is certain.

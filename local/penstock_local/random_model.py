@@ -68,18 +68,19 @@ class RandomModel:
             )
 
 
-def write_model(folder: Path, model: RandomModel) -> tuple[Path, ...]:
-    """Write a model; files of the same names are replaced.
+def write_model(folder: Path, model: RandomModel, *, replace: bool = False) -> tuple[Path, ...]:
+    """Write a model.
 
     Args:
         folder: Made if it is not there.
         model: Its sizes.
+        replace: Replace another model in the folder.
 
     Returns:
         What was written.
 
     Raises:
-        ConfigError: `tokenizers` is not installed, or the folder cannot be written.
+        ConfigError: `tokenizers` is not installed, the folder cannot be written, or it holds another model.
     """
     contents = {
         "config.json": _json(_config(model)),
@@ -97,12 +98,21 @@ def write_model(folder: Path, model: RandomModel) -> tuple[Path, ...]:
         ),
     }
     try:
+        others = [name for name, content in contents.items() if _holds_another(folder / name, content)]
+        if others and not replace:
+            raise ConfigError(
+                f"{folder}: holds another model, by {', '.join(others)}; choose another folder, or replace it: --replace"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             (folder / name).write_bytes(content)
     except OSError as exc:
         raise ConfigError(unwritable(str(folder), exc)) from exc
     return tuple(folder / name for name in contents)
+
+
+def _holds_another(path: Path, content: bytes) -> bool:
+    return path.exists() and path.read_bytes() != content
 
 
 def safetensors(tensors: Mapping[str, npt.NDArray[np.float32]]) -> bytes:

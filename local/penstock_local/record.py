@@ -93,6 +93,10 @@ class Record:
         """Write ``ready``, unless the entry was withdrawn meanwhile."""
         self._replica(name, lambda entry: replace(entry, state=EntryState.READY, reason=None, served=True))
 
+    def unready(self, name: str, reason: str) -> None:
+        """Write that a process which had served does not, unless the entry was withdrawn meanwhile."""
+        self._replica(name, lambda entry: replace(entry, state=EntryState.STARTING, reason=reason))
+
     def restarting(self, name: str, reason: str) -> None:
         """Write that the process died and comes back."""
         self._replica(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from penstock_api import WORKER_ROLES
+from penstock_core.engine_progress import STALL_REAL_S
 from penstock_core.local_state import EMPTY_STATES, EntryState
 from penstock_runtimes import LIVENESS_S, PORT
 
@@ -82,6 +83,7 @@ class ProcessEntry:
         grace_s: terminationGracePeriodSeconds, simulated seconds.
         startup_s: Time it may take to answer its first health check, simulated seconds.
         liveness_s: A serving process that gives no healthy answer for this long, real seconds, is killed.
+        stall_s: A worker with requests that makes no token for this long, real seconds, is killed.
         served: It has been ready once since it was requested.
         restarts: How often it was restarted after a crash.
         reason: Why it is not serving, or None.
@@ -104,6 +106,7 @@ class ProcessEntry:
     grace_s: float = 30.0
     startup_s: float = 600.0
     liveness_s: float = LIVENESS_S
+    stall_s: float = STALL_REAL_S
     served: bool = False
     restarts: int = 0
     reason: str | None = None

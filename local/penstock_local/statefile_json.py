@@ -37,6 +37,7 @@ def entry_to_json(entry: ProcessEntry) -> dict[str, Any]:
         "grace_s": entry.grace_s,
         "startup_s": entry.startup_s,
         "liveness_s": entry.liveness_s,
+        "stall_s": entry.stall_s,
         "order": entry.order,
     }
     if entry.state is EntryState.STOPPED:

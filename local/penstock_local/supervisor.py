@@ -24,6 +24,7 @@ from penstock_local.actions import (
     Forget,
     Kill,
     MarkReady,
+    MarkUnready,
     RestartLater,
     Retire,
     Start,
@@ -42,8 +43,8 @@ _log = logs.get_logger(__name__)
 
 TICK_S = 0.1
 """Real seconds between two ticks. Chosen: small against a planner's interval at speed 20 (1.5 s)."""
-_WORDLESS = frozenset({0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT})
-"""Ends that the process did not cause, or that were orderly: its last log lines explain nothing."""
+_WORDLESS = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT})
+"""Ends that the process did not cause: its last log lines explain nothing."""
 UNKILLABLE_S = 10.0
 """Real seconds after SIGKILL to the last process from which a stop no longer waits. Chosen: only a process that the
 kernel holds, in a driver for example, takes longer."""
@@ -170,7 +171,8 @@ class Supervisor:
             how = f"killed by {signal.Signals(-ended.code).name}"
         else:
             how = f"exit code {ended.code}"
-        if ended.code in _WORDLESS:
+        is_orderly = ended.code == 0 and known.terminated_s is not None
+        if is_orderly or ended.code in _WORDLESS:
             return how
         path = process_log.log_path(self._record.state.arbiter.log_dir, ended.name)
         words = process_log.last_lines(path, self._log_starts.get(ended.name, 0))
@@ -181,9 +183,8 @@ class Supervisor:
         match action:
             case Start():
                 await self._start(name, now_s)
-            case MarkReady():
-                self._record.ready(name)
-                _log.info("ready", name=name)
+            case MarkReady() | MarkUnready():
+                self._mark(action)
             case RestartLater():
                 self._record.restarting(name, action.reason)
                 self._observed[name] = ObservedProcess(failures=action.failures, restart_at_s=action.at_s)
@@ -209,6 +210,14 @@ class Supervisor:
                 _log.info("replica removed", name=name)
             case Forget():
                 self._drop(name)
+
+    def _mark(self, action: MarkReady | MarkUnready) -> None:
+        if isinstance(action, MarkReady):
+            self._record.ready(action.name)
+            _log.info("ready", name=action.name)
+        else:
+            self._record.unready(action.name, action.reason)
+            _log.warning("not ready any more", name=action.name, reason=action.reason)
 
     async def _start(self, name: str, now_s: float) -> None:
         entry = self._record.claim_start(name)

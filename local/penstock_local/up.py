@@ -24,6 +24,7 @@ from penstock_local.build import LocalOptions, initial_state
 from penstock_local.door import door_of
 from penstock_local.dynamo_python import check_dynamo
 from penstock_local.model_folder import check_model
+from penstock_local.plan import Limits
 from penstock_local.ports import is_free
 from penstock_local.probes import Probes
 from penstock_local.statefile import ProcessEntry, StateFile
@@ -39,6 +40,8 @@ from penstock_runtimes.extras import needed_extras
 _POLL_S = 0.1
 _ARBITER_START_S = 20.0
 """Real seconds for the arbiter to write its file. Chosen: importing takes one or two on a busy machine."""
+_PATIENCE_S = 300.0
+"""Real seconds that every graph gets until it serves, however short its own limits. Chosen: a busy machine."""
 _WITHDRAW_S = 15.0
 """Real seconds that an arbiter may take to stop at once: a floor of grace, SIGKILL and a margin. Chosen."""
 
@@ -54,7 +57,7 @@ class UpOptions:
         gpus: GPUs of the host; None: the planner's maxGpuBudget.
         log_dir: Folder of all logs; None: beside the state folder.
         with_planner: Start the planner if the graph has one.
-        timeout_s: How long to wait until the graph serves, real seconds.
+        timeout_s: How long to wait until the graph serves, real seconds; None: see `ready_timeout_s`.
         planner: Options of `penstock planner run` by their names; they win over the graph's.
     """
 
@@ -64,7 +67,7 @@ class UpOptions:
     gpus: int | None = None
     log_dir: Path | None = None
     with_planner: bool = True
-    timeout_s: float = 300.0
+    timeout_s: float | None = None
     planner: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -226,11 +229,19 @@ async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph
     arbiter = _spawn_arbiter(store, state)
     try:
         await _wait_claimed(store, state, arbiter)
-        running = await _wait_ready(store, state, options.timeout_s, progress)
+        timeout_s = ready_timeout_s(state) if options.timeout_s is None else options.timeout_s
+        running = await _wait_ready(store, state, timeout_s, progress)
     except BaseException:
         await asyncio.shield(_roll_back(store, state, arbiter))
         raise
     return StartedGraph(running, store.path, time.monotonic() - began_s, recovered, arbiter)
+
+
+def ready_timeout_s(state: StateFile) -> float:
+    """Return how long a graph may take until it serves, real seconds: as long as its slowest process may to start."""
+    limits, speed = Limits(), state.arbiter.speed
+    slowest_s = max((limits.startup_s(entry, speed) for entry in state.entries.values()), default=0.0)
+    return max(_PATIENCE_S, slowest_s + _ARBITER_START_S)
 
 
 def _spawn_arbiter(store: StateStore, state: StateFile) -> subprocess.Popen[bytes]:
@@ -309,8 +320,9 @@ async def _wait_ready(
                 return state
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"not ready within {timeout_s:g} s (real): {words}{_failures(state)}; "
-                    f"logs: {state.arbiter.log_dir}"
+                    f"not ready within {timeout_s:g} s (real): {words}{_failures(state)}; everything was stopped. Where "
+                    f"it only loads, wait longer: --timeout {2 * timeout_s:g}, or a larger startupTimeoutSeconds of its "
+                    f"service; logs: {state.arbiter.log_dir}"
                 )
             await asyncio.sleep(_POLL_S)
     finally:

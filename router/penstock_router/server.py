@@ -76,7 +76,9 @@ class RouterServer:
         self._discovery = _make_discovery(settings)
         self.core = self._make_core()
         self.admission = Admission(self.core, self._clock.now_s)
-        self._watch = WorkerWatch(self.admission, self._probe_pool, settings.config.health, self._clock)
+        self._watch = WorkerWatch(
+            self.admission, self._probe_pool, settings.config.health, self._clock, requests=self._pool
+        )
         self.thresholds = GraphThresholds(self.admission)
         self._peers = self._make_peers()
         self._traffic = RecentTraffic(

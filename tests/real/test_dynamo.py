@@ -167,7 +167,7 @@ def started(environment, tmp_path_factory):
 
     def start(mode):
         folder = tmp_path_factory.mktemp(mode)
-        write_model(folder / "tiny-model", RandomModel(vocabulary=2048))
+        write_model(folder / "tiny-dynamo", RandomModel(vocabulary=2048))
         graph = yaml.safe_load((ROOT / "manifests" / "samples" / "dynamo.yaml").read_text())
         graph["metadata"]["name"] = "dynamo-test"
         spec = graph["spec"]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import openai
+import psutil
 import pytest
 import yaml
 from endpoint import STARTUP_S, Endpoint
@@ -161,6 +162,23 @@ async def test_prefill_is_scaled_up_and_down_under_load_without_a_loss(graph, cl
     assert served >= 3 * CONCURRENCY
     workers = graph.processes("prefill") + graph.processes("decode")
     assert [each["restarts"] for each in workers] == [0, 0]
+
+
+async def test_a_stopped_engine_core_takes_its_worker_out_of_routing(graph, client):
+    """Its API server still answers 200; a request that meets it waits, and is served once the core goes on."""
+    (decode,) = graph.processes("decode")
+    (core,) = (each for each in psutil.Process(decode["pid"]).children() if "EngineCor" in each.name())
+    core.suspend()
+    try:
+        await graph.until(lambda: graph.ready("decode") == (0, 1), within_s=30)
+        (stopped,) = graph.processes("decode")
+        asked = asyncio.create_task(_chat(client, 3))
+    finally:
+        core.resume()
+    await graph.until(lambda: graph.ready("decode") == (1, 1), within_s=60)
+    await asked
+    assert str(core.pid) in stopped["reason"]
+    assert graph.processes("decode")[0]["restarts"] == decode["restarts"]
 
 
 async def test_a_killed_decode_worker_loses_no_request(graph, client):

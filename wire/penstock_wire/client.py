@@ -155,6 +155,17 @@ class ConnectionPool:
             self._open.clear()
             self._idle.clear()
 
+    def cut(self, url: str, reason: str) -> None:
+        """Break every exchange with a URL's host and port, as if that process had died.
+
+        Raises:
+            ConfigError: the URL is not a plain http URL.
+        """
+        origin = parse_http_url(url).origin
+        for connection in tuple(self._open):
+            if connection.origin == origin and connection.busy:
+                connection.cut(reason)
+
     # ------------------------------------------------------------------ called by connections
 
     def connection_free(self, connection: ClientConnection) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from penstock_core.engine_progress import NO_PROGRESS_KNOWN, EngineProgress
 from penstock_router.core.worker_spec import WorkerSpec
 from penstock_router.policy.breaker import Circuit, CircuitBreaker
 from penstock_router.policy.load import WorkerLoad
@@ -67,6 +68,7 @@ class Worker(WorkerLoad):
         waiting_requests: That wait in it for room, last reading; None when unknown.
         expired_leases: KV leases that ran out there since its start, last reading; None when unknown.
         failed_checks: Health checks failed in a row.
+        progress: Whether its engine gets on, by its readings.
         failures: Failed requests since it joined.
         last_failure: What the newest of them was; empty without one.
         lost_transfers: KV transfers to or from it that were lost, since the last that arrived.
@@ -84,6 +86,7 @@ class Worker(WorkerLoad):
         "failures",
         "last_failure",
         "lost_transfers",
+        "progress",
         "spec",
         "waiting_requests",
     )
@@ -113,6 +116,7 @@ class Worker(WorkerLoad):
         # Whoever supervises a worker has seen its health before calling it ready; a fixed list has not.
         self._health_problem: str | None = None if spec.supervised else "not checked yet"
         self.failed_checks = 0
+        self.progress: EngineProgress = NO_PROGRESS_KNOWN
         self.waiting_requests: float | None = None
         self.expired_leases: float | None = None
         self.failures = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from penstock_api import BreakerConfig, Role
+from penstock_core.engine_progress import NO_PROGRESS_KNOWN
 from penstock_core.errors import NotFoundError
 from penstock_router.core.worker import Recorder, Worker, WorkerChange, WorkerEvent, ignore
 from penstock_router.core.worker_spec import WorkerSpec
@@ -146,6 +147,7 @@ class WorkerPool:
             worker.kv_usage_fraction = None
             worker.waiting_requests = None
             worker.expired_leases = None
+            worker.progress = NO_PROGRESS_KNOWN
         if spec.ready and not old.ready:
             worker.health_problem = None
             worker.failed_checks = 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock_core import metric_names as names
+from penstock_core.engine_progress import PROGRESS_NAMES, EngineReading, read_engine
 from penstock_core.errors import ObservationError
 from penstock_core.exposition import Sample, parse_samples
 from penstock_core.worker_metrics import WAITING_NAMES, waiting_by_engine
@@ -15,7 +16,7 @@ from penstock_wire.client import ConnectionPool, Timeouts
 
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,11}")
 _EXPIRED: Final = names.VLLM_NIXL_EXPIRED + names.COUNTER_SUFFIX
-_WANTED: Final = (names.VLLM_KV_USAGE, names.VLLM_CACHE_CONFIG_INFO, _EXPIRED, *WAITING_NAMES)
+_WANTED: Final = (names.VLLM_CACHE_CONFIG_INFO, _EXPIRED, *WAITING_NAMES, *PROGRESS_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class WorkerPage:
         kv_usage_fraction: KV blocks in use, 0-1; None when the page does not say.
         expired_leases: Prompts whose lease ran out before they were read, since the worker's start; None
             when the page does not say.
+        engine: Whether it gets on.
         waiting_requests: That wait in the worker for room; None when the page does not say.
         kv_ranks: KV blocks in use of each data-parallel rank, 0-1; empty when the page does not say.
         kv_total_blocks: KV blocks of all ranks together; None when the page does not say.
@@ -35,6 +37,7 @@ class WorkerPage:
     kv_usage_fraction: float | None
     expired_leases: float | None
     waiting_requests: float | None
+    engine: EngineReading
     kv_ranks: tuple[float, ...] = ()
     kv_total_blocks: int | None = None
     kv_capacity_tokens: int | None = None
@@ -60,6 +63,7 @@ async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts) -> Worke
         mean,
         sum(expired) if expired else None,
         _requests(waiting_by_engine(samples)),
+        read_engine(samples),
         ranks,
         blocks,
         tokens,

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from penstock_api import HealthConfig
 from penstock_core.clock import SimulatedClock
+from penstock_core.engine_progress import stall_problem
 from penstock_core.errors import ObservationError, PenstockError, UpstreamConnectError, UpstreamTimeout
 from penstock_core.logs import get_logger
 from penstock_router.admission import Admission
@@ -26,10 +27,26 @@ class WorkerWatch:
     """Health checks and metric scrapes of every worker."""
 
     def __init__(
-        self, admission: Admission, pool: ConnectionPool, config: HealthConfig, clock: SimulatedClock
+        self,
+        admission: Admission,
+        pool: ConnectionPool,
+        config: HealthConfig,
+        clock: SimulatedClock,
+        *,
+        requests: ConnectionPool,
     ) -> None:
+        """Tie the parts; nothing is checked yet.
+
+        Args:
+            admission: Holds the workers.
+            pool: Connections for checks and scrapes.
+            config: How often, and what counts as unhealthy.
+            clock: Simulated time.
+            requests: Connections of the requests under way, which are broken at a worker that stalled.
+        """
         self._admission = admission
         self._pool = pool
+        self._requests = requests
         self._config = config
         self._clock = clock
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
@@ -78,8 +95,8 @@ class WorkerWatch:
         was = worker.health_problem
         if problem is None:
             worker.failed_checks = 0
-            worker.health_problem = None
             await self._scrape(worker)
+            worker.health_problem = self._stall_problem(worker)
         else:
             worker.failed_checks += 1
             if worker.failed_checks >= self._config.unhealthy_after:
@@ -97,6 +114,15 @@ class WorkerWatch:
             return f"health check failed: {_in_short(exc)}"
         return None if response.status == 200 else f"health check answered {response.status}"
 
+    def _stall_problem(self, worker: Worker) -> str | None:
+        """Return what is wrong with a worker whose engine hangs; its requests end as if it had died."""
+        if not worker.progress.is_stalled:
+            return None
+        problem = stall_problem(self._config.stall_real_seconds)
+        if worker.inflight_requests:
+            self._requests.cut(worker.spec.url, problem)
+        return problem
+
     async def _scrape(self, worker: Worker) -> None:
         try:
             page = await read_page(self._pool, worker.spec.url, self._timeouts)
@@ -104,6 +130,12 @@ class WorkerWatch:
             # The last reading stays, and its age tells what it is worth.
             log.debug("metrics not readable", worker=worker.name, problem=str(exc))
             return
+        worker.progress = worker.progress.after(
+            page.engine,
+            asyncio.get_running_loop().time(),
+            inflight_requests=worker.inflight_requests,
+            limit_s=self._config.stall_real_seconds,
+        )
         worker.metrics_at_s = self._clock.now_s()
         worker.kv_usage_fraction = page.kv_usage_fraction
         worker.waiting_requests = page.waiting_requests

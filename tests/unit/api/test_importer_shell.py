@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_importer.command import parse_command
-from penstock_importer.shell import NOT_COMPUTED, NOT_RUN
+from penstock_importer.shell import NO_CONNECTOR, NOT_COMPUTED, NOT_RUN
 
 VLLM = "python3 -m dynamo.vllm"
 
@@ -53,7 +53,7 @@ def test_variables_before_the_command_and_exported_ones_are_its_environment():
         (f"export PATH=$PATH:/x\n/sbin/ldconfig\n{VLLM} --a", ("export PATH=$PATH:/x; /sbin/ldconfig", NOT_RUN)),
         (f"f() {{\n  kill $pid || true\n}}\n{VLLM} --a &\nwait", ("f() {; kill $pid; true; }; wait", NOT_RUN)),
         (f"{VLLM} --a > /w/log", ("> /w/log", NOT_RUN)),
-        (f'{VLLM} --kv-transfer-config "$(cat /etc/x.json)" --a', ("--kv-transfer-config $(cat /etc/x.json)", NOT_COMPUTED)),
+        (f'{VLLM} --kv-transfer-config "$(cat /etc/x.json)" --a', ("--kv-transfer-config $(cat /etc/x.json)", NO_CONNECTOR)),
         (f"{VLLM} --x=$UNKNOWN --a", ("--x=$UNKNOWN", NOT_COMPUTED)),
         (f"{VLLM} --x `hostname` --a", ("--x `hostname`", NOT_COMPUTED)),
         (f"RANK=$UNKNOWN {VLLM} --a", ("RANK=$UNKNOWN", NOT_COMPUTED)),

@@ -93,6 +93,15 @@ def test_an_unknown_older_connector_is_listed():
     assert [why for _, why in notes] == ["--connector knows nixl, lmcache, flexkv, kvbm; it is left out"] * 2
 
 
+def test_a_connector_that_only_a_shell_knows_is_told_with_what_its_loss_means():
+    """LMCache's sample reads its connection from a mounted file: the note says that it is off, at the script itself."""
+    script = 'exec python3 -m dynamo.vllm "$@" --kv-transfer-config "$(cat /etc/lmcache/c.json)"'
+    worker = component(container={"command": ["/bin/sh", "-c", script, "--"], "args": ["--model", "m"]})
+    _, ((path, why),) = imported(W=worker)
+    assert path.endswith(".command")
+    assert "LMCache, is off" in why
+
+
 def test_a_worker_that_transfers_no_kv_keeps_its_connector():
     """Nothing of the runtime's is replaced."""
     config = '{"kv_connector":"DynamoConnector","kv_role":"kv_both"}'

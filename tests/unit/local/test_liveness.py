@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
 from penstock_local import liveness
+from penstock_local.launcher import Launcher
 from penstock_local.liveness import MARK_VARIABLE, ProcessId, end, group_of, identify, is_alive, leftovers
 
 
@@ -92,6 +94,65 @@ def test_children_of_a_killed_leader_are_leftovers_and_are_ended(orphaned, state
     assert end(left, grace_s=1.0) == []
     assert identify(child) is None
     assert leftovers(state, "/x/n.json") == []
+
+
+SHARING = """
+import subprocess, sys, time
+from multiprocessing import resource_tracker, shared_memory
+memory = shared_memory.SharedMemory(create=True, size=16)
+fd = resource_tracker.getfd()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=[fd])
+print(memory.name, child.pid, flush=True)
+time.sleep(60)
+"""
+"""A leader like vLLM's: a child holds the tracker's pipe, and the tracker removes the segment once it is closed."""
+
+
+@pytest.fixture
+def sharing(sleeper):
+    """Return a function that starts such a leader; it returns the process, its segment and its child's pid."""
+
+    def start(code=SHARING):
+        process = sleeper(code)
+        name, child = process.stdout.readline().decode().split()
+        return process, Path("/dev/shm") / name, int(child)
+
+    return start
+
+
+@pytest.mark.parametrize("leader_is_gone", [False, True])
+def test_shared_memory_of_a_killed_group_is_removed(sharing, leader_is_gone):
+    """SIGKILL spares Python's resource tracker until the others are gone and it has cleared up after them."""
+    process, segment, _ = sharing()
+    leader = identify(process.pid)
+    assert segment.exists()
+    assert len(group_of(leader)) == 3
+    if leader_is_gone:
+        process.kill()
+        process.wait()
+    assert end([leader], grace_s=0.0) == []
+    assert not segment.exists()
+
+
+async def test_the_supervisor_leaves_no_shared_memory_of_a_worker_that_died(sharing, tmp_path, eventually):
+    """The children that a dead leader left are killed, its tracker clears up, and only then it counts as ended."""
+    process, segment, _ = sharing()
+    launcher = Launcher(endpoint=f"ipc://{tmp_path}/a", pubsub_endpoint=f"ipc://{tmp_path}/b")
+    launcher.adopt("n_decode", identify(process.pid))
+    process.kill()
+    process.wait()
+    (ended,) = eventually(launcher.reap)
+    assert (ended.name, segment.exists()) == ("n_decode", False)
+    await launcher.close()
+
+
+def test_a_resource_tracker_that_does_not_end_is_killed(sharing, monkeypatch):
+    """A process of another group holds its pipe: the group is gone all the same."""
+    monkeypatch.setattr(liveness, "CLEANING_S", 0.1)
+    process, segment, holder = sharing(SHARING.replace("=[fd]", "=[fd], start_new_session=True"))
+    assert end([identify(process.pid)], grace_s=0.0) == []
+    os.kill(holder, signal.SIGKILL)
+    segment.unlink()
 
 
 def test_a_zombie_is_not_alive(sleeper, eventually):

@@ -1,18 +1,22 @@
 """What the supervisor takes for a healthy process: its own answer, from its own port."""
 
+import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 
+import psutil
 import pytest
+from states import make_state
 
 from penstock_local import probes
 from penstock_local.listeners import holds_port
 from penstock_local.liveness import ProcessId, identify
 from penstock_local.observer import ProcessObserver
-from penstock_local.plan import Limits, ObservedProcess
+from penstock_local.plan import Fault, Limits, ObservedProcess
 from penstock_wire.client import Timeouts
 from penstock_wire.server import HttpServer
 
@@ -71,11 +75,15 @@ def test_a_port_is_held_by_a_process_or_its_children_and_by_no_other(spawn, code
     assert holds_port(ProcessId(process.pid, "another boot/1"), port) is False
 
 
-async def seen_of(entry, pid, folder=None):
-    """Return what is known of a process after one question."""
-    observed = {"n_frontend": ObservedProcess(pid=pid, started_s=0.0)}
+async def seen_of(entry, pid, *, times=1, pause_s=0.0, **arbiter):
+    """Return what is known of a process that had served once it was probed."""
+    observed = {
+        "n_frontend": ObservedProcess(pid=pid, started_s=0.0, healthy_s=arbiter.pop("healthy_s", None))
+    }
     async with ProcessObserver(observed, Limits()) as observer:
-        await observer._health("n_frontend", entry, folder)
+        for _ in range(times):
+            await observer._health("n_frontend", entry, make_state("n", **arbiter))
+            await asyncio.sleep(pause_s)
     return observed["n_frontend"]
 
 
@@ -123,7 +131,57 @@ async def test_a_planner_is_ready_once_it_has_written_of_itself(tmp_path, entry_
     if pid is not None:
         (tmp_path / "state.json").write_text(json.dumps(state))
     entry = entry_of("planner", "planner")
-    assert ((await seen_of(entry, 7, str(tmp_path))).healthy_s is not None) is is_healthy
+    assert ((await seen_of(entry, 7, planner_log_dir=str(tmp_path))).healthy_s is not None) is is_healthy
+
+
+async def test_a_stopped_child_is_a_fault_although_the_leader_answers(spawn, foreign, entry_of):
+    """The engine core of vLLM stopped: its API server answers 200 for minutes, and no request gets on."""
+    leader = spawn(PARENT)
+    leader.stdout.readline()
+    (child,) = psutil.Process(leader.pid).children()
+    entry = entry_of("decode", url=f"http://127.0.0.1:{foreign}", health_path="/health", liveness_s=600.0)
+    assert (await seen_of(entry, leader.pid, healthy_s=1.0)).fault is None
+    os.kill(child.pid, signal.SIGSTOP)
+    while child.status() != psutil.STATUS_STOPPED:
+        pass
+    seen = await seen_of(entry, leader.pid, healthy_s=1.0)
+    assert seen.healthy_s == 1.0
+    assert (seen.fault.allowed_s, seen.fault.reason) == (
+        60.0,
+        f"its process {child.pid} ({child.name()}) is stopped by a signal or a debugger",
+    )
+
+
+@pytest.fixture
+async def hung_engine():
+    """Yield the port of a server that is worker and router in one: the engine has a request and makes no token."""
+    page = "vllm:generation_tokens_total 7\nvllm:num_requests_running {running}\n"
+    worker = {"name": "n_frontend", "state": "ready", "inflight_requests": 1, "inflight_tokens": 5}
+
+    async def answer(request, responder):
+        if request.path == "/workers":
+            body = json.dumps({"workers": [worker]})
+        else:
+            body = page.format(running=worker.get("running", 0))
+        responder.send(200, body.encode())
+
+    server = HttpServer(answer)
+    await server.start("127.0.0.1", 0)
+    yield server.port, worker
+    await server.close(grace_s=0)
+
+
+@pytest.mark.parametrize("changes", [{}, {"running": 1, "inflight_requests": 0}])
+async def test_an_engine_that_makes_no_token_is_a_fault_although_it_answers(hung_engine, entry_of, changes):
+    """By its own gauges, or by the router's count where the core hung before it saw the request."""
+    port, worker = hung_engine
+    worker.update(changes)
+    url = f"http://127.0.0.1:{port}"
+    entry = entry_of("decode", url=url, health_path="/health", stall_s=0.01)
+    seen = await seen_of(entry, os.getpid(), times=2, pause_s=0.02, healthy_s=1.0, router_url=url)
+    assert seen.fault == Fault("its engine hangs: requests, but no token for 0.01 s (real)", 0.0)
+    worker.update(running=0, inflight_requests=0)
+    assert (await seen_of(entry, os.getpid(), times=2, pause_s=0.02, router_url=url)).fault is None
 
 
 PAGE = "vllm:num_requests_running {running}\nvllm:num_requests_waiting {waiting}\nvllm:kv_cache_usage_perc {kv}\n"

@@ -9,12 +9,22 @@ from penstock_local.actions import (
     Forget,
     Kill,
     MarkReady,
+    MarkUnready,
     RestartLater,
     Retire,
     Start,
     Terminate,
 )
-from penstock_local.plan import Drain, Limits, ObservedProcess, ProcessExit, Supervision, plan, plan_stop
+from penstock_local.plan import (
+    Drain,
+    Fault,
+    Limits,
+    ObservedProcess,
+    ProcessExit,
+    Supervision,
+    plan,
+    plan_stop,
+)
 
 FIGURES = Supervision(limits=Limits(grace_floor_s=5, startup_floor_s=60, settle_s=1, quiet_start_s=0.5))
 NOW = 1000.0
@@ -104,6 +114,27 @@ def test_a_process_that_hangs_is_killed_once(next_action):
     action = next_action("ready", hung)
     assert action == Kill(NAME, "answered no health check for 60 s (real)")
     assert next_action("ready", ObservedProcess(pid=1, healthy_s=NOW - 61, verdict=action.reason)) is None
+
+
+STOPPED = Fault("it is stopped", 60.0)
+
+
+@pytest.mark.parametrize(
+    ("entry_state", "fault", "unhealthy_s", "expected"),
+    [
+        ("ready", STOPPED, 2, MarkUnready(NAME, "it is stopped")),
+        ("starting", STOPPED, 60, None),
+        ("starting", STOPPED, 60.1, Kill(NAME, "it is stopped")),
+        ("ready", Fault("it hangs", 0.0), 2, Kill(NAME, "it hangs")),
+        ("starting", None, 2, MarkReady(NAME)),
+    ],
+)
+def test_a_process_with_a_fault_gets_no_request_and_is_killed_in_time(
+    next_action, entry_state, fault, unhealthy_s, expected
+):
+    """Although it answers; the reason of the kill is the fault. Well again, it is ready again."""
+    observed = ObservedProcess(pid=1, started_s=0.0, healthy_s=NOW - unhealthy_s, fault=fault)
+    assert next_action(entry_state, observed, liveness_s=600.0) == expected
 
 
 def test_a_process_whose_port_another_one_holds_is_killed_and_says_so(next_action):

@@ -52,6 +52,20 @@ def test_files_follow_from_the_arguments(tmp_path):
     ]
 
 
+def test_another_model_in_the_folder_is_not_overwritten(tmp_path):
+    """The folder of another recipe: its graph would not start any more. The same model again is no other one."""
+    made = write_model(tmp_path, RandomModel(vocabulary=2048))
+    kept = [path.read_bytes() for path in made]
+    refused = CliRunner().invoke(make_model, [str(tmp_path)])
+    assert str(refused.exception) == (
+        f"{tmp_path}: holds another model, by config.json, model.safetensors, tokenizer.json; choose another folder, or "
+        "replace it: --replace"
+    )
+    assert [path.read_bytes() for path in made] == kept
+    assert CliRunner().invoke(make_model, [str(tmp_path), "--vocabulary", "2048"]).exit_code == 0
+    assert CliRunner().invoke(make_model, [str(tmp_path), "--replace"]).exit_code == 0
+
+
 def test_the_configuration_describes_the_weights(tmp_path):
     """Layers, widths and vocabulary agree, and the tokenizer has no token beyond the vocabulary."""
     write_model(tmp_path, RandomModel(layers=3, hidden_size=80, context_tokens=512))

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from penstock_core.local_state import EntryState
+from penstock_local import process_log
 from penstock_local import supervisor as supervisor_module
-from penstock_local.plan import Limits, Supervision
+from penstock_local.launcher import Ended
+from penstock_local.plan import Limits, ObservedProcess, Supervision
 from penstock_local.store import StateStore
 from penstock_local.supervisor import Supervisor
 
@@ -50,6 +52,18 @@ async def test_a_stop_does_not_wait_for_ever_for_a_process_that_resists_sigkill(
     supervisor.request_stop(force=True)
     await supervisor.run()
     assert launcher.sent == [("n_decode", signal.SIGTERM), ("n_decode", signal.SIGKILL)]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(0, "exit code 0: no model given"), (-signal.SIGTERM, "killed by SIGTERM")]
+)
+def test_a_process_that_ends_by_itself_is_quoted_whatever_its_code(store, tmp_path, code, reason):
+    """An engine that prints its usage ends with 0, and the reason says why; a signal is no fault of the process."""
+    state = store.read()
+    process_log.log_path(str(tmp_path), "n_decode").write_text("no model given\n")
+    state = replace(state, arbiter=replace(state.arbiter, log_dir=str(tmp_path)))
+    supervisor = Supervisor(store, Unkillable(), state, Supervision())
+    assert supervisor._exit_reason(Ended("n_decode", 7, code), ObservedProcess(pid=7)) == reason
 
 
 async def test_a_stop_that_had_begun_goes_on_after_a_kill_of_the_arbiter(store):

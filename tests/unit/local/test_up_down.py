@@ -17,7 +17,7 @@ from penstock_local.liveness import ARBITER_MODULE, MARK_VARIABLE, identify
 from penstock_local.private import make_endpoints
 from penstock_local.recovery import recover
 from penstock_local.store import StateStore
-from penstock_local.up import UpOptions, prepare, up
+from penstock_local.up import UpOptions, _wait_ready, prepare, ready_timeout_s, up
 from penstock_runtimes import extras
 
 GRAPH = """
@@ -55,6 +55,28 @@ def orphan(state_folder):
 
 def ignore(*_args):
     """Take no note of progress."""
+
+
+@pytest.mark.parametrize(
+    ("speed", "startup_s", "expected_s"), [(1.0, 600.0, 620.0), (20.0, 600.0, 300.0), (1.0, 1800.0, 1820.0)]
+)
+def test_a_graph_may_take_as_long_to_serve_as_its_slowest_process_to_start(
+    state_of, entry_of, speed, startup_s, expected_s
+):
+    """An engine that loads for eight minutes within its limit is not thrown away by `up` after five."""
+    state = state_of("n", speed=speed).with_entry("n_decode", entry_of("decode", startup_s=startup_s))
+    assert ready_timeout_s(state) == expected_s
+
+
+async def test_a_start_that_is_given_up_names_the_option_that_waits_longer(state_of, entry_of):
+    """And says that everything was stopped."""
+    me = identify(os.getpid())
+    state = state_of("n", pid=me.pid, started=me.started, run_id="a")
+    StateStore.of("n").write(state.with_entry("n_decode", entry_of("decode", state=EntryState.STARTING)))
+    with pytest.raises(
+        ClusterError, match=r"not ready within 0\.01 s .*everything was stopped.*--timeout 0\.02"
+    ):
+        await _wait_ready(StateStore.of("n"), state, 0.01, ignore)
 
 
 def test_a_missing_package_is_said_before_anything_starts(tmp_path, state_folder, monkeypatch):

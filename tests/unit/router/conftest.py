@@ -56,6 +56,7 @@ class FakeWorker:
         self.kv_usage = "0.25"
         self.cache_config = 'block_size="16",num_gpu_blocks="1000"'
         self.expired_leases = 0
+        self.generated = 0
         self.page_delay_s = 0.0
         self.prompt_tokens = 40
         self.cached_tokens = 16
@@ -73,6 +74,7 @@ class FakeWorker:
             await asyncio.sleep(self.page_delay_s)
             page = f'vllm:kv_cache_usage_perc{{engine="0"}} {self.kv_usage}\n'
             page += f'vllm:cache_config_info{{engine="0",{self.cache_config}}} 1\n'
+            page += f'vllm:generation_tokens_total{{engine="0"}} {self.generated}\n'
             if self.expired_leases is not None:
                 page += f'vllm:nixl_num_kv_expired_reqs_total{{engine="0"}} {self.expired_leases}\n'
             responder.send(200, page.encode(), content_type="text/plain")

@@ -1,6 +1,7 @@
 """Operation: discovery by file, drains, health, scrapes, shutdown."""
 
 import asyncio
+import contextlib
 import json
 import os
 
@@ -131,6 +132,32 @@ async def test_an_unhealthy_worker_is_left_alone_until_it_is_well(harness):
     worker.health_status = 200
     await router.until(lambda: not router.server.admission.problems())
     assert (await router.post()).status == 200
+
+
+async def test_a_worker_whose_engine_hangs_loses_its_requests_and_gets_no_new_one(harness):
+    """Its health check succeeds and no token is counted: what had no byte yet is tried elsewhere, a stream is broken."""
+    hung, well = await harness.worker("aggregated"), await harness.worker("aggregated")
+    never = asyncio.Event()
+    hung.script = [harness.answers.events_then(harness.token_event(0), event=never), harness.answers.hang()]
+    health = {"intervalSeconds": 0.01, "stallRealSeconds": 0.5}
+    router = await harness.router(hung, well, config={"policy": "round-robin", "health": health})
+    await router.until(lambda: all(each.health_problem is None for each in router.server.core.pool))
+    stream = await router.stream()
+    await anext(stream)
+    await router.post()
+    answer = await router.post()
+
+    assert (answer.status, len(hung.seen), len(well.seen)) == (200, 2, 2)
+    rest = b""
+    with contextlib.suppress(UpstreamError):
+        rest = await stream.read(limit_bytes=1000)
+    assert harness.done not in rest
+    shown = (await router.workers())[hung.name]
+    reason = "its engine hangs: requests, but no token for 0.5 s (real)"
+    assert (shown["state"], shown["reason"], shown["inflight_requests"]) == ("unhealthy", reason, 0)
+    hung.generated = 1
+    await router.until(lambda: router.server.core.pool.get(hung.name).health_problem is None)
+    never.set()
 
 
 async def test_a_role_without_any_worker_has_a_zero(harness):
